@@ -186,6 +186,21 @@ TEST_CASE("a training forward that follows a synchronised one begins with rank 0
   REQUIRE(seen_by(step) == 35);
 }
 
+TEST_CASE("a rank that evaluates alone begins its training with rank 0's buffers") {
+  Counter module;
+  DistributedDataParallel model(module, group());
+  const auto x = torch::ones({2}, on_device());
+  set_buffers(module, 10 * (rank() + 1));
+  if (rank() == 0) {
+    const torch::NoGradGuard no_grad;
+    model.eval();
+    model.forward(x);
+    model.train();
+  }
+  model.forward(x).sum().backward();
+  REQUIRE(module->seen_at_begin == std::vector<double>{10, 10});
+}
+
 TEST_CASE("who reads or writes buffers between forward and backward meets those that were sent") {
   Counter module;
   DistributedDataParallel model(module, group());

@@ -70,9 +70,12 @@ bool last_rank() {
 }  // namespace
 
 TEST_CASE("a step that is not finite on one rank is dropped on all in that step") {
-  const auto [implementation, zero1] = GENERATE(std::pair(OptimizerImplementation::List, false),
-                                                std::pair(OptimizerImplementation::Flat, false),
-                                                std::pair(OptimizerImplementation::Flat, true));
+  const bool zero1 = GENERATE(false, true);
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
+  if (zero1 && implementation == OptimizerImplementation::List) {
+    return;  // ZeRO's shards are always flat
+  }
   GuardedRun run(NonFinite::Skip, implementation, zero1);
   for (int64_t i = 0; i < 10; ++i) {
     CAPTURE(i, zero1);

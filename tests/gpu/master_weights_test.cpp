@@ -31,10 +31,7 @@ TEST_CASE("Masters that nobody writes keep their low bits on the GPU", "[gpu]") 
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   MasterTwins twins(at::kCUDA, dtype, twin_rule(OptimizerType::Sgd, implementation),
                     /*special=*/true);
-  for (int64_t step = 0; step < 100; ++step) {
-    twins.step(step);
-    twins.check();
-  }
+  twins.run_alone();
 }
 
 TEST_CASE("A GPU update starts from what other code wrote into the parameter", "[gpu]") {
@@ -44,22 +41,8 @@ TEST_CASE("A GPU update starts from what other code wrote into the parameter", "
   const auto type =
       GENERATE(OptimizerType::Sgd, OptimizerType::AdamW, OptimizerType::Lars, OptimizerType::Lamb);
   MasterTwins twins(at::kCUDA, dtype, twin_rule(type, implementation), type == OptimizerType::Sgd);
-  int64_t step = 0;
-  for (const auto writer :
-       {Writer::Copy, Writer::Data, Writer::RawMemory, Writer::NewMemory, Writer::SameMemory}) {
-    CAPTURE(type, static_cast<int>(writer));
-    for (int i = 0; i < 3; ++i, ++step) {
-      twins.step(step);
-    }
-    twins.check();
-    twins.write_some(writer);
-    twins.step(step++);
-    twins.check();
-    twins.write_some(writer);
-    twins.check_masters();  // a state that is saved between two steps
-    twins.step(step++);
-    twins.check();
-  }
+  CAPTURE(type);
+  twins.run_with_writers();
 }
 
 TEST_CASE("A captured step starts from what a kernel wrote between two replays", "[gpu]") {

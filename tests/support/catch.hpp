@@ -7,6 +7,8 @@
 #include <string>
 using Catch::Approx;
 namespace Catch {
+using Matchers::EndsWith;
+using Matchers::StartsWith;
 inline Matchers::StringContainsMatcher Contains(const std::string& text) {
   return Matchers::ContainsSubstring(text);
 }

@@ -35,7 +35,7 @@ void describe_fields(AmpOptions& o, FieldVisitor& v) {
 }
 
 Autocast::Autocast(const AmpOptions& options) : Autocast(options.dtype) {
-  options.taken.set();
+  options.usage.set();
 }
 
 struct Autocast::Saved {

@@ -127,7 +127,7 @@ GradScaler::State::State(const AmpOptions& options)
       growth_factor(options.growth_factor),
       backoff_factor(options.backoff_factor),
       growth_interval(options.growth_interval) {
-  options.taken.set();
+  options.usage.set();
   require(init_scale > 0.0 && std::isfinite(init_scale), "init_scale", init_scale, "more than 0");
   require(growth_factor > 1.0, "growth_factor", growth_factor, "more than 1");
   require(backoff_factor > 0.0 && backoff_factor < 1.0, "backoff_factor", backoff_factor,

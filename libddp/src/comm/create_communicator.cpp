@@ -105,10 +105,17 @@ std::string message_of(const std::exception_ptr& error) {
 }
 
 void refuse_without_mpi(const LaunchEnvironment& launch) {
-  throw SettingsError(
-      concat(launch.world_size, " ranks on CPU need MPI, and ", to_string(launch.source),
-             " did not start this program with it; fix: use `mpirun -n ", launch.world_size,
-             " …` or `srun --mpi=pmix …` (ranks on GPUs need no MPI)"));
+  const std::string start = concat("`mpirun -n ", launch.world_size, " …` or `srun --mpi=pmix …`");
+  const std::string why =
+      MpiRuntime::is_built_in()
+          ? concat(to_string(launch.source), " did not start this program with it; fix: use ",
+                   start)
+          : concat(
+                "this libddp was built without it; fix: install it (Debian: libopenmpi-dev "
+                "openmpi-bin), build with -DDDP_WITH_MPI=ON, and start the program with ",
+                start);
+  throw SettingsError(concat(launch.world_size, " ranks on CPU need MPI, and ", why,
+                             " (ranks on GPUs need no MPI)"));
 }
 
 CommunicatorPtr create_communicator(const LaunchEnvironment& launch,

@@ -70,6 +70,10 @@ void set_log_level(LogLevel level) {
   logger().set_level(chosen);
 }
 
+bool is_logged(LogLevel level) {
+  return logger().should_log(to_spdlog(level));
+}
+
 void set_log_rank(int rank) {
   shown_rank = rank;
 }

@@ -28,7 +28,7 @@ DistributedSampler::DistributedSampler(int64_t size, const CommunicatorPtr& comm
 DistributedSampler::DistributedSampler(int64_t size, int rank, int world_size,
                                        const SamplerOptions& options)
     : size_(size), rank_(rank), world_size_(world_size), options_(options) {
-  options.taken.set();
+  options.usage.set();
   if (world_size < 1 || rank < 0 || rank >= world_size) {
     throw SettingsError(concat("DistributedSampler: rank is ", rank, " of world_size ", world_size,
                                "; it must be in 0 .. world_size - 1"));

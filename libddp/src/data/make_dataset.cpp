@@ -151,7 +151,7 @@ void Dataset::write(int64_t, int64_t, float*, int64_t*) const {
 }
 
 DataOptions detail::resolve_data_options(const DataOptions& options) {
-  options.taken.set();
+  options.usage.set();
   DataOptions o = options;
   require_path(o);
   if (o.format == DataFormat::Auto) {

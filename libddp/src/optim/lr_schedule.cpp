@@ -180,7 +180,7 @@ void describe_fields(LrScheduleOptions& o, FieldVisitor& v) {
 
 LrSchedule::LrSchedule(LrScheduleOptions options, int64_t num_steps)
     : options_(std::move(options)) {
-  options_.taken.set();
+  options_.usage.set();
   if (options_.total_steps == 0) {
     options_.total_steps = num_steps;
   }

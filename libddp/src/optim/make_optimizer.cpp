@@ -58,7 +58,7 @@ std::unique_ptr<Optimizer> make_flat_or_list(const NamedParameters& parameters,
 
 std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
                                           const OptimizerOptions& options) {
-  options.taken.set();
+  options.usage.set();
   if (options.zero1) {
     refuse_zero("the optimizer was given parameters, not a DistributedDataParallel");
   }
@@ -67,7 +67,7 @@ std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
 
 std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
                                           const OptimizerOptions& options) {
-  options.taken.set();
+  options.usage.set();
   return options.zero1 ? make_zero(model, options)
                        : make_flat_or_list(model.named_parameters(), options,
                                            detail::SyncWatch(model.reducer().exact_syncs()));

@@ -2,10 +2,12 @@
 #include "ddp/reduce/comm_hook.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
 
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "reduce/comm_hook_table.hpp"
 
 namespace ddp {
 namespace {
@@ -13,14 +15,15 @@ namespace {
 // The gradients were divided by `divisor` before the sum. For weighted_backward this is corrected
 // by divisor / sum(counts).
 void scale_divided_sum(GradBucket& bucket) {
-  if (bucket.inverse_divisor.defined()) {
-    bucket.buffer.mul_(bucket.inverse_divisor * bucket.divisor);
+  if (bucket.inverse_count.defined()) {
+    bucket.buffer.mul_(bucket.inverse_count * bucket.divisor);
   }
 }
 
 WorkPtr reduce_sum(const GradBucket& bucket, const at::Tensor& tensor) {
-  return bucket.is_tail ? bucket.communicator->all_reduce(tensor, ReduceOp::Sum)
-                        : bucket.communicator->all_reduce_overlapped(tensor, ReduceOp::Sum);
+  return bucket.is_last_of_dtype
+             ? bucket.communicator->all_reduce(tensor, ReduceOp::Sum)
+             : bucket.communicator->all_reduce_overlapped(tensor, ReduceOp::Sum);
 }
 
 // Sends tensors in the communicator's own memory, allocated once per layout. There NCCL's symmetric
@@ -96,7 +99,43 @@ class FunctionHook final : public CommHook {
   std::vector<WorkPtr> works_;
 };
 
+struct NamedHook {
+  const char* name;
+  std::shared_ptr<CommHook> (*make)(const DdpOptions& options);
+};
+
+// A new hook needs a line here; the setting, its documentation and its messages follow.
+constexpr NamedHook kHooks[] = {
+    {"none", [](const DdpOptions&) -> std::shared_ptr<CommHook> { return nullptr; }},
+    {"all_reduce", [](const DdpOptions&) { return make_all_reduce_hook(); }},
+    {"fp16_compress", [](const DdpOptions&) { return make_compress_hook(at::kHalf); }},
+    {"bf16_compress", [](const DdpOptions&) { return make_compress_hook(at::kBFloat16); }},
+    {"powersgd",
+     [](const DdpOptions& options) {
+       return make_powersgd_hook(
+           {.rank = options.powersgd_rank, .start_step = options.powersgd_start_step});
+     }},
+};
+
 }  // namespace
+
+std::vector<std::string> detail::comm_hook_names() {
+  std::vector<std::string> names;
+  for (const auto& hook : kHooks) {
+    names.emplace_back(hook.name);
+  }
+  return names;
+}
+
+std::shared_ptr<CommHook> detail::make_comm_hook(const DdpOptions& options) {
+  for (const auto& hook : kHooks) {
+    if (options.comm_hook == hook.name) {
+      return hook.make(options);
+    }
+  }
+  throw SettingsError("ddp.comm_hook=" + options.comm_hook + " is unknown; fix: use one of " +
+                      c10::Join(", ", comm_hook_names()));
+}
 
 std::shared_ptr<CommHook> make_all_reduce_hook() {
   const auto start = [](GradBucket& bucket) {

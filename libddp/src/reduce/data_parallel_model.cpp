@@ -86,7 +86,7 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
                 .state = {tensors, options.parameters_to_ignore, communicator->world_size() > 1},
                 .communicator = std::move(communicator),
                 .options = options})) {
-  options.taken.set();
+  options.usage.set();
   auto& own = parts_->tensors;
   check_ignored_names(own, options);
   own.parameters = without_ignored(std::move(own.parameters), options.parameters_to_ignore);

@@ -2,6 +2,7 @@
 #include "ddp/reduce/data_parallel_model.hpp"
 
 #include "ddp/core/error.hpp"
+#include "reduce/comm_hook_table.hpp"
 #include "reduce/gradient_arena.hpp"
 
 namespace ddp {
@@ -50,7 +51,7 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
                 options.parameters_to_ignore);
   visitor.field({.name = "comm_hook",
                  .doc = "How a bucket is reduced. none: all-reduce in the gradients' dtype.",
-                 .choices = {"none", "all_reduce", "fp16_compress", "bf16_compress", "powersgd"}},
+                 .choices = detail::comm_hook_names()},
                 options.comm_hook);
   visitor.field({.name = "powersgd_rank", .doc = "Rank of PowerSGD's approximation.", .min = 1},
                 options.powersgd_rank);

@@ -82,8 +82,8 @@ class PowerSgdHook final : public CommHook {
     if (!state.full) {
       finish_low_rank(bucket, state);
     }
-    if (bucket.inverse_divisor.defined()) {
-      bucket.buffer.mul_(bucket.inverse_divisor * bucket.divisor);
+    if (bucket.inverse_count.defined()) {
+      bucket.buffer.mul_(bucket.inverse_count * bucket.divisor);
     }
   }
 

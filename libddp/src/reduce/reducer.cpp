@@ -9,6 +9,7 @@
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
+#include "reduce/comm_hook_table.hpp"
 
 namespace ddp {
 namespace {
@@ -21,29 +22,6 @@ std::vector<int64_t> bucket_bytes(const detail::GradientArena& gradients) {
   return bytes;
 }
 
-// nullptr: the reducer itself all-reduces.
-std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options) {
-  if (options.comm_hook == "none") {
-    return nullptr;
-  }
-  if (options.comm_hook == "all_reduce") {
-    return make_all_reduce_hook();
-  }
-  if (options.comm_hook == "fp16_compress") {
-    return make_compress_hook(at::kHalf);
-  }
-  if (options.comm_hook == "bf16_compress") {
-    return make_compress_hook(at::kBFloat16);
-  }
-  if (options.comm_hook == "powersgd") {
-    return make_powersgd_hook(
-        {.rank = options.powersgd_rank, .start_step = options.powersgd_start_step});
-  }
-  throw SettingsError(
-      "ddp.comm_hook=" + options.comm_hook +
-      " is unknown; fix: use none, all_reduce, fp16_compress, bf16_compress or powersgd");
-}
-
 }  // namespace
 
 Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
@@ -51,7 +29,7 @@ Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
     : parts_(std::move(parameters), std::move(communicator), options),
       pass_(parts_),
       initial_bucket_bytes_(bucket_bytes(parts_.gradients)) {
-  parts_.reductions.set_hook(make_comm_hook(options));
+  parts_.reductions.set_hook(detail::make_comm_hook(options));
 }
 
 void Reducer::begin_forward() {

@@ -67,7 +67,7 @@ void WeightedMean::start() {
 
 void WeightedMean::describe(GradBucket& bucket) const {
   bucket.divisor = divisor();
-  bucket.inverse_divisor = counts_.is_weighted ? sum_ : at::Tensor();
+  bucket.inverse_count = counts_.is_weighted ? sum_ : at::Tensor();
 }
 
 void WeightedMean::finish() {

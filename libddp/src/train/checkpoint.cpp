@@ -61,7 +61,7 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
       schedule_(options, Clock::now()),
       saver_(control_plane, device, options,
              {.dir = dir_, .texts = texts_, .history = history_, .objects = objects_}) {
-  options.taken.set();
+  options.usage.set();
   check_names(objects_);
 }
 

@@ -32,8 +32,8 @@ void for_each_section(C& config, F&& visit) {
 
 template <typename T>
 bool was_taken(const T& options) {
-  if constexpr (requires { options.taken; }) {
-    return options.taken.is_set();
+  if constexpr (requires { options.usage; }) {
+    return options.usage.is_set();
   } else {
     return true;  // ddp::run uses context; train's fields are checked by name
   }
@@ -244,8 +244,8 @@ struct Config::OwnSections {
 
 Config::Config() : own_(std::make_shared<OwnSections>()) {
   for_each_section(*this, [](const char*, auto& options) {
-    if constexpr (requires { options.taken; }) {
-      options.taken = detail::TakenMark::make();
+    if constexpr (requires { options.usage; }) {
+      options.usage = detail::UsageMark::make();
     }
   });
 }

@@ -27,7 +27,7 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
       losses_(device),
       sensors_(pci_bus_id(device), SteadyClock::now()),
       console_(options, is_main()) {
-  options.taken.set();
+  options.usage.set();
   if (options_.nvtx) {
     enable_nvtx();
   }

@@ -139,6 +139,37 @@ struct MasterTwins {
     }
   }
 
+  /// 100 updates, compared after each.
+  void run_alone() {
+    for (int64_t i = 0; i < 100; ++i) {
+      step(i);
+      check();
+    }
+  }
+
+  /// Other code writes before an update, before a state that is saved between two updates, and
+  /// before a skipped update.
+  void run_with_writers() {
+    int64_t at = 0;
+    for (const auto writer :
+         {Writer::Copy, Writer::Data, Writer::RawMemory, Writer::NewMemory, Writer::SameMemory}) {
+      CAPTURE(static_cast<int>(writer));
+      for (int i = 0; i < 3; ++i) {
+        step(at++);
+      }
+      check();
+      write_some(writer);
+      step(at++);
+      check();
+      write_some(writer);
+      check_masters();
+      write_some(writer);
+      step(at++, {.lr = 0x1p-13, .found_inf = 1.0});
+      step(at++);
+      check();
+    }
+  }
+
   bool has_special;
   ddp::NamedParameters half;
   ddp::NamedParameters full;

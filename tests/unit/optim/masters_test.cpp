@@ -16,10 +16,7 @@ TEST_CASE("Masters that nobody writes keep their low bits", "[optim]") {
       GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   MasterTwins twins(at::kCPU, dtype, twin_rule(OptimizerType::Sgd, implementation),
                     /*special=*/true);
-  for (int64_t step = 0; step < 100; ++step) {
-    twins.step(step);
-    twins.check();
-  }
+  twins.run_alone();
 }
 
 TEST_CASE("An update starts from what other code wrote into the parameter", "[optim]") {
@@ -29,24 +26,8 @@ TEST_CASE("An update starts from what other code wrote into the parameter", "[op
   const auto type =
       GENERATE(OptimizerType::Sgd, OptimizerType::AdamW, OptimizerType::Lars, OptimizerType::Lamb);
   MasterTwins twins(at::kCPU, dtype, twin_rule(type, implementation), type == OptimizerType::Sgd);
-  int64_t step = 0;
-  for (const auto writer :
-       {Writer::Copy, Writer::Data, Writer::RawMemory, Writer::NewMemory, Writer::SameMemory}) {
-    CAPTURE(type, static_cast<int>(writer));
-    for (int i = 0; i < 3; ++i, ++step) {
-      twins.step(step);
-    }
-    twins.check();
-    twins.write_some(writer);
-    twins.step(step++);
-    twins.check();
-    twins.write_some(writer);
-    twins.check_masters();  // a state that is saved between two steps
-    twins.write_some(writer);
-    twins.step(step++, {.lr = 0x1p-13, .found_inf = 1.0});
-    twins.step(step++);
-    twins.check();
-  }
+  CAPTURE(type);
+  twins.run_with_writers();
 }
 
 TEST_CASE("Loading an optimizer's state changes no parameter", "[optim]") {

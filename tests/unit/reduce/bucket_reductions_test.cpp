@@ -85,9 +85,9 @@ TEST_CASE("buckets that start together are one tail") {
   three.begin_pass();
   three.reductions.start(0, 0);
   three.reductions.start(1, 2);
-  CHECK_FALSE(three.gradients.buckets()[0].is_tail);
-  CHECK(three.gradients.buckets()[1].is_tail);
-  CHECK(three.gradients.buckets()[2].is_tail);
+  CHECK_FALSE(three.gradients.buckets()[0].is_last_of_dtype);
+  CHECK(three.gradients.buckets()[1].is_last_of_dtype);
+  CHECK(three.gradients.buckets()[2].is_last_of_dtype);
   CHECK(three.calls()[1].operation == "all_reduce");
 }
 

@@ -46,7 +46,7 @@ TEST_CASE("without counts the collective averages") {
   CHECK(two.scaled(6).eq(6).all().item<bool>());
   CHECK(two.communicator->calls.empty());
   CHECK(two.bucket().divisor == 2);
-  CHECK_FALSE(two.bucket().inverse_divisor.defined());
+  CHECK_FALSE(two.bucket().inverse_count.defined());
 }
 
 TEST_CASE("a divisor replaces the world size until it is 0") {
@@ -74,7 +74,7 @@ TEST_CASE("counts of the host and of the device add up over backwards and ranks"
   CHECK(two.scaled(40).eq(2).all().item<bool>());  // 40 / (5 + 10 + 5)
   REQUIRE(two.communicator->calls.size() == 1);
   CHECK(two.communicator->calls[0].op == ddp::ReduceOp::Sum);
-  CHECK(two.bucket().inverse_divisor.item<double>() == Approx(1.0 / 20));
+  CHECK(two.bucket().inverse_count.item<double>() == Approx(1.0 / 20));
 }
 
 TEST_CASE("used counts do not reach the next backward") {

@@ -12,7 +12,7 @@
 
 #include "ddp/core/fields.hpp"
 #include "ddp/core/state_dict.hpp"
-#include "ddp/detail/taken_mark.hpp"
+#include "ddp/detail/usage_mark.hpp"
 #include "ddp/optim/optimizer.hpp"
 
 namespace ddp {
@@ -29,7 +29,7 @@ struct AmpOptions {
   double growth_factor = 2.0;                    ///< > 1
   double backoff_factor = 0.5;                   ///< < 1
   int64_t growth_interval = 2000;  ///< >= 1; steps without inf or NaN until the scale grows
-  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
+  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(AmpOptions& options, FieldVisitor& visitor);
 

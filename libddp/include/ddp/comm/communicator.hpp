@@ -6,9 +6,9 @@
 //   and dtype. Tensors are non-overlapping and dense; elements are sent in memory order.
 // - A call returns at once. CUDA calls run on the communicator's own stream, which first waits for
 //   the caller's stream. A progress thread executes CPU calls. Use results only after Work::wait().
-// - On CUDA, up to 32 consecutive all_reduces below 4 MiB share one event, so Work::wait() may also
-//   wait for later ones. A rank must not wait for another rank's message between such calls,
-//   because the job could deadlock.
+// - On CUDA, up to 32 consecutive all_reduces below 4 MiB share one event, so Work::wait() of one
+//   may also wait for the later ones. The job can deadlock if a rank waits for a message of another
+//   rank between such calls.
 // - Dtypes: float32/64, float16, bfloat16, int8..int64, uint8 and bool. Avg takes floating types
 //   only. It divides float16 before it adds, so a finite mean never overflows; docs/semantics.md
 //   has the other types. For bool, Sum and Max are "or", Product and Min are "and".
@@ -25,7 +25,8 @@
 
 namespace ddp {
 
-/// A pending collective. Holds its tensors until wait() returns, or it has ended and is destroyed.
+/// A collective that has been started. It holds its tensors until wait() returns, or until it is
+/// destroyed after its end.
 class Work {
  public:
   virtual ~Work() = default;

@@ -10,7 +10,8 @@ enum class LogLevel { Debug, Info, Warning, Error };
 
 /// Drops lines below `level`. DDP_LOG_LEVEL=debug|info|warning|error overrides it.
 void set_log_level(LogLevel level);
-void set_log_rank(int rank);  ///< shown in each line; -1 (the default) shows none
+bool is_logged(LogLevel level);  ///< false for lines that would be dropped
+void set_log_rank(int rank);     ///< shown in each line; -1 (the default) shows none
 /// Writes one whole line to standard error, so lines of ranks do not mix. Thread safe.
 void log(LogLevel level, const std::string& message);
 void log_debug(const std::string& message);

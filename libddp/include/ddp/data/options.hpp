@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ddp/core/fields.hpp"
-#include "ddp/detail/taken_mark.hpp"
+#include "ddp/detail/usage_mark.hpp"
 
 namespace ddp {
 
@@ -59,7 +59,7 @@ struct DataOptions {
   CachePolicy cache = CachePolicy::Auto;
   int64_t cache_limit_mb = 2048;  ///< decoded images kept by `cache` = auto
   int64_t max_pixels = 64'000'000;
-  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
+  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 
 struct SamplerOptions {
@@ -67,7 +67,7 @@ struct SamplerOptions {
   int64_t seed = 0;        ///< equal on all ranks
   bool drop_last = false;  ///< drop the tail instead of padding, so all ranks get equally many
   bool pad = true;         ///< repeat samples for equal ranks; false (evaluation): each sample once
-  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
+  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 
 /// Use of the GPU: Auto: where possible; On: always, else an error; Off: never.
@@ -94,7 +94,7 @@ struct LoaderOptions {
   DevicePolicy device_transform = DevicePolicy::Auto;
   JpegDecoder jpeg_decoder = JpegDecoder::Cpu;
   ImageDtype image_dtype = ImageDtype::Auto;  ///< of the batches of a ddp::Dataset
-  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
+  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 
 /// The settings of an evaluation loader: no shuffle, each sample once.

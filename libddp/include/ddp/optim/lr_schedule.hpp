@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ddp/core/fields.hpp"
-#include "ddp/detail/taken_mark.hpp"
+#include "ddp/detail/usage_mark.hpp"
 
 namespace ddp {
 
@@ -37,7 +37,7 @@ struct LrScheduleOptions {
   double final_div_factor = 1e4;      ///< OneCycle: ends at lr / div_factor / final_div_factor
   bool linear_anneal = false;         ///< OneCycle: lines instead of cosines
   bool three_phase = false;   ///< OneCycle: falls to the start's value before the last phase
-  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
+  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(LrScheduleOptions& options, FieldVisitor& visitor);
 

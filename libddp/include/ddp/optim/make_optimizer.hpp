@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ddp/core/fields.hpp"
-#include "ddp/detail/taken_mark.hpp"
+#include "ddp/detail/usage_mark.hpp"
 #include "ddp/optim/optimizer.hpp"
 
 namespace torch::optim {
@@ -70,15 +70,15 @@ struct OptimizerOptions {
   /// the command line "a.*,b.* lr_scale=0.1" is split at the comma. A part without a setting
   /// ("a.*") is joined to the next part.
   std::vector<ParameterGroup> groups{};
-  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
+  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(OptimizerOptions& options, FieldVisitor& visitor);
 
 class DataParallelModel;
 
-/// Makes a capturable optimizer over `parameters`. OptimizerImplementation::Auto uses List for
-/// float64 parameters, parameters with holes in their memory, several devices and SGD with
-/// dampening, which reads found_inf on the host until one step was not skipped.
+/// Makes a capturable optimizer over `parameters`. On CUDA OptimizerImplementation::Auto is Flat,
+/// but List for float64 parameters, parameters with holes in their memory, several devices, and SGD
+/// with dampening (which reads found_inf on the host until the first step that is not skipped).
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
 /// gradient arrives. The rule runs on the master, and the result is rounded into the parameter.

@@ -15,23 +15,23 @@
 namespace ddp {
 
 struct GradBucket {
-  int index = 0;         ///< in launch order
-  bool is_last = false;  ///< the last bucket of this backward
-  bool is_tail = false;  ///< a dtype's last bucket; these are reduced together after backward,
-                         ///< where nothing overlaps with them
-  at::Tensor buffer;     ///< flat 1-D, the undivided gradients with padding (zeros) between them
-  at::Tensor shard;      ///< the part that this rank averages with ZeRO-1, else the whole `buffer`
+  int index = 0;                  ///< in launch order
+  bool is_last = false;           ///< the last bucket of this backward
+  bool is_last_of_dtype = false;  ///< these are reduced together after backward, where nothing
+                                  ///< overlaps with them
+  at::Tensor buffer;  ///< flat 1-D, the undivided gradients with padding (zeros) between them
+  at::Tensor shard;   ///< the part that this rank averages with ZeRO-1, else the whole `buffer`
   std::vector<at::Tensor> gradients;  ///< views of `buffer`, shaped like the parameters
   std::vector<at::Tensor> parameters;
   double divisor = 1;  ///< divisor of the sum over ranks: usually the world size
-  /// Defined only for weighted_backward: 1 / sum(counts), on the device. finish() must then
-  /// multiply the sum by it instead of dividing by `divisor`. Do not read it in start().
-  at::Tensor inverse_divisor;
+  /// 1 / sum(counts) on the device in weighted_backward, else undefined. If it is defined, finish()
+  /// multiplies the sum by it instead of dividing by `divisor`. start() must not read it.
+  at::Tensor inverse_count;
   Communicator* communicator = nullptr;
 };
 
-/// One hook serves one model. Both functions run with autocast and gradient recording off, for the
-/// buckets in the same order on every rank.
+/// One hook serves one model. start() and finish() run with autocast and gradient recording off,
+/// for the buckets in the same order on every rank.
 /// - start() is called as soon as the bucket's gradients are complete, perhaps on the autograd
 ///   engine's thread. It must not wait for a collective.
 /// - finish() is called at the end of the backward. It must leave the mean in `bucket.buffer`.
@@ -69,8 +69,9 @@ struct PowerSgdOptions {
 /// Low-rank compression with error feedback and warm start (Vogels et al., 2019, algorithm 2).
 std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options);
 
-/// Makes a hook from one function. `start` runs in start() and must divide by bucket.divisor.
-/// finish() waits for its work and, for weighted_backward, multiplies by inverse_divisor * divisor.
+/// Makes a hook whose start() is `start`, which divides by bucket.divisor and returns the work.
+/// finish() waits for that work. In weighted_backward it then multiplies by inverse_count *
+/// divisor.
 std::shared_ptr<CommHook> make_function_hook(std::string name,
                                              std::function<WorkPtr(GradBucket&)> start);
 

@@ -14,7 +14,7 @@
 #include "ddp/core/fields.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/detail/no_sync.hpp"
-#include "ddp/detail/taken_mark.hpp"
+#include "ddp/detail/usage_mark.hpp"
 #include "ddp/reduce/comm_hook.hpp"
 
 namespace ddp {
@@ -43,7 +43,7 @@ struct DdpOptions {
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
-  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
+  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(DdpOptions& options, FieldVisitor& visitor);
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "ddp/core/fields.hpp"
-#include "ddp/detail/taken_mark.hpp"
+#include "ddp/detail/usage_mark.hpp"
 
 namespace ddp {
 
@@ -71,7 +71,7 @@ struct CheckpointOptions {
   std::string settings_text{};          ///< the resolved settings
   std::string plan_text{};              ///< the measured choices; loaded again on resume
   std::string default_settings_text{};  ///< not saved: a resume ignores differences to these
-  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
+  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
 
@@ -100,7 +100,7 @@ struct MetricsOptions {
   bool nvtx = false;             ///< NVTX ranges, for Nsight
 
   RunInfo run;                ///< not settings: set by ddp::Config or by the program
-  detail::TakenMark taken{};  ///< not a setting: set when a library object receives these options
+  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(MetricsOptions& options, FieldVisitor& visitor);
 

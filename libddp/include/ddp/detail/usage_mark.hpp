@@ -8,23 +8,23 @@ namespace ddp::detail {
 
 /// Set when a library object was constructed with these options. Copies share it. Options made by a
 /// program have none, and set() does nothing.
-class TakenMark {
+class UsageMark {
  public:
-  static TakenMark make() {
-    TakenMark mark;
-    mark.taken_ = std::make_shared<std::atomic<bool>>(false);
+  static UsageMark make() {
+    UsageMark mark;
+    mark.used_ = std::make_shared<std::atomic<bool>>(false);
     return mark;
   }
   /// May be called from any thread.
   void set() const {
-    if (taken_) {
-      taken_->store(true, std::memory_order_relaxed);
+    if (used_) {
+      used_->store(true, std::memory_order_relaxed);
     }
   }
-  bool is_set() const { return taken_ && taken_->load(std::memory_order_relaxed); }
+  bool is_set() const { return used_ && used_->load(std::memory_order_relaxed); }
 
  private:
-  std::shared_ptr<std::atomic<bool>> taken_;
+  std::shared_ptr<std::atomic<bool>> used_;
 };
 
 }  // namespace ddp::detail

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The communication hooks that ddp.comm_hook can name.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/reduce/comm_hook.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
+
+namespace ddp::detail {
+
+/// The values of ddp.comm_hook. "none" comes first.
+std::vector<std::string> comm_hook_names();
+
+/// nullptr for "none": the reducer itself all-reduces. An unknown name is a SettingsError.
+std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options);
+
+}  // namespace ddp::detail
