@@ -216,8 +216,8 @@ TEST_CASE("first sharded steps that are skipped make no state") {
       trainer->optimizer->step(scalars);
     }
     require_same_weights(sharded.module, whole.module);
+    require_same_state(sharded.optimizer->state_dict(), whole.optimizer->state_dict());
   }
-  require_same_state(sharded.optimizer->state_dict(), whole.optimizer->state_dict());
 }
 
 TEST_CASE("one rank alone may give a parameter other memory, all of them other values") {

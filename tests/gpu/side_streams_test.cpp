@@ -196,6 +196,7 @@ TEST_CASE("the end of a backward waits for the weight gradients of all its strea
 TEST_CASE("the end of a scope waits for work that it started, and the start waits for the caller") {
   const OnOwnStream own;
   const auto counter = torch::zeros({1}, kFloats);
+  counter.mul_(1).add_(0);  // the first use of a kernel waits for the whole device
   {
     ddp::ops::SideStreams streams;
     at::cuda::sleep(kSpin);

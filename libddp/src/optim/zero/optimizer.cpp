@@ -209,10 +209,6 @@ void ZeroOptimizer::step(const StepScalars& scalars) {
   if (!read_gradients()) {
     return;
   }
-  if (is_known_to_skip(scalars)) {
-    clear_gradients();
-    return;
-  }
   if (own_) {
     own_->step(scalars);
   }
