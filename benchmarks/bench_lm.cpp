@@ -4,6 +4,8 @@
 //
 //   bench_lm model=qwen2-7b seq_len=4096 batch_size=2           LoRA, one JSON line on rank 0
 //   bench_lm model=gpt2 seq_len=1024 batch_size=16 dropout=0.1  all parameters
+//   bench_lm … step=graph       GraphedStep: the whole step captured once, then replayed
+//   bench_lm … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
 //   bench_lm … wrap=compare     world 1: wrapped and plain loop in rounds of one process
 //   bench_lm … gate=FOLDER      each round waits for a file there: see compare.py
 //
@@ -11,7 +13,7 @@
 // it differs from dtype, the forward runs under autocast. bf16 parameters have fp32 masters. ms is
 // the median of `rounds` means over `steps` steps. host_ms is the time in which the host issues a
 // step. forward, backward (with the reduction) and optimizer (with the clipping) are medians by
-// device events. peak_mib is device-wide, read after the warm-up.
+// device events, 0 in a captured step. peak_mib is device-wide, read after the warm-up.
 #include <torch/torch.h>
 
 #include <array>
@@ -19,6 +21,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -27,6 +30,7 @@
 #include "ddp/ops/language.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
+#include "ddp/train/graphed_step.hpp"
 #include "models/gpt2.hpp"
 #include "models/lora.hpp"
 #include "models/qwen2.hpp"
@@ -62,6 +66,7 @@ const Settings::Values kDefaults = {{"model", "qwen2-7b"},
                                     {"clip", "1"},
                                     {"lr", "1e-4"},
                                     {"weight_decay", "0"},
+                                    {"step", "eager"},
                                     {"steps", "10"},
                                     {"warmup", "3"}};
 
@@ -183,6 +188,9 @@ class Phases {
   }
   /// Median of part `phase` over all steps. The device must be idle.
   double median_ms(int phase) const {
+    if (steps_.empty()) {
+      return 0;
+    }
     std::vector<double> times;
     for (const auto& step : steps_) {
       times.push_back(between(step.at(phase), step.at(phase + 1)));
@@ -215,7 +223,7 @@ class Phases {
 /// Runs training steps, wrapped in DistributedDataParallel or not.
 class Trainer {
  public:
-  Trainer(const Settings& settings, const ddp::Context& context, bool wrapped)
+  Trainer(const Settings& settings, ddp::Context& context, bool wrapped)
       : settings_(settings), phases_(context.device()), amp_(autocast_options(settings)) {
     at::manual_seed(0);
     module_ = make_model(settings, context.device());
@@ -238,33 +246,23 @@ class Trainer {
     ddp::OptimizerOptions rule;
     rule.type = ddp::OptimizerType::AdamW;
     rule.weight_decay = settings.real("weight_decay");
-    optimizer_ = ddp::make_optimizer(trained_, rule);
+    optimizer_ = model_ ? ddp::make_optimizer(*model_, rule) : ddp::make_optimizer(trained_, rule);
     context.seed_ranks(0);
+    if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}})) {
+      capture(context);
+    }
   }
 
   void step() {
-    phases_.begin_step();
-    models::LmOutput output;
-    {
-      ddp::Autocast autocast(amp_);
-      output = model_ ? model_->forward(input_, labels_) : module_->forward(input_, labels_);
-    }
-    phases_.mark();
-    if (model_) {
-      model_->weighted_backward(output.loss_sum, num_labels_);
+    const ddp::StepNumbers numbers{.lr = settings_.real("lr"), .step = num_steps_++};
+    if (graphed_) {
+      last_loss_ = (*graphed_)(batch_, numbers).outputs;
     } else {
-      (output.loss_sum / num_labels_).backward();
+      phases_.begin_step();
+      last_loss_ = run(batch_, {.lr = numbers.lr}, [this] { phases_.mark(); });
     }
-    phases_.mark();
-    if (settings_.real("clip") > 0) {
-      ddp::clip_grad_norm_(trained_, settings_.real("clip"));
-    }
-    optimizer_->step(settings_.real("lr"));
-    optimizer_->zero_grad();
-    phases_.mark();
-    last_loss_ = output.loss_sum.detach();
     if (!first_loss_.defined()) {
-      first_loss_ = last_loss_;
+      first_loss_ = last_loss_.clone();  // a replay overwrites its result
     }
   }
 
@@ -289,6 +287,9 @@ class Trainer {
   }
 
  private:
+  using Batch = std::tuple<torch::Tensor, torch::Tensor>;  // ids and labels
+  using Step = std::function<torch::Tensor(const Batch&, const ddp::StepScalars&)>;
+
   // Draws the same ids as benchmarks/pytorch_lm.py; the last position has no label.
   void make_batch(const ddp::Context& context) {
     const auto vocab_size = std::min<int64_t>(module_->vocab_size(), 50257);
@@ -298,10 +299,50 @@ class Trainer {
     const auto ids = torch::randint(vocab_size, shape, generator, torch::kInt64);
     auto labels = torch::full_like(ids, ddp::ops::kIgnoreIndex);
     labels.slice(1, 0, shape[1] - 1).copy_(ids.slice(1, 1));
-    input_.input_ids = ids.to(context.device());
-    labels_ = labels.to(context.device());
+    batch_ = {ids.to(context.device()), labels.to(context.device())};
     num_labels_ = static_cast<double>(shape[0] * (shape[1] - 1));
   }
+
+  template <typename Mark>
+  torch::Tensor run(const Batch& batch, const ddp::StepScalars& scalars, const Mark& mark) {
+    optimizer_->zero_grad();
+    const auto& [ids, labels] = batch;
+    const models::TokenInput input{.input_ids = ids};
+    models::LmOutput output;
+    {
+      ddp::Autocast autocast(amp_);
+      output = model_ ? model_->forward(input, labels) : module_->forward(input, labels);
+    }
+    mark();
+    if (model_) {
+      model_->weighted_backward(output.loss_sum, num_labels_);
+    } else {
+      (output.loss_sum / num_labels_).backward();
+    }
+    mark();
+    if (settings_.real("clip") > 0) {
+      scaler_.clip_and_step(*optimizer_, scalars, settings_.real("clip"));
+    } else {
+      optimizer_->step(scalars);
+    }
+    mark();
+    return output.loss_sum.detach();
+  }
+
+  void capture(ddp::Context& context) {
+    ddp::GraphedParts parts;
+    parts.optimizers = {optimizer_.get()};
+    parts.scaler = &scaler_;
+    if (model_) {
+      parts.models = {model_.get()};
+    }
+    graphed_ = std::make_unique<ddp::GraphedStep<Batch, torch::Tensor>>(
+        context, parts, Step([this](const Batch& batch, const ddp::StepScalars& scalars) {
+          return run(batch, scalars, [] {});
+        }),
+        ddp::GraphedStepOptions{.mode = ddp::CudaGraph::On});
+  }
+
   double mean_loss(const torch::Tensor& loss_sum) const {
     return loss_sum.item<double>() / num_labels_;
   }
@@ -313,8 +354,10 @@ class Trainer {
   std::unique_ptr<ddp::DistributedDataParallel<ModelPtr>> model_;
   ddp::NamedParameters trained_;
   std::unique_ptr<ddp::Optimizer> optimizer_;
-  models::TokenInput input_;
-  torch::Tensor labels_;
+  ddp::GradScaler scaler_{{.dtype = ddp::AmpDtype::Off}};  // clips and steps
+  Batch batch_;
+  std::unique_ptr<ddp::GraphedStep<Batch, torch::Tensor>> graphed_;
+  int64_t num_steps_ = 0;
   torch::Tensor first_loss_;
   torch::Tensor last_loss_;
   double num_labels_ = 0;
@@ -329,6 +372,7 @@ int measure(const Settings& settings) {
       trainers.push_back(std::make_unique<Trainer>(settings, context, wrapped));
       auto* trainer = trainers.back().get();
       loops.push_back({wrapped ? "ddp" : "plain", [trainer] { trainer->step(); }, {}});
+      loops.back().is_graph = settings.text("step") == "graph";
     }
   }
   const double peak_mib = bench::measure_rounds(settings, context, loops);
