@@ -17,10 +17,9 @@ struct Conv1d {
   torch::Tensor weight;
   torch::Tensor bias;
 
-  torch::Tensor forward(const torch::Tensor& x) const {
-    auto shape = x.sizes().vec();
-    shape.back() = weight.size(1);
-    return torch::addmm(bias, x.reshape({-1, x.size(-1)}), weight).view(shape);
+  /// With `residual` added.
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& residual = {}) const {
+    return ddp::ops::linear(x, weight, {.bias = bias, .residual = residual, .transposed = true});
   }
 };
 
@@ -37,8 +36,8 @@ struct LayerNorm {
   torch::Tensor bias;
   double eps = 1e-5;
 
-  torch::Tensor forward(const torch::Tensor& x) const {
-    return torch::layer_norm(x, weight.sizes(), weight, bias, eps);
+  ddp::ops::NormedResidual forward(const torch::Tensor& x) const {
+    return ddp::ops::layer_norm(x, weight, bias, eps);
   }
 };
 
@@ -69,19 +68,24 @@ class Gpt2Block : public torch::nn::Module {
 
   /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const LayerCall& call) {
-    const auto attended = hidden + dropped(attention(ln_1_.forward(hidden), call));
-    const auto wide = torch::gelu(c_fc_.forward(ln_2_.forward(attended)), "tanh");
-    return attended + dropped(mlp_c_proj_.forward(wide));
+    const auto [to_attend, skipped] = ln_1_.forward(hidden);
+    const auto attended = add(skipped, attn_c_proj_, attention(to_attend, call));
+    const auto [to_widen, skipped_mlp] = ln_2_.forward(attended);
+    return add(skipped_mlp, mlp_c_proj_, torch::gelu(c_fc_.forward(to_widen), "tanh"));
   }
 
  private:
-  torch::Tensor dropped(const torch::Tensor& x) const {
-    return dropout_ > 0 && is_training() ? torch::dropout(x, dropout_, true) : x;
+  /// residual + dropout(projection(x))
+  torch::Tensor add(const torch::Tensor& residual, const Conv1d& projection,
+                    const torch::Tensor& x) const {
+    if (dropout_ > 0 && is_training()) {
+      return residual + torch::dropout(projection.forward(x), dropout_, true);
+    }
+    return projection.forward(x, residual);
   }
   torch::Tensor attention(const torch::Tensor& x, const LayerCall& call) {
     const auto qkv = c_attn_.forward(x).view({x.size(0), x.size(1), 3, num_heads_, -1}).unbind(2);
-    return attn_c_proj_.forward(
-        attend(qkv[0], qkv[1], qkv[2], call, index_, is_training() ? dropout_ : 0.0));
+    return attend(qkv[0], qkv[1], qkv[2], call, index_, is_training() ? dropout_ : 0.0);
   }
 
   LayerNorm ln_1_, ln_2_;
@@ -164,8 +168,7 @@ torch::Tensor Gpt2Impl::hidden_states(const TokenInput& input, KeyValueCache* ca
   }
   hidden = detail::run_layers(blocks_, hidden, detail::layer_call(input, cache, computation_),
                               computation_);
-  return torch::layer_norm(hidden, ln_f_weight_.sizes(), ln_f_weight_, ln_f_bias_,
-                           options_.layer_norm_eps);
+  return ddp::ops::layer_norm(hidden, ln_f_weight_, ln_f_bias_, options_.layer_norm_eps).normed;
 }
 
 KeyValueCache Gpt2Impl::make_cache(int64_t batch, int64_t max_length) const {

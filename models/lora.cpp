@@ -40,13 +40,14 @@ LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias
   }
 }
 
-torch::Tensor LinearImpl::forward(const torch::Tensor& input) {
+torch::Tensor LinearImpl::forward(const torch::Tensor& input, const torch::Tensor& residual) {
   if (!lora_a.defined()) {
-    return torch::linear(input, weight, bias);
+    return ddp::ops::linear(input, weight, {.bias = bias, .residual = residual});
   }
-  return ddp::ops::lora_linear(
+  const auto output = ddp::ops::lora_linear(
       input, weight, bias, lora_a, lora_b,
       {.scale = lora_scale_, .dropout_p = is_training() ? lora_dropout_ : 0.0});
+  return residual.defined() ? residual + output : output;
 }
 
 void LinearImpl::add_lora(const LoraOptions& options) {

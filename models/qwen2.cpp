@@ -40,10 +40,11 @@ class Qwen2Layer : public torch::nn::Module {
 
   /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const Qwen2Call& call) {
-    const auto attended = hidden + attention(normed(hidden, input_norm_), call);
-    const auto x = normed(attended, post_attention_norm_);
-    return attended +
-           down_proj_->forward(ddp::ops::swiglu(gate_proj_->forward(x), up_proj_->forward(x)));
+    const auto [to_attend, skipped] = ddp::ops::rms_norm(hidden, input_norm_, eps_);
+    const auto attended = o_proj_->forward(attention(to_attend, call), skipped);
+    const auto [x, skipped_mlp] = ddp::ops::rms_norm(attended, post_attention_norm_, eps_);
+    return down_proj_->forward(ddp::ops::swiglu(gate_proj_->forward(x), up_proj_->forward(x)),
+                               skipped_mlp);
   }
 
  private:
@@ -52,9 +53,6 @@ class Qwen2Layer : public torch::nn::Module {
     auto group = register_module(name, std::make_shared<Group>());
     return new_parameter(*group, "weight", {o.hidden_size}, memory);
   }
-  torch::Tensor normed(const torch::Tensor& x, const torch::Tensor& weight) const {
-    return at::rms_norm(x, weight.sizes(), weight, eps_);
-  }
   torch::Tensor attention(const torch::Tensor& x, const Qwen2Call& call) {
     const auto heads = [&](const torch::Tensor& projected) {
       return projected.view({x.size(0), x.size(1), -1, head_dim_});
@@ -62,7 +60,7 @@ class Qwen2Layer : public torch::nn::Module {
     const auto query = ddp::ops::apply_rotary(heads(q_proj_->forward(x)), call.angles);
     const auto key = ddp::ops::apply_rotary(heads(k_proj_->forward(x)), call.angles);
     const auto value = heads(v_proj_->forward(x));
-    return o_proj_->forward(attend(query, key, value, call, index_));
+    return attend(query, key, value, call, index_);
   }
 
   Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
@@ -193,7 +191,7 @@ torch::Tensor Qwen2Impl::hidden_states(const TokenInput& input, KeyValueCache* c
   const detail::Qwen2Call call{detail::layer_call(input, cache, computation_), angles};
   const auto hidden = detail::run_layers(layers_, torch::embedding(embed_tokens_, input.input_ids),
                                          call, computation_);
-  return at::rms_norm(hidden, norm_.sizes(), norm_, options_.rms_norm_eps);
+  return ddp::ops::rms_norm(hidden, norm_, options_.rms_norm_eps).normed;
 }
 
 KeyValueCache Qwen2Impl::make_cache(int64_t batch, int64_t max_length) const {

@@ -210,6 +210,17 @@ TEST_CASE("the end of a scope waits for work that it started, and the start wait
   }
   counter.add_(1);
   CHECK(counter.item<float>() == 7);
+  // Two streams may share a queue of the device, but a capture must not end before they have
+  // joined.
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  {
+    ddp::ops::SideStreams streams;
+    streams.start(counter.device(), [&] { counter.mul_(3); });
+  }
+  graph.capture_end();
+  graph.replay();
+  CHECK(counter.item<float>() == 21);
   ddp::ops::SideStreams off(false);
   off.start(counter.device(), [&] { CHECK(c10::cuda::getCurrentCUDAStream() == own.stream); });
 }

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "ops/grad_slot.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops::detail {
 
@@ -33,5 +34,21 @@ inline GradTarget grad_target(const at::Tensor& parameter) {
   }
   return {at::empty_like(parameter), 0, false};
 }
+
+/// Same, but without memory if the gradient is not `wanted`. A frozen parameter may have a slot.
+inline GradTarget grad_target(const at::Tensor& parameter, bool wanted) {
+  return wanted ? grad_target(parameter) : GradTarget{};
+}
+
+#ifdef DDP_HAS_CUDA
+/// The target for a kernel; its memory must be contiguous.
+inline GradOut grad_out(const GradTarget& target) {
+  if (!target.memory.defined()) {
+    return {};
+  }
+  return {target.memory.mutable_data_ptr(), element_of(target.memory.scalar_type()),
+          static_cast<float>(target.beta)};
+}
+#endif
 
 }  // namespace ddp::ops::detail

@@ -64,6 +64,11 @@ inline at::Tensor aligned(const at::Tensor& tensor) {
   return is_aligned(tensor) ? tensor : tensor.clone();
 }
 
+/// `tensor` itself if kernels may read it as one array, else a copy.
+inline at::Tensor dense(const at::Tensor& tensor) {
+  return aligned(tensor.contiguous());
+}
+
 #ifdef DDP_HAS_CUDA
 inline Element element_of(at::ScalarType dtype) {
   switch (dtype) {

@@ -31,7 +31,8 @@ class LinearImpl : public torch::nn::Module {
   /// Memory is not initialised: call reset_parameters(), or load weights.
   LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
              const torch::TensorOptions& tensor_options = {});
-  torch::Tensor forward(const torch::Tensor& input);
+  /// `residual` is added to the result.
+  torch::Tensor forward(const torch::Tensor& input, const torch::Tensor& residual = {});
 
   /// Freezes weight and bias and registers lora_A.weight and lora_B.weight.
   void add_lora(const LoraOptions& options);

@@ -218,3 +218,35 @@ TEST_CASE("checkpoint runs its function again only in a backward") {
   ddp::ops::checkpoint(body, {x, frozen});
   CHECK(runs == 3);
 }
+
+TEST_CASE("linear adds a bias and a residual, for both layouts of the weight") {
+  torch::manual_seed(2);
+  const bool transposed = GENERATE(false, true);
+  const auto x = input({2, 3, 6}), bias = input({5}), residual = input({2, 3, 5});
+  const auto weight = input(transposed ? torch::IntArrayRef{6, 5} : torch::IntArrayRef{5, 6});
+  const auto y =
+      ddp::ops::linear(x, weight, {.bias = bias, .residual = residual, .transposed = transposed});
+  const auto expected = torch::linear(x, transposed ? weight.t() : weight, bias) + residual;
+  CHECK(close(y, expected));
+  const auto grads = grad({y.square().sum()}, {x, weight, bias, residual});
+  const auto wanted = grad({expected.square().sum()}, {x, weight, bias, residual});
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    CHECK(close(grads[i], wanted[i]));
+  }
+  CHECK(close(ddp::ops::linear(x, weight, {.transposed = transposed}),
+              torch::linear(x, transposed ? weight.t() : weight)));
+  CHECK_THROWS_WITH(ddp::ops::linear(residual, weight, {.transposed = transposed}),
+                    Catch::Contains("does not fit weight"));
+}
+
+TEST_CASE("norms return their input as the residual") {
+  torch::manual_seed(3);
+  const auto x = input({4, 6}), weight = input({6}), bias = input({6});
+  const auto [normed, residual] = ddp::ops::layer_norm(x, weight, bias, 1e-5);
+  CHECK(close(normed, torch::layer_norm(x, {6}, weight, bias, 1e-5)));
+  CHECK(residual.equal(x));
+  const auto rms = ddp::ops::rms_norm(x, weight, 1e-5);
+  CHECK(close(rms.normed, x * torch::rsqrt(x.square().mean(-1, true) + 1e-5) * weight));
+  CHECK(rms.residual.equal(x));
+  CHECK_THROWS_WITH(ddp::ops::rms_norm(x, input({5}), 1e-5), Catch::Contains("does not fit"));
+}

@@ -87,6 +87,38 @@ RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positio
 /// Rotates x [..., seq, heads, head_dim] by `angles`; computes in float32, returns x's dtype.
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
 
+struct LinearOptions {
+  at::Tensor bias{};        ///< [out]
+  at::Tensor residual{};    ///< [..., out], added to the result
+  bool transposed = false;  ///< `weight` is [in, out], as in GPT-2
+};
+
+/// input weightᵀ + bias + residual, in autocast's dtype, else the input's.
+///
+///   input [..., in], weight [out, in] -> [..., out]
+///
+/// In bf16 and fp16 on CUDA one product makes the result, and gradients of weight and bias go
+/// straight to their bucket; otherwise PyTorch's ops run.
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
+                  const LinearOptions& options = {});
+
+struct NormedResidual {
+  at::Tensor normed;
+  at::Tensor residual;  ///< the norm's input
+};
+
+/// LayerNorm over the last dimension (Ba et al., arXiv:1607.06450), and RMSNorm (Zhang, Sennrich,
+/// arXiv:1910.07467): x / sqrt(mean(x²) + eps) * weight.
+///
+///   x [..., dim], weight and bias [dim] -> [..., dim]
+///
+/// Take the residual connection from the result instead of x: its gradient is then added to the
+/// norm's in one kernel. In bf16 and fp16 on CUDA (dim a multiple of 8, at most 8,192) all sums are
+/// float32 and the result is rounded once; otherwise PyTorch's ops run.
+NormedResidual layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                          double eps);
+NormedResidual rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
 /// silu(gate) * up of equal shapes (Shazeer, arXiv:2002.05202). Saves only its inputs.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
@@ -123,8 +155,9 @@ struct LinearCrossEntropyResult {
 ///
 ///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
 ///
-/// The forward also computes the gradients, so the backward runs once. Products with odd row
-/// lengths are four to six times slower: see pad_rows().
+/// The gradient of the logits takes their place, so memory holds one copy of them until the
+/// backward. With chunk_tokens the forward computes the gradients of hidden and weight instead.
+/// Products with odd row lengths are four to six times slower: see pad_rows().
 LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});

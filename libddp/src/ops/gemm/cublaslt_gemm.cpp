@@ -80,13 +80,17 @@ struct Problem {
   Factor a, b;
   void* out;
   int64_t out_leading;
+  const void* addend;  ///< C of the product; `out` if nothing else is added
+  int64_t addend_leading;
   const void* bias;
   cudaDataType type, out_type;
   float beta;
   int device;
   bool deterministic;  ///< the same algorithm in every run, without measuring
 
-  using Key = std::array<int64_t, 16>;
+  bool has_addend() const { return addend != out; }
+
+  using Key = std::array<int64_t, 18>;
   Key key() const {
     return {m,
             n,
@@ -103,19 +107,22 @@ struct Problem {
             deterministic,
             alignment_of(a.data),
             alignment_of(b.data),
-            alignment_of(out)};
+            alignment_of(out),
+            has_addend() ? addend_leading : 0,
+            has_addend() ? alignment_of(addend) : 0};
   }
   /// The name of a choice, independent of the device and of `deterministic`.
   std::string name() const {
     auto numbers = key();
     numbers[kDevice] = numbers[kDevice + 1] = 0;
     std::string text = "cublaslt";
-    for (const auto number : numbers) {
-      text += ' ' + std::to_string(number);
+    for (size_t i = 0; i < (has_addend() ? numbers.size() : kAddend); ++i) {
+      text += ' ' + std::to_string(numbers[i]);
     }
     return text;
   }
   static constexpr size_t kDevice = 11;  // index in key(), followed by `deterministic`
+  static constexpr size_t kAddend = 16;  // index of the addend's numbers
 };
 
 void set_layout(MatrixLayout& layout, cudaDataType type, int64_t rows, int64_t columns,
@@ -142,17 +149,19 @@ class Plan {
     set_layout(b_, p.type, p.b.row_major ? p.n : p.k, p.b.row_major ? p.k : p.n, p.b.leading);
     set_layout(a_, p.type, p.a.row_major ? p.k : p.m, p.a.row_major ? p.m : p.k, p.a.leading);
     set_layout(out_, p.out_type, p.n, p.m, p.out_leading);
+    set_layout(addend_, p.out_type, p.n, p.m, p.addend_leading);
     propose(p);
   }
 
   void run(const Problem& p, const cublasLtMatmulHeuristicResult_t& choice, void* out,
            void* workspace, cudaStream_t stream) {
+    const void* const addend = p.has_addend() ? p.addend : out;
     if (p.bias != nullptr) {
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     }
     const float one = 1;
     check(cublasLtMatmul(handle_, desc_.value, &one, p.b.data, b_.value, p.a.data, a_.value,
-                         &p.beta, out, out_.value, out, out_.value, &choice.algo, workspace,
+                         &p.beta, addend, addend_.value, out, out_.value, &choice.algo, workspace,
                          choice.workspaceSize, stream),
           "cublasLtMatmul");
   }
@@ -181,14 +190,13 @@ class Plan {
            static_cast<uint32_t>(alignment_of(p.b.data)));
     prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
            static_cast<uint32_t>(alignment_of(p.a.data)));
-    for (const auto side :
-         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
-      prefer(side, static_cast<uint32_t>(alignment_of(p.out)));
-    }
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+           static_cast<uint32_t>(alignment_of(p.addend)));
+    prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment_of(p.out)));
     candidates_.resize(kMaxCandidates);
     int found = 0;
     const auto status = cublasLtMatmulAlgoGetHeuristic(handle_, desc_.value, b_.value, a_.value,
-                                                       out_.value, out_.value, preference.value,
+                                                       addend_.value, out_.value, preference.value,
                                                        kMaxCandidates, candidates_.data(), &found);
     TORCH_CHECK(status == CUBLAS_STATUS_SUCCESS && found > 0,
                 "gemm: cublasLt has no algorithm for [", p.m, ", ", p.k, "] x [", p.k, ", ", p.n,
@@ -198,7 +206,7 @@ class Plan {
 
   cublasLtHandle_t handle_;
   MatmulDesc desc_;
-  MatrixLayout a_, b_, out_;
+  MatrixLayout a_, b_, addend_, out_;
   std::vector<cublasLtMatmulHeuristicResult_t> candidates_;
 };
 
@@ -208,8 +216,9 @@ void Plan::measure(const Problem& p) {
   const auto bytes = at::TensorOptions().device(at::kCUDA).dtype(at::kByte);
   const auto workspace = at::empty({static_cast<int64_t>(kMaxWorkspaceBytes)}, bytes);
   const int64_t out_bytes = p.m * p.out_leading * (p.out_type == CUDA_R_32F ? 4 : 2);
-  const auto scratch = p.beta == 0 ? at::Tensor() : at::zeros({out_bytes}, bytes);
-  void* const out = p.beta == 0 ? p.out : scratch.data_ptr();
+  const bool reads_out = p.beta != 0 && !p.has_addend();
+  const auto scratch = reads_out ? at::zeros({out_bytes}, bytes) : at::Tensor();
+  void* const out = reads_out ? scratch.data_ptr() : p.out;
   const c10::Device device(c10::kCUDA, static_cast<c10::DeviceIndex>(p.device));
   const size_t fastest = choose_fastest(p.name(), device, candidates_.size(), [&](size_t i) {
     run(p, candidates_[i], out, workspace.data_ptr(), c10::cuda::getCurrentCUDAStream());
@@ -246,8 +255,13 @@ size_t cublaslt_version() {
 
 void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                       const GemmOptions& options) {
-  TORCH_CHECK(out.stride(1) == 1 || out.size(1) == 1,
-              "gemm: out must be row-major, not of strides ", out.strides());
+  const auto row_leading = [](const at::Tensor& matrix, const char* name) {
+    TORCH_CHECK(matrix.stride(1) == 1 || matrix.size(1) == 1, "gemm: ", name,
+                " must be row-major, not of strides ", matrix.strides());
+    return std::max(matrix.stride(0), matrix.size(1));
+  };
+  const int64_t out_leading = row_leading(out, "out");
+  const auto& addend = options.addend;
   const c10::cuda::CUDAGuard device(a.device());
   Problem problem{.m = a.size(0),
                   .n = b.size(1),
@@ -255,11 +269,13 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
                   .a = factor_of(a, "a"),
                   .b = factor_of(b, "b"),
                   .out = out.mutable_data_ptr(),
-                  .out_leading = std::max(out.stride(0), out.size(1)),
+                  .out_leading = out_leading,
+                  .addend = addend.defined() ? addend.const_data_ptr() : out.const_data_ptr(),
+                  .addend_leading = addend.defined() ? row_leading(addend, "addend") : out_leading,
                   .bias = options.bias.defined() ? options.bias.const_data_ptr() : nullptr,
                   .type = cuda_type(a.scalar_type()),
                   .out_type = cuda_type(out.scalar_type()),
-                  .beta = static_cast<float>(options.beta),
+                  .beta = addend.defined() ? 1.0F : static_cast<float>(options.beta),
                   .device = a.device().index(),
                   .deterministic = at::globalContext().deterministicAlgorithms()};
   const auto stream = c10::cuda::getCurrentCUDAStream();

@@ -18,6 +18,9 @@ void gemm_by_aten(const at::Tensor& out, const at::Tensor& a, const at::Tensor& 
   if (options.bias.defined()) {
     product.add_(options.bias);
   }
+  if (options.addend.defined()) {
+    product = product + options.addend;
+  }
   if (options.beta == 0) {
     out.copy_(product);
   } else {

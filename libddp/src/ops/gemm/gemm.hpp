@@ -9,8 +9,9 @@
 namespace ddp::ops::detail {
 
 struct GemmOptions {
-  double beta = 0;       ///< 0: `out` is overwritten, 1: added to
-  at::Tensor bias = {};  ///< [n] in `a`'s dtype, added to every row; needs beta 0
+  double beta = 0;         ///< 0: `out` is overwritten, 1: added to
+  at::Tensor bias = {};    ///< [n] in `a`'s dtype, added to every row; needs beta 0
+  at::Tensor addend = {};  ///< [m, n] in `out`'s dtype, row-major, added; needs beta 0
 };
 
 /// out [m, n] = a [m, k] b [k, n] + beta out, sums in float32 (float64 for float64).

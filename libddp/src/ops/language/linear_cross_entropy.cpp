@@ -6,9 +6,15 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "ops/autocast_off.hpp"
+#include "ops/gemm/gemm.hpp"
+#include "ops/grad_target.hpp"
 #include "ops/tensor_launch.hpp"
+#ifdef DDP_HAS_CUDA
+#include "ops/language/head_loss_kernels.hpp"
+#endif
 
 namespace ddp::ops {
 namespace {
@@ -26,8 +32,8 @@ struct Sums {
 /// Adds the loss of some rows; with `make_grad` overwrites the logits with their gradient.
 ///
 ///   logits [rows, padded vocab], labels [rows]
-void cross_entropy_block(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
-                         int64_t ignore_index, bool make_grad, Sums& sums) {
+void loss_by_aten(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
+                  int64_t ignore_index, bool make_grad, Sums& sums) {
   auto valid = logits.narrow(1, 0, vocab);
   const auto counts = labels.ne(ignore_index);
   const auto target = labels.clamp_min(0).unsqueeze(1);
@@ -40,45 +46,120 @@ void cross_entropy_block(const at::Tensor& logits, const at::Tensor& labels, int
     // lose the difference.
     at::exp_out(valid, log_softmax);
     valid.scatter_(1, target, log_likelihood.expm1().to(valid.scalar_type()));
+    valid.masked_fill_(counts.logical_not().unsqueeze(1), 0);
   }
 }
 
-struct Gradients {
-  at::Tensor hidden;
-  at::Tensor weight;
-};
+#ifdef DDP_HAS_CUDA
+void loss_by_kernel(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
+                    int64_t ignore_index, bool make_grad, Sums& sums) {
+  const c10::cuda::CUDAGuard device(logits.device());
+  const auto losses = at::empty(labels.sizes(), sums.loss.options());
+  const auto marks = at::empty(labels.sizes(), labels.options().dtype(at::kInt));
+  C10_CUDA_CHECK(detail::launch_head_loss({.logits = logits.mutable_data_ptr(),
+                                           .element = detail::element_of(logits.scalar_type()),
+                                           .labels = labels.const_data_ptr<int64_t>(),
+                                           .rows = logits.size(0),
+                                           .vocab = vocab,
+                                           .leading = logits.stride(0),
+                                           .ignore_index = ignore_index},
+                                          make_grad,
+                                          {.row_losses = losses.mutable_data_ptr<float>(),
+                                           .row_marks = marks.mutable_data_ptr<int>(),
+                                           .loss = sums.loss.mutable_data_ptr<float>(),
+                                           .num_correct = sums.correct.mutable_data_ptr<int64_t>()},
+                                          detail::stream_of(logits)));
+}
+#endif
 
-/// One chunk's logits, loss and gradients.
-void cross_entropy_chunk(const at::Tensor& hidden, const at::Tensor& weight,
-                         const at::Tensor& labels, int64_t vocab,
-                         const LinearCrossEntropyOptions& options, at::Tensor grad_hidden,
-                         at::Tensor& grad_weight, bool wants_weight, Sums& sums) {
-  const bool wants_hidden = grad_hidden.defined();
-  auto logits = at::mm(hidden, weight.t());
-  const int64_t rows = hidden.size(0);
-  const int64_t block = std::clamp<int64_t>(kMaxBlockElements / vocab, 1, rows);
+/// Adds the loss of all rows; with `make_grad` overwrites the logits with their gradient.
+void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
+              int64_t ignore_index, bool make_grad, Sums& sums) {
+#ifdef DDP_HAS_CUDA
+  if (detail::runs_own_kernels(logits, logits.scalar_type()) && logits.stride(0) % 8 == 0) {
+    return loss_by_kernel(logits, labels.contiguous(), vocab, ignore_index, make_grad, sums);
+  }
+#endif
+  const int64_t rows = logits.size(0);
+  const int64_t block =
+      std::clamp<int64_t>(kMaxBlockElements / vocab, 1, std::max<int64_t>(rows, 1));
   for (int64_t row = 0; row < rows; row += block) {
     const int64_t count = std::min(block, rows - row);
-    cross_entropy_block(logits.narrow(0, row, count), labels.narrow(0, row, count), vocab,
-                        options.ignore_index, wants_hidden || wants_weight, sums);
+    loss_by_aten(logits.narrow(0, row, count), labels.narrow(0, row, count), vocab, ignore_index,
+                 make_grad, sums);
   }
-  // Ignored rows are masked on the products' narrow side, not on the wide one.
-  const auto counts = labels.ne(options.ignore_index).unsqueeze(1);
-  if (wants_hidden) {
-    at::mm_out(grad_hidden, logits, weight);
-    grad_hidden.mul_(counts);
-  }
-  if (wants_weight) {
-    const auto product = at::mm(logits.t(), hidden * counts);
-    if (!grad_weight.defined()) {
-      grad_weight = product;
-    } else {
-      grad_weight.add_(product);
+}
+
+at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& padded_weight) {
+  const auto logits = at::empty({hidden.size(0), padded_weight.size(0)}, hidden.options());
+  detail::gemm(logits, hidden, padded_weight.t());
+  return logits;
+}
+
+/// target = beta target + grad_logitsᵀ hidden. cublasLt's fastest kernels need a multiple of 8
+/// rows, so the few rows behind the last multiple are a product of their own.
+void write_weight_gradient(const detail::GradTarget& target, const at::Tensor& grad_logits,
+                           const at::Tensor& hidden) {
+  const int64_t vocab = target.memory.size(0), most = vocab / 8 * 8;
+  for (const auto& [first, count] : {std::pair{int64_t{0}, most}, std::pair{most, vocab - most}}) {
+    if (count > 0) {
+      detail::gemm_into(target.memory.narrow(0, first, count), target.beta,
+                        grad_logits.narrow(1, first, count).t(), hidden);
     }
   }
 }
 
-class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> {
+/// All logits at once. Their gradient takes their place until the backward, where the weight's
+/// gradient goes straight to its slot.
+class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
+                                                const at::Tensor& hidden, const at::Tensor& weight,
+                                                const at::Tensor& labels, at::ScalarType dtype,
+                                                int64_t ignore_index, bool makes_grad) {
+    const AutocastOff no_autocast(hidden.device().type());
+    const auto h = hidden.to(dtype).contiguous();
+    const auto w = padded_rows(weight).to(dtype);
+    Sums sums{at::zeros({}, h.options().dtype(at::kFloat)),
+              at::zeros({}, h.options().dtype(at::kLong))};
+    const auto logits = logits_of(h, w);
+    add_loss(logits, labels, weight.size(0), ignore_index, makes_grad, sums);
+    if (makes_grad) {
+      ctx->save_for_backward({h, w, weight, logits});
+      ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
+    }
+    ctx->mark_non_differentiable({sums.correct});
+    ctx->set_materialize_grads(false);
+    return {sums.loss, sums.correct};
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grad_outputs) {
+    detail::check_differentiated_once("linear_cross_entropy");
+    if (!grad_outputs[0].defined()) {
+      return torch::autograd::variable_list(6);
+    }
+    const AutocastOff no_autocast(grad_outputs[0].device().type());
+    const auto saved = ctx->get_saved_variables();
+    const auto &h = saved[0], &w = saved[1], &weight = saved[2], &grad_logits = saved[3];
+    at::Tensor grad_hidden;
+    if (ctx->needs_input_grad(0)) {
+      grad_hidden = at::empty_like(h);
+      detail::gemm(grad_hidden, grad_logits, w);
+      grad_hidden =
+          grad_hidden.mul_(grad_outputs[0]).to(ctx->saved_data["hidden_dtype"].toScalarType());
+    }
+    const auto target = detail::grad_target(weight, ctx->needs_input_grad(1));
+    if (target.memory.defined()) {
+      write_weight_gradient(target, grad_logits, h * grad_outputs[0]);
+    }
+    return {grad_hidden, target.result(), {}, {}, {}, {}};
+  }
+};
+
+/// A few rows of logits at a time. The gradients are computed in the forward, while a chunk's
+/// logits are there.
+class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
                                                 const at::Tensor& hidden, const at::Tensor& weight,
@@ -86,31 +167,34 @@ class LinearCrossEntropy : public torch::autograd::Function<LinearCrossEntropy> 
                                                 const LinearCrossEntropyOptions& options,
                                                 bool wants_hidden, bool wants_weight) {
     const AutocastOff no_autocast(hidden.device().type());
-    const auto h = hidden.to(dtype);
+    const auto h = hidden.to(dtype).contiguous();
     const auto w = padded_rows(weight).to(dtype);
-    const int64_t tokens = h.size(0);
-    const int64_t chunk =
-        std::max<int64_t>(1, options.chunk_tokens > 0 ? options.chunk_tokens : tokens);
     Sums sums{at::zeros({}, h.options().dtype(at::kFloat)),
               at::zeros({}, h.options().dtype(at::kLong))};
-    Gradients grad;
+    at::Tensor grad_hidden, grad_weight;
     if (wants_hidden) {
-      grad.hidden = at::empty_like(h);
+      grad_hidden = at::empty_like(h);
     }
-    if (wants_weight && chunk < tokens) {
-      grad.weight = at::zeros(w.sizes(), w.options().dtype(at::kFloat));
+    if (wants_weight) {
+      grad_weight = at::zeros(w.sizes(), w.options().dtype(at::kFloat));
     }
-    for (int64_t first = 0; first < tokens; first += chunk) {
-      const int64_t count = std::min(chunk, tokens - first);
-      cross_entropy_chunk(h.narrow(0, first, count), w, labels.narrow(0, first, count),
-                          weight.size(0), options,
-                          wants_hidden ? grad.hidden.narrow(0, first, count) : at::Tensor(),
-                          grad.weight, wants_weight, sums);
+    for (int64_t first = 0; first < h.size(0); first += options.chunk_tokens) {
+      const int64_t count = std::min(options.chunk_tokens, h.size(0) - first);
+      const auto rows = h.narrow(0, first, count);
+      const auto logits = logits_of(rows, w);
+      add_loss(logits, labels.narrow(0, first, count), weight.size(0), options.ignore_index,
+               wants_hidden || wants_weight, sums);
+      if (wants_hidden) {
+        detail::gemm(grad_hidden.narrow(0, first, count), logits, w);
+      }
+      if (wants_weight) {
+        detail::gemm(grad_weight, logits.t(), rows, {.beta = 1});
+      }
     }
-    if (grad.weight.defined()) {
-      grad.weight = grad.weight.narrow(0, 0, weight.size(0));
+    if (wants_weight) {
+      grad_weight = grad_weight.narrow(0, 0, weight.size(0));
     }
-    ctx->save_for_backward({grad.hidden, grad.weight});
+    ctx->save_for_backward({grad_hidden, grad_weight});
     ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     ctx->saved_data["weight_dtype"] = weight.scalar_type();
     ctx->mark_non_differentiable({sums.correct});
@@ -160,9 +244,14 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
                          ? at::autocast::get_autocast_dtype(device)
                          : hidden.scalar_type();
   const bool grads = at::GradMode::is_enabled();
-  auto outputs =
-      LinearCrossEntropy::apply(hidden, weight, labels, dtype, options,
-                                grads && hidden.requires_grad(), grads && weight.requires_grad());
+  const bool wants_hidden = grads && hidden.requires_grad();
+  const bool wants_weight = grads && weight.requires_grad();
+  const bool is_chunked = options.chunk_tokens > 0 && options.chunk_tokens < hidden.size(0);
+  const auto outputs =
+      is_chunked ? ChunkedHeadLoss::apply(hidden, weight, labels, dtype, options, wants_hidden,
+                                          wants_weight)
+                 : WholeHeadLoss::apply(hidden, weight, labels, dtype, options.ignore_index,
+                                        wants_hidden || wants_weight);
   return {outputs[0], outputs[1]};
 }
 

@@ -7,6 +7,10 @@
 #include <stdexcept>
 
 #include "ops/autocast_off.hpp"
+#include "ops/tensor_launch.hpp"
+#ifdef DDP_HAS_CUDA
+#include "ops/language/elementwise_kernels.hpp"
+#endif
 
 namespace ddp::ops {
 namespace {
@@ -47,9 +51,44 @@ at::Tensor inverse_frequencies(const RotaryOptions& o) {
   return frequencies;
 }
 
+#ifdef DDP_HAS_CUDA
+/// Heads of whole 16-byte parts, at any distance, whose last dimension is dense.
+bool fits_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const auto holds_vectors = [&](int64_t dimension) { return x.stride(dimension) % 8 == 0; };
+  return detail::runs_own_kernels(x, x.scalar_type()) && x.dim() == 4 && x.numel() > 0 &&
+         x.stride(3) == 1 && x.size(3) % 16 == 0 && holds_vectors(0) && holds_vectors(1) &&
+         holds_vectors(2) && detail::is_aligned(x) && cos.is_contiguous() && sin.is_contiguous() &&
+         cos.scalar_type() == at::kFloat &&
+         cos.numel() == x.size(0) * x.size(1) * (x.size(3) / 2) && sin.numel() == cos.numel();
+}
+
+at::Tensor rotate_by_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                            bool opposite) {
+  const c10::cuda::CUDAGuard device(x.device());
+  const auto out = at::empty(x.sizes(), x.options());
+  C10_CUDA_CHECK(detail::launch_rotary({.batch = x.size(0),
+                                        .seq = x.size(1),
+                                        .heads = x.size(2),
+                                        .head_dim = x.size(3),
+                                        .batch_stride = x.stride(0),
+                                        .seq_stride = x.stride(1),
+                                        .head_stride = x.stride(2),
+                                        .element = detail::element_of(x.scalar_type())},
+                                       x.const_data_ptr(), cos.const_data_ptr<float>(),
+                                       sin.const_data_ptr<float>(), opposite,
+                                       out.mutable_data_ptr(), detail::stream_of(x)));
+  return out;
+}
+#endif
+
 /// [x1, x2] -> [x1 cos - x2 sin, x2 cos + x1 sin]; `direction` -1 is the inverse.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                   double direction) {
+#ifdef DDP_HAS_CUDA
+  if (fits_kernel(x, cos, sin)) {
+    return rotate_by_kernel(x, cos, sin, direction < 0);
+  }
+#endif
   const int64_t half = x.size(-1) / 2;
   const auto x1 = x.narrow(-1, 0, half), x2 = x.narrow(-1, half, half);
   auto output = at::empty(x.sizes(), x.options());

@@ -36,19 +36,6 @@ at::Tensor empty_grad(const std::vector<int64_t>& sizes, const at::Tensor& like)
   return at::empty(sizes, like.options(), at::MemoryFormat::ChannelsLast);
 }
 
-/// A frozen parameter has no target, though it may have a slot.
-detail::GradTarget target_of(const at::Tensor& parameter, bool wanted) {
-  return wanted ? detail::grad_target(parameter) : detail::GradTarget{};
-}
-
-detail::GradOut grad_out(const detail::GradTarget& target) {
-  if (!target.memory.defined()) {
-    return {};
-  }
-  return {target.memory.mutable_data_ptr(), detail::element_of(target.memory.scalar_type()),
-          static_cast<float>(target.beta)};
-}
-
 class PooledLinear : public torch::autograd::Function<PooledLinear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_in, const at::Tensor& weight,
@@ -91,13 +78,13 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
     if (ctx->needs_input_grad(0)) {
       grad_x = empty_grad(sizes, grad);
     }
-    const auto weight_target = target_of(weight, ctx->needs_input_grad(1));
-    const auto bias_target = target_of(bias, ctx->needs_input_grad(2));
+    const auto weight_target = detail::grad_target(weight, ctx->needs_input_grad(1));
+    const auto bias_target = detail::grad_target(bias, ctx->needs_input_grad(2));
     if (is_fused(shape)) {
       C10_CUDA_CHECK(detail::launch_pooled_linear_backward(
           shape, grad.const_data_ptr(), weight.const_data_ptr(), pooled.const_data_ptr<float>(),
-          grad_x.defined() ? grad_x.mutable_data_ptr() : nullptr, grad_out(weight_target),
-          grad_out(bias_target), detail::stream_of(grad)));
+          grad_x.defined() ? grad_x.mutable_data_ptr() : nullptr, detail::grad_out(weight_target),
+          detail::grad_out(bias_target), detail::stream_of(grad)));
     } else {
       backward_by_gemm(shape, grad, pooled, weight, grad_x, weight_target, bias_target);
     }

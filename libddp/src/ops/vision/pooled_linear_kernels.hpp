@@ -16,13 +16,6 @@ struct PooledShape {
   Element weights;  ///< of weight and bias
 };
 
-/// A contiguous gradient to write (beta 0) or add to (beta 1).
-struct GradOut {
-  void* data = nullptr;  ///< nullptr: not wanted
-  Element element = Element::Float32;
-  float beta = 0;
-};
-
 /// pooled [batch, channels] in float32 and logits [batch, classes] from x [batch, pixels,
 /// channels]. classes and channels within the limits above, channels a multiple of 8.
 cudaError_t launch_pooled_linear(const PooledShape& shape, const void* x, const void* weight,

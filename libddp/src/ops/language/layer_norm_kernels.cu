@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows stay in registers between their sums and their results. A warp handles a row of up to 1,024
+// elements, a block of 256 threads a longer one.
+#include "ops/language/layer_norm_kernels.hpp"
+
+#include <algorithm>
+
+#include "ops/kernel_types.cuh"
+
+namespace ddp::ops::detail {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kThreads = 256;
+constexpr int kVector = 8;
+constexpr int kMaxVectors = 4;  // of a thread
+
+/// The sums of two values over the `kGroup` threads of a row, for all of them.
+template <int kGroup>
+__device__ float2 row_sums(float2 own) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    own.x += __shfl_xor_sync(~0U, own.x, offset);
+    own.y += __shfl_xor_sync(~0U, own.y, offset);
+  }
+  if constexpr (kGroup > kWarp) {
+    __shared__ float2 of_warps[kThreads / kWarp];
+    __syncthreads();  // the last row's sums have been read
+    if (threadIdx.x % kWarp == 0) {
+      of_warps[threadIdx.x / kWarp] = own;
+    }
+    __syncthreads();
+    own = {0, 0};
+#pragma unroll
+    for (int warp = 0; warp < kThreads / kWarp; ++warp) {
+      own.x += of_warps[warp].x;
+      own.y += of_warps[warp].y;
+    }
+  }
+  return own;
+}
+
+template <typename T, typename W, bool kRms, int kGroup, int kVectors>
+__global__ void forward(int64_t rows, int dim, float eps, const T* x, const W* weight,
+                        const W* bias, T* y, float* mean_out, float* rstd_out) {
+  const int member = static_cast<int>(threadIdx.x) % kGroup;
+  const int64_t row =
+      int64_t{blockIdx.x} * (kThreads / kGroup) + static_cast<int>(threadIdx.x) / kGroup;
+  if (row >= rows) {
+    return;  // a whole warp: only groups of one warp share a block
+  }
+  float values[kVectors][kVector];
+  float sum = 0;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * kGroup + member) * kVector;
+    if (column < dim) {
+      load8(x + row * dim + column, 1, values[v]);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        sum += values[v][j];
+      }
+    }
+  }
+  const float length = static_cast<float>(dim);
+  const float mean = kRms ? 0.0F : row_sums<kGroup>({sum, 0}).x / length;
+  float squares = 0;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    if ((v * kGroup + member) * kVector < dim) {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        const float difference = values[v][j] - mean;
+        squares += difference * difference;
+      }
+    }
+  }
+  const float rstd = rsqrtf(row_sums<kGroup>({squares, 0}).x / length + eps);
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = (v * kGroup + member) * kVector;
+    if (column < dim) {
+      float scale[kVector], shift[kVector] = {};
+      load8(weight + column, 1, scale);
+      if constexpr (!kRms) {
+        load8(bias + column, 1, shift);
+      }
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        values[v][j] = (values[v][j] - mean) * rstd * scale[j] + shift[j];
+      }
+      store8(y + row * dim + column, 1, values[v]);
+    }
+  }
+  if (member == 0) {
+    rstd_out[row] = rstd;
+    if constexpr (!kRms) {
+      mean_out[row] = mean;
+    }
+  }
+}
+
+/// Writes a block's sums over its rows. With one warp per row, the block's warps are added first.
+template <int kGroup, int kVectors>
+__device__ void write_part(int dim, const float (&sums)[kVectors][kVector], float* parts) {
+  const int member = static_cast<int>(threadIdx.x) % kGroup;
+  float* const out = parts + int64_t{blockIdx.x} * dim;
+  if constexpr (kGroup == kThreads) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = (v * kGroup + member) * kVector;
+      if (column < dim) {
+        store8(out + column, 1, sums[v]);
+      }
+    }
+  } else {
+    __shared__ float shared[kThreads / kWarp][kWarp * kVector];
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      __syncthreads();
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        shared[warp][j * kWarp + member] = sums[v][j];
+      }
+      __syncthreads();
+      // Thread t adds the warps' sums of one column: 256 threads, 256 columns.
+      float sum = 0;
+      for (int w = 0; w < kThreads / kWarp; ++w) {
+        sum += shared[w][threadIdx.x];
+      }
+      const int column = (v * kGroup + static_cast<int>(threadIdx.x) % kWarp) * kVector +
+                         static_cast<int>(threadIdx.x) / kWarp;
+      if (column < dim) {
+        out[column] = sum;
+      }
+    }
+  }
+}
+
+// With g = grad_y * weight and n = (x - mean) * rstd:
+//   grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_skip;  RMSNorm: without mean(g)
+template <typename T, typename W, bool kRms, int kGroup, int kVectors>
+__global__ void backward(int64_t rows, int dim, const T* grad_y, const T* grad_skip, const T* x,
+                         const W* weight, const float* mean_in, const float* rstd_in, T* grad_x,
+                         float* weight_parts, float* bias_parts) {
+  const int member = static_cast<int>(threadIdx.x) % kGroup;
+  const float inverse = 1.0F / static_cast<float>(dim);
+  float weight_sums[kVectors][kVector] = {};
+  float bias_sums[kVectors][kVector] = {};
+  constexpr int kRowsPerBlock = kThreads / kGroup;
+  for (int64_t row = int64_t{blockIdx.x} * kRowsPerBlock + static_cast<int>(threadIdx.x) / kGroup;
+       row < rows; row += int64_t{gridDim.x} * kRowsPerBlock) {
+    const float mean = kRms ? 0.0F : mean_in[row];
+    const float rstd = rstd_in[row];
+    float g[kVectors][kVector], n[kVectors][kVector];
+    float2 sums = {0, 0};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = (v * kGroup + member) * kVector;
+      if (column < dim) {
+        float scale[kVector];
+        load8(grad_y + row * dim + column, 1, g[v]);
+        load8(x + row * dim + column, 1, n[v]);
+        load8(weight + column, 1, scale);
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          n[v][j] = (n[v][j] - mean) * rstd;
+          weight_sums[v][j] += g[v][j] * n[v][j];
+          bias_sums[v][j] += g[v][j];
+          g[v][j] *= scale[j];
+          sums.x += g[v][j];
+          sums.y += g[v][j] * n[v][j];
+        }
+      }
+    }
+    sums = row_sums<kGroup>(sums);
+    const float mean_g = kRms ? 0.0F : sums.x * inverse;
+    const float mean_gn = sums.y * inverse;
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const int column = (v * kGroup + member) * kVector;
+      if (column < dim) {
+        float skip[kVector] = {};
+        if (grad_skip != nullptr) {
+          load8(grad_skip + row * dim + column, 1, skip);
+        }
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          skip[j] += rstd * (g[v][j] - mean_g - n[v][j] * mean_gn);
+        }
+        store8(grad_x + row * dim + column, 1, skip);
+      }
+    }
+  }
+  if (weight_parts != nullptr) {
+    write_part<kGroup, kVectors>(dim, weight_sums, weight_parts);
+  }
+  if (bias_parts != nullptr) {
+    write_part<kGroup, kVectors>(dim, bias_sums, bias_parts);
+  }
+}
+
+template <int kNumber>
+struct Constant {
+  static constexpr int value = kNumber;
+};
+
+/// Calls `call` with the threads of a row and the vectors of a thread.
+template <typename Call>
+cudaError_t with_row_shape(int64_t dim, Call&& call) {
+  const auto vectors = [dim](int threads) {
+    return (dim + int64_t{threads} * kVector - 1) / (int64_t{threads} * kVector);
+  };
+  switch (vectors(kWarp)) {
+    case 1:
+      return call(Constant<kWarp>{}, Constant<1>{});
+    case 2:
+      return call(Constant<kWarp>{}, Constant<2>{});
+    case 3:
+      return call(Constant<kWarp>{}, Constant<3>{});
+    case kMaxVectors:
+      return call(Constant<kWarp>{}, Constant<kMaxVectors>{});
+    default:
+      return vectors(kThreads) <= 2 ? call(Constant<kThreads>{}, Constant<2>{})
+                                    : call(Constant<kThreads>{}, Constant<kMaxVectors>{});
+  }
+}
+
+template <typename Call>
+cudaError_t with_types(const NormRows& shape, Call&& call) {
+  return with_compute_type(shape.element, [&](auto tag) {
+    const auto with_weights = [&](auto weights) {
+      return shape.is_rms ? call(tag, weights, Constant<1>{}) : call(tag, weights, Constant<0>{});
+    };
+    return shape.weights == Element::Float32 ? with_weights(TypeTag<float>{}) : with_weights(tag);
+  });
+}
+
+int rows_per_block(int64_t dim) {
+  return dim <= kWarp * kVector * kMaxVectors ? kThreads / kWarp : 1;
+}
+
+}  // namespace
+
+cudaError_t launch_layer_norm(const NormRows& shape, const void* x, const void* weight,
+                              const void* bias, void* y, float* mean, float* rstd,
+                              cudaStream_t stream) {
+  return with_types(shape, [&](auto tag, auto weights, auto rms) {
+    using T = typename decltype(tag)::type;
+    using W = typename decltype(weights)::type;
+    return with_row_shape(shape.dim, [&](auto group, auto vectors) {
+      forward<T, W, decltype(rms)::value == 1, decltype(group)::value, decltype(vectors)::value>
+          <<<num_blocks(shape.rows, rows_per_block(shape.dim)), kThreads, 0, stream>>>(
+              shape.rows, static_cast<int>(shape.dim), shape.eps, static_cast<const T*>(x),
+              static_cast<const W*>(weight), static_cast<const W*>(bias), static_cast<T*>(y), mean,
+              rstd);
+      return cudaGetLastError();
+    });
+  });
+}
+
+int num_norm_parts(const NormRows& shape, int multiprocessors) {
+  const int64_t needed = (shape.rows + rows_per_block(shape.dim) - 1) / rows_per_block(shape.dim);
+  return static_cast<int>(std::clamp<int64_t>(needed, 1, int64_t{2} * multiprocessors));
+}
+
+cudaError_t launch_layer_norm_backward(const NormRows& shape, const void* grad_y,
+                                       const void* grad_skip, const void* x, const void* weight,
+                                       const float* mean, const float* rstd, void* grad_x,
+                                       float* weight_parts, float* bias_parts, int parts,
+                                       cudaStream_t stream) {
+  return with_types(shape, [&](auto tag, auto weights, auto rms) {
+    using T = typename decltype(tag)::type;
+    using W = typename decltype(weights)::type;
+    return with_row_shape(shape.dim, [&](auto group, auto vectors) {
+      backward<T, W, decltype(rms)::value == 1, decltype(group)::value, decltype(vectors)::value>
+          <<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(
+              shape.rows, static_cast<int>(shape.dim), static_cast<const T*>(grad_y),
+              static_cast<const T*>(grad_skip), static_cast<const T*>(x),
+              static_cast<const W*>(weight), mean, rstd, static_cast<T*>(grad_x), weight_parts,
+              bias_parts);
+      return cudaGetLastError();
+    });
+  });
+}
+
+}  // namespace ddp::ops::detail

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+
+#include "ddp/ops/language.hpp"
+#include "ops/autocast_off.hpp"
+#include "ops/gemm/gemm.hpp"
+#include "ops/grad_target.hpp"
+#include "ops/tensor_launch.hpp"
+#ifdef DDP_HAS_CUDA
+#include "ops/language/column_sums.hpp"
+#endif
+
+namespace ddp::ops {
+namespace {
+
+at::Tensor by_aten(const at::Tensor& input, const at::Tensor& weight,
+                   const LinearOptions& options) {
+  auto shape = input.sizes().vec();
+  shape.back() = weight.size(options.transposed ? 1 : 0);
+  const auto rows = input.reshape({-1, input.size(-1)});
+  const auto matrix = options.transposed ? weight : weight.t();
+  const auto product =
+      options.bias.defined() ? at::addmm(options.bias, rows, matrix) : at::mm(rows, matrix);
+  const auto result = product.view(shape);
+  return options.residual.defined() ? options.residual + result : result;
+}
+
+#ifdef DDP_HAS_CUDA
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor rows_of(const at::Tensor& tensor) {
+  return tensor.reshape({-1, tensor.size(-1)}).contiguous();
+}
+
+/// target = beta target + the sum of the rows of `grad`.
+void write_bias_gradient(const at::Tensor& grad, const detail::GradTarget& target) {
+  if (grad.size(1) % 8 != 0 || !detail::is_aligned(grad)) {
+    return target.write(at::sum(grad, 0, false, at::kFloat));
+  }
+  const auto scratch =
+      at::empty({detail::num_column_parts(grad.size(0), grad.size(1)), grad.size(1)},
+                grad.options().dtype(at::kFloat));
+  C10_CUDA_CHECK(detail::launch_column_sums(
+      grad.const_data_ptr(), detail::element_of(grad.scalar_type()), grad.size(0), grad.size(1),
+      scratch.mutable_data_ptr<float>(), detail::grad_out(target), detail::stream_of(grad)));
+}
+
+// The residual is the product's C matrix, so adding it costs its reading only.
+class Linear : public torch::autograd::Function<Linear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias,
+                            const std::optional<at::Tensor>& residual, at::ScalarType dtype,
+                            bool transposed) {
+    const c10::cuda::CUDAGuard device(input.device());
+    const AutocastOff no_autocast(at::kCUDA);
+    const auto x = rows_of(input.to(dtype));
+    const auto w = weight.to(dtype);
+    auto shape = input.sizes().vec();
+    shape.back() = w.size(transposed ? 1 : 0);
+    const auto out = at::empty(shape, x.options());
+    detail::GemmOptions options;
+    if (bias) {
+      options.bias = detail::aligned(bias->to(dtype));
+    }
+    if (residual) {
+      options.addend = rows_of(*residual);
+    }
+    detail::gemm(out.view({-1, shape.back()}), x, transposed ? w : w.t(), options);
+    ctx->save_for_backward({x, w, weight, bias.value_or(at::Tensor())});
+    ctx->saved_data["adds"] = residual.has_value();
+    ctx->saved_data["transposed"] = transposed;
+    ctx->saved_data["input_dtype"] = input.scalar_type();
+    ctx->saved_data["input_sizes"] = input.sizes().vec();
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    detail::check_differentiated_once("linear");
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &w = saved[1], &weight = saved[2], &bias = saved[3];
+    const c10::cuda::CUDAGuard device(x.device());
+    const AutocastOff no_autocast(at::kCUDA);
+    const bool transposed = ctx->saved_data["transposed"].toBool();
+    const auto grad = rows_of(grad_outputs[0]);
+    at::Tensor grad_input;
+    if (ctx->needs_input_grad(0)) {
+      grad_input = at::empty_like(x);
+      detail::gemm(grad_input, grad, transposed ? w.t() : w);
+      grad_input = grad_input.view(ctx->saved_data["input_sizes"].toIntVector())
+                       .to(ctx->saved_data["input_dtype"].toScalarType());
+    }
+    const auto weight_target = detail::grad_target(weight, ctx->needs_input_grad(1));
+    if (weight_target.memory.defined()) {
+      transposed ? detail::gemm_into(weight_target, x.t(), grad)
+                 : detail::gemm_into(weight_target, grad.t(), x);
+    }
+    const auto bias_target = detail::grad_target(bias, bias.defined() && ctx->needs_input_grad(2));
+    if (bias_target.memory.defined()) {
+      write_bias_gradient(grad, bias_target);
+    }
+    const bool adds = ctx->saved_data["adds"].toBool();
+    return {grad_input,           weight_target.result(),
+            bias_target.result(), adds ? grad_outputs[0] : at::Tensor(),
+            at::Tensor(),         at::Tensor()};
+  }
+};
+
+std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+#endif
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const LinearOptions& options) {
+  TORCH_CHECK(input.dim() > 0 && weight.dim() == 2 &&
+                  input.size(-1) == weight.size(options.transposed ? 0 : 1),
+              "linear: input ", input.sizes(), " does not fit weight ", weight.sizes(),
+              options.transposed ? " (transposed)" : "");
+#ifdef DDP_HAS_CUDA
+  const auto dtype = detail::compute_dtype(input, input.scalar_type());
+  const bool has_product = input.numel() > 0 && weight.numel() > 0;
+  if (has_product && detail::runs_own_kernels(input, dtype)) {
+    const auto& residual = options.residual;
+    const bool adds = residual.defined() && residual.scalar_type() == dtype;
+    const auto out =
+        Linear::apply(input, weight, optional_of(options.bias),
+                      optional_of(adds ? residual : at::Tensor()), dtype, options.transposed);
+    return residual.defined() && !adds ? residual + out : out;
+  }
+#endif
+  return by_aten(input, weight, options);
+}
+
+}  // namespace ddp::ops

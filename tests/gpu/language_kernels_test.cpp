@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of language models against their formulas in float64: products with bias and residual,
+// norms, and the loss of a large vocabulary.
+#include <torch/torch.h>
+
+#include <limits>
+#include <vector>
+
+#include "ddp/ops/language.hpp"
+#include "lm_test.hpp"
+#include "ops/grad_slot.hpp"
+#include "support/catch.hpp"
+
+using lm_test::leaf;
+using lm_test::reference_of;
+using lm_test::relative_error;
+using torch::autograd::grad;
+
+namespace {
+
+/// Rounding of single results: 2^-9 in bfloat16 and 2^-12 in float16, on average less.
+double tolerance_of(torch::Dtype dtype) {
+  return dtype == torch::kBFloat16 ? 4e-3 : 5e-4;
+}
+
+/// Gives `parameter` a float32 slot for its lifetime.
+struct Slotted {
+  explicit Slotted(torch::Tensor parameter)
+      : of(std::move(parameter)), slot{torch::zeros_like(of.detach(), torch::kFloat)} {
+    ddp::ops::set_grad_slot(of, &slot);
+  }
+  Slotted(const Slotted&) = delete;
+  Slotted& operator=(const Slotted&) = delete;
+  ~Slotted() { ddp::ops::set_grad_slot(of, nullptr); }
+  torch::Tensor of;
+  ddp::ops::GradSlot slot;
+};
+
+void check_all(const std::vector<torch::Tensor>& own, const std::vector<torch::Tensor>& wanted,
+               double tolerance) {
+  REQUIRE(own.size() == wanted.size());
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    CAPTURE(i);
+    CHECK(relative_error(own[i], wanted[i]) < tolerance);
+  }
+}
+
+torch::Tensor norm_in_float64(const torch::Tensor& x, const torch::Tensor& weight,
+                              const torch::Tensor& bias, double eps) {
+  return bias.defined() ? torch::layer_norm(x, weight.sizes(), weight, bias, eps)
+                        : x * torch::rsqrt(x.square().mean(-1, true) + eps) * weight;
+}
+
+}  // namespace
+
+TEST_CASE("linear adds bias and residual and finds all gradients") {
+  torch::manual_seed(1);
+  const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf);
+  const bool transposed = GENERATE(false, true);
+  const auto [tokens, in, out] =
+      GENERATE(std::tuple(300, 64, 96), std::tuple(33, 72, 40), std::tuple(2048, 768, 2304));
+  CAPTURE(dtype, transposed, tokens, in, out);
+  const auto x = leaf({3, tokens / 3, in}, dtype);
+  const auto weight = leaf(
+      transposed ? std::vector<int64_t>{in, out} : std::vector<int64_t>{out, in}, dtype, 0.125);
+  const auto bias = leaf({out}, dtype), residual = leaf({3, tokens / 3, out}, dtype);
+  const auto factors = torch::randn({3, tokens / 3, out}, torch::kCUDA).to(dtype);
+  const auto y =
+      ddp::ops::linear(x, weight, {.bias = bias, .residual = residual, .transposed = transposed});
+  const auto x2 = reference_of(x), w2 = reference_of(weight), b2 = reference_of(bias),
+             r2 = reference_of(residual);
+  const auto y2 = torch::matmul(x2, transposed ? w2 : w2.t()) + b2 + r2;
+  CHECK(y.scalar_type() == dtype);
+  CHECK(relative_error(y, y2) < tolerance_of(dtype));
+  check_all(grad({y}, {x, weight, bias, residual}, {factors}),
+            grad({y2}, {x2, w2, b2, r2}, {factors.to(torch::kDouble)}), tolerance_of(dtype));
+  const auto plain = ddp::ops::linear(x, weight, {.transposed = transposed});
+  CHECK(relative_error(plain, torch::matmul(x2, transposed ? w2 : w2.t())) < tolerance_of(dtype));
+}
+
+TEST_CASE("linear and layer_norm write and add to grad slots") {
+  torch::manual_seed(2);
+  const Slotted weight(leaf({40, 64}, torch::kBFloat16, 0.125)), bias(leaf({40}, torch::kBFloat16)),
+      scale(leaf({40}, torch::kBFloat16)), shift(leaf({40}, torch::kBFloat16));
+  const auto x = leaf({100, 64}, torch::kBFloat16);
+  std::vector<torch::Tensor> references;
+  for (const auto* slotted : {&weight, &bias, &scale, &shift}) {
+    references.push_back(reference_of(slotted->of));
+  }
+  for (int backward = 1; backward <= 2; ++backward) {
+    const auto y = ddp::ops::layer_norm(ddp::ops::linear(x, weight.of, {.bias = bias.of}), scale.of,
+                                        shift.of, 1e-5)
+                       .normed;
+    (y.to(torch::kFloat) * torch::arange(40, torch::kCUDA)).sum().backward();
+  }
+  const auto y2 = norm_in_float64(torch::linear(x.to(torch::kDouble), references[0], references[1]),
+                                  references[2], references[3], 1e-5);
+  const auto wanted = grad({(y2 * torch::arange(40, torch::kCUDA)).sum() * 2}, references);
+  std::size_t i = 0;
+  for (const auto* slotted : {&weight, &bias, &scale, &shift}) {
+    CAPTURE(i);
+    CHECK(slotted->slot.written);
+    CHECK_FALSE(slotted->of.grad().defined());
+    CHECK(relative_error(slotted->slot.memory, wanted[i++]) < 0.01);
+  }
+}
+
+TEST_CASE("norms equal float64, their residual's gradient is added") {
+  torch::manual_seed(3);
+  const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf);
+  const bool has_float_weights = GENERATE(false, true);
+  const bool is_rms = GENERATE(false, true);
+  const int64_t dim = GENERATE(8, 64, 768, 1000, 1024, 1032, 3584, 8192);
+  const int64_t rows = GENERATE(1, 77, 3000);
+  CAPTURE(dtype, has_float_weights, is_rms, dim, rows);
+  const auto weights = has_float_weights ? torch::kFloat : dtype;
+  auto x = (leaf({rows, dim}, dtype).detach() + 3).requires_grad_();  // a mean that must cancel
+  const auto weight = leaf({dim}, weights);
+  const auto bias = is_rms ? torch::Tensor() : leaf({dim}, weights);
+  const auto factors = torch::randn({rows, dim}, torch::kCUDA).to(dtype);
+  const auto [y, skipped] =
+      is_rms ? ddp::ops::rms_norm(x, weight, 1e-5) : ddp::ops::layer_norm(x, weight, bias, 1e-5);
+  const auto x2 = reference_of(x), w2 = reference_of(weight);
+  const auto b2 = is_rms ? torch::Tensor() : reference_of(bias);
+  const auto y2 = norm_in_float64(x2, w2, b2, 1e-5);
+  CHECK(y.scalar_type() == dtype);
+  CHECK(skipped.equal(x));
+  CHECK(relative_error(y, y2) < tolerance_of(dtype));
+  std::vector<torch::Tensor> inputs{x, weight}, references{x2, w2};
+  if (!is_rms) {
+    inputs.push_back(bias);
+    references.push_back(b2);
+  }
+  const auto wide = factors.to(torch::kDouble);
+  check_all(grad({y}, inputs, {factors}, /*retain_graph=*/true),
+            grad({y2}, references, {wide}, /*retain_graph=*/true), 2 * tolerance_of(dtype));
+  // The residual's gradient alone, and both.
+  CHECK(grad({skipped}, {x}, {factors}, /*retain_graph=*/true)[0].equal(factors));
+  check_all(grad({y, skipped}, {x}, {factors, factors}), {grad({y2}, {x2}, {wide})[0] + wide},
+            tolerance_of(dtype));
+}
+
+TEST_CASE("a length that the norm's kernels do not take goes to PyTorch's") {
+  torch::manual_seed(4);
+  const auto x = leaf({5, 12}, torch::kBFloat16), weight = leaf({12}, torch::kBFloat16),
+             bias = leaf({12}, torch::kBFloat16);
+  CHECK(ddp::ops::layer_norm(x, weight, bias, 1e-5)
+            .normed.equal(torch::layer_norm(x, {12}, weight, bias, 1e-5)));
+}
+
+TEST_CASE("the loss of a large vocabulary ignores padding, whatever the logits") {
+  torch::manual_seed(5);
+  const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf);
+  constexpr int64_t kVocab = 50257, kTokens = 200;
+  auto weight = leaf({kVocab, 64}, dtype, 0.5);
+  ddp::ops::pad_rows(weight);
+  {
+    const torch::NoGradGuard no_grad;
+    weight.narrow(0, 0, 3).mul_(-40);  // logits far below and far above the others
+  }
+  const auto hidden = leaf({kTokens, 64}, dtype);
+  auto labels = torch::randint(kVocab, {kTokens}, torch::kLong).to(torch::kCUDA);
+  const auto logits = torch::linear(hidden, weight).detach().to(torch::kDouble);
+  labels.narrow(0, 0, 50).copy_(logits.narrow(0, 0, 50).argmax(1));
+  labels.narrow(0, 10, 5).fill_(ddp::ops::kIgnoreIndex);
+  labels[60] = kVocab - 1;
+  const auto result = ddp::ops::linear_cross_entropy(hidden, weight, labels);
+  const auto counts = labels.ne(ddp::ops::kIgnoreIndex);
+  const auto expected =
+      torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, ddp::ops::kIgnoreIndex);
+  CHECK(relative_error(result.loss_sum, expected) < 1e-5);
+  CHECK(result.num_correct.item<int64_t>() ==
+        logits.argmax(1).eq(labels).logical_and(counts).sum().item<int64_t>());
+  const auto grads = grad({result.loss_sum}, {hidden, weight});
+  auto errors = logits.softmax(1);
+  errors.scatter_add_(1, labels.clamp_min(0).unsqueeze(1),
+                      torch::full({kTokens, 1}, -1.0, errors.options()));
+  errors.mul_(counts.unsqueeze(1));
+  check_all(grads, {errors.mm(weight.to(torch::kDouble)), errors.t().mm(hidden.to(torch::kDouble))},
+            2 * tolerance_of(dtype));
+  CHECK(grads[0].narrow(0, 10, 5).eq(0).all().item<bool>());
+}
+
+TEST_CASE("logits that are not finite, and labels outside the vocabulary, give NaN") {
+  torch::manual_seed(6);
+  const auto weight = leaf({1024, 64}, torch::kBFloat16);
+  const auto hidden = leaf({6, 64}, torch::kBFloat16);
+  const auto loss_of = [&](const torch::Tensor& rows, int64_t label) {
+    const auto labels = torch::full({6}, label, torch::kLong).to(torch::kCUDA);
+    return ddp::ops::linear_cross_entropy(rows, weight, labels).loss_sum;
+  };
+  CHECK(std::isfinite(loss_of(hidden, 5).item<float>()));
+  CHECK(std::isnan(loss_of(hidden, 1024).item<float>()));
+  CHECK(std::isnan(loss_of(hidden, -1).item<float>()));
+  CHECK(loss_of(hidden, ddp::ops::kIgnoreIndex).item<float>() == 0);
+  const auto broken = hidden.detach().clone();
+  broken[2][3] = std::numeric_limits<float>::infinity();
+  CHECK(std::isnan(loss_of(broken, 5).item<float>()));
+  broken[2][3] = std::numeric_limits<float>::quiet_NaN();
+  CHECK(std::isnan(loss_of(broken, 5).item<float>()));
+}
+
+TEST_CASE("swiglu and rotary positions equal float64, for transposed gradients too") {
+  torch::manual_seed(7);
+  const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf);
+  const auto gate = leaf({3, 70, 64}, dtype, 2), up = leaf({3, 70, 64}, dtype);
+  const auto gate2 = reference_of(gate), up2 = reference_of(up);
+  const auto y = ddp::ops::swiglu(gate, up);
+  const auto y2 = torch::silu(gate2) * up2;
+  const auto factors = torch::randn({70, 3, 64}, torch::kCUDA).to(dtype).transpose(0, 1);
+  CHECK(relative_error(y, y2) < tolerance_of(dtype));
+  check_all(grad({y}, {gate, up}, {factors}),
+            grad({y2}, {gate2, up2}, {factors.to(torch::kDouble)}), tolerance_of(dtype));
+
+  const int64_t head_dim = GENERATE(16, 64, 128);
+  CAPTURE(head_dim);
+  const auto angles = ddp::ops::rotary_angles(
+      ddp::ops::make_rotary_tables({.head_dim = head_dim}, 300, torch::kCUDA),
+      torch::randint(300, {2, 50}, torch::kLong).to(torch::kCUDA));
+  const auto x = leaf({2, 50, 3, head_dim}, dtype);
+  const auto turned = ddp::ops::apply_rotary(x, angles);
+  const auto a = x.to(torch::kDouble).narrow(3, 0, head_dim / 2),
+             b = x.to(torch::kDouble).narrow(3, head_dim / 2, head_dim / 2);
+  const auto expected =
+      torch::cat({a * angles.cos - b * angles.sin, b * angles.cos + a * angles.sin}, 3);
+  CHECK(relative_error(turned, expected) < tolerance_of(dtype));
+  const auto heads_first =
+      torch::randn({2, 3, 50, head_dim}, torch::kCUDA).to(dtype).transpose(1, 2);
+  CHECK(
+      relative_error(grad({turned}, {x}, {heads_first})[0],
+                     torch::cat({heads_first.narrow(3, 0, head_dim / 2) * angles.cos +
+                                     heads_first.narrow(3, head_dim / 2, head_dim / 2) * angles.sin,
+                                 heads_first.narrow(3, head_dim / 2, head_dim / 2) * angles.cos -
+                                     heads_first.narrow(3, 0, head_dim / 2) * angles.sin},
+                                3)) < tolerance_of(dtype));
+}
