@@ -40,14 +40,20 @@ LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias
   }
 }
 
-torch::Tensor LinearImpl::forward(const torch::Tensor& input, const torch::Tensor& residual) {
+torch::Tensor LinearImpl::forward(const torch::Tensor& input) {
+  if (!lora_a.defined()) {
+    return ddp::ops::linear(input, weight, {.bias = bias});
+  }
+  return ddp::ops::lora_linear(
+      input, weight, bias, lora_a, lora_b,
+      {.scale = lora_scale_, .dropout_p = is_training() ? lora_dropout_ : 0.0});
+}
+
+torch::Tensor LinearImpl::forward_add(const torch::Tensor& input, const torch::Tensor& residual) {
   if (!lora_a.defined()) {
     return ddp::ops::linear(input, weight, {.bias = bias, .residual = residual});
   }
-  const auto output = ddp::ops::lora_linear(
-      input, weight, bias, lora_a, lora_b,
-      {.scale = lora_scale_, .dropout_p = is_training() ? lora_dropout_ : 0.0});
-  return residual.defined() ? residual + output : output;
+  return residual + forward(input);
 }
 
 void LinearImpl::add_lora(const LoraOptions& options) {

@@ -41,10 +41,10 @@ class Qwen2Layer : public torch::nn::Module {
   /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const Qwen2Call& call) {
     const auto [to_attend, skipped] = ddp::ops::rms_norm(hidden, input_norm_, eps_);
-    const auto attended = o_proj_->forward(attention(to_attend, call), skipped);
+    const auto attended = o_proj_->forward_add(attention(to_attend, call), skipped);
     const auto [x, skipped_mlp] = ddp::ops::rms_norm(attended, post_attention_norm_, eps_);
-    return down_proj_->forward(ddp::ops::swiglu(gate_proj_->forward(x), up_proj_->forward(x)),
-                               skipped_mlp);
+    return down_proj_->forward_add(ddp::ops::swiglu(gate_proj_->forward(x), up_proj_->forward(x)),
+                                   skipped_mlp);
   }
 
  private:

@@ -31,7 +31,7 @@ void for_each_section(C& config, F&& visit) {
 }
 
 template <typename T>
-bool was_taken(const T& options) {
+bool was_used(const T& options) {
   if constexpr (requires { options.usage; }) {
     return options.usage.is_set();
   } else {
@@ -351,7 +351,7 @@ void Config::require_all_used() const {
   const Declared& declared = own_->declared;
   std::set<std::string> taken;
   for_each_section(*this, [&](const char* section, const auto& options) {
-    if (was_taken(options)) {
+    if (was_used(options)) {
       taken.insert(section);
     }
   });

@@ -31,8 +31,9 @@ class LinearImpl : public torch::nn::Module {
   /// Memory is not initialised: call reset_parameters(), or load weights.
   LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
              const torch::TensorOptions& tensor_options = {});
-  /// `residual` is added to the result.
-  torch::Tensor forward(const torch::Tensor& input, const torch::Tensor& residual = {});
+  torch::Tensor forward(const torch::Tensor& input);
+  /// forward(input) + residual; without an adapter in one product.
+  torch::Tensor forward_add(const torch::Tensor& input, const torch::Tensor& residual);
 
   /// Freezes weight and bias and registers lora_A.weight and lora_B.weight.
   void add_lora(const LoraOptions& options);

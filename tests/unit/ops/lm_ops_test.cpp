@@ -2,6 +2,8 @@
 // The ops of language models compared with the same formulas composed by autograd.
 #include <torch/torch.h>
 
+#include <cmath>
+
 #include "ddp/ops/language.hpp"
 #include "support/catch.hpp"
 
@@ -237,6 +239,22 @@ TEST_CASE("linear adds a bias and a residual, for both layouts of the weight") {
               torch::linear(x, transposed ? weight.t() : weight)));
   CHECK_THROWS_WITH(ddp::ops::linear(residual, weight, {.transposed = transposed}),
                     Catch::Contains("does not fit weight"));
+  const auto with = [&](const torch::Tensor& added_bias, const torch::Tensor& added) {
+    return ddp::ops::linear(x, weight,
+                            {.bias = added_bias, .residual = added, .transposed = transposed});
+  };
+  CHECK_THROWS_WITH(with(input({6}), {}), Catch::Contains("bias [6] does not fit"));
+  CHECK_THROWS_WITH(with({}, input({3, 5})), Catch::Contains("residual [3, 5] differs"));
+}
+
+TEST_CASE("a label outside the vocabulary gives NaN") {
+  const auto hidden = input({3, 6}, torch::kFloat), weight = input({13, 6}, torch::kFloat);
+  for (const int64_t label : {-1, 13}) {
+    const auto result = ddp::ops::linear_cross_entropy(
+        hidden, weight, torch::tensor({int64_t{1}, label, ddp::ops::kIgnoreIndex}));
+    CHECK(std::isnan(result.loss_sum.item<float>()));
+    CHECK(grad({result.loss_sum}, {hidden})[0][1].isnan().any().item<bool>());
+  }
 }
 
 TEST_CASE("norms return their input as the residual") {

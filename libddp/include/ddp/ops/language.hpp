@@ -97,8 +97,8 @@ struct LinearOptions {
 ///
 ///   input [..., in], weight [out, in] -> [..., out]
 ///
-/// In bf16 and fp16 on CUDA one product makes the result, and gradients of weight and bias go
-/// straight to their bucket; otherwise PyTorch's ops run.
+/// In bf16 and fp16 on CUDA (sizes multiples of 8) one product makes the result, and gradients of
+/// weight and bias go straight to their bucket; otherwise PyTorch's ops run.
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                   const LinearOptions& options = {});
 
@@ -114,7 +114,8 @@ struct NormedResidual {
 ///
 /// Take the residual connection from the result instead of x: its gradient is then added to the
 /// norm's in one kernel. In bf16 and fp16 on CUDA (dim a multiple of 8, at most 8,192) all sums are
-/// float32 and the result is rounded once; otherwise PyTorch's ops run.
+/// float32 and the result is rounded once to x's dtype, also under autocast; otherwise PyTorch's
+/// ops run.
 NormedResidual layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                           double eps);
 NormedResidual rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
@@ -155,9 +156,10 @@ struct LinearCrossEntropyResult {
 ///
 ///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
 ///
-/// The gradient of the logits takes their place, so memory holds one copy of them until the
-/// backward. With chunk_tokens the forward computes the gradients of hidden and weight instead.
-/// Products with odd row lengths are four to six times slower: see pad_rows().
+/// A label outside the vocabulary gives NaN. The gradient of the logits takes their place, so
+/// memory holds one copy of them until the backward. With chunk_tokens the forward computes the
+/// gradients of hidden and weight instead. Products with odd row lengths are four to six times
+/// slower: see pad_rows().
 LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});

@@ -14,6 +14,12 @@ namespace {
 
 void gemm_by_aten(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                   const GemmOptions& options) {
+  const bool is_plain = options.beta == 0 && !options.bias.defined() && !options.addend.defined();
+  if (is_plain && out.scalar_type() == a.scalar_type()) {
+    at::Tensor target = out;
+    at::mm_out(target, a, b);
+    return;
+  }
   auto product = at::mm(a, b);
   if (options.bias.defined()) {
     product.add_(options.bias);

@@ -15,7 +15,8 @@ namespace {
 
 #ifdef DDP_HAS_CUDA
 bool fits_kernels(const at::Tensor& gate, const at::Tensor& up) {
-  return detail::runs_own_kernels(gate, gate.scalar_type()) && gate.numel() > 0 &&
+  return !at::GradMode::is_enabled() &&  // enabled in a backward: create_graph=true
+         detail::runs_own_kernels(gate, gate.scalar_type()) && gate.numel() > 0 &&
          gate.numel() % 8 == 0 && up.scalar_type() == gate.scalar_type();
 }
 
@@ -32,7 +33,6 @@ at::Tensor swiglu_by_kernel(const at::Tensor& gate_in, const at::Tensor& up_in) 
 torch::autograd::variable_list swiglu_backward_by_kernel(const at::Tensor& grad_in,
                                                          const at::Tensor& gate_in,
                                                          const at::Tensor& up_in) {
-  detail::check_differentiated_once("swiglu");
   const c10::cuda::CUDAGuard device(gate_in.device());
   const auto grad = detail::dense(grad_in), gate = detail::dense(gate_in),
              up = detail::dense(up_in);
@@ -77,6 +77,7 @@ class Swiglu : public torch::autograd::Function<Swiglu> {
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   TORCH_CHECK(gate.sizes() == up.sizes(), "swiglu: gate ", gate.sizes(), " and up ", up.sizes(),
               " differ");
+  detail::check_same_device("swiglu", gate, "up", up);
   return Swiglu::apply(gate, up);
 }
 

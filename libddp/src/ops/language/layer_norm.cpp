@@ -16,10 +16,12 @@
 namespace ddp::ops {
 namespace {
 
-void check_norm(const char* op, const at::Tensor& x, const at::Tensor& weight) {
-  TORCH_CHECK(x.dim() > 0 && weight.dim() == 1 && weight.size(0) == x.size(-1), op, ": weight ",
-              weight.sizes(), " does not fit the last dimension of ", x.sizes());
-  detail::check_same_device(op, x, "weight", weight);
+void check_norm(const char* op, const at::Tensor& x, const char* name,
+                const at::Tensor& parameter) {
+  TORCH_CHECK(parameter.defined(), op, ": the ", name, " is undefined");
+  TORCH_CHECK(x.dim() > 0 && parameter.dim() == 1 && parameter.size(0) == x.size(-1), op, ": ",
+              name, " ", parameter.sizes(), " does not fit the last dimension of ", x.sizes());
+  detail::check_same_device(op, x, name, parameter);
 }
 
 #ifdef DDP_HAS_CUDA
@@ -120,8 +122,8 @@ class Norm : public torch::autograd::Function<Norm> {
 
 NormedResidual layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                           double eps) {
-  check_norm("layer_norm", x, weight);
-  check_norm("layer_norm", x, bias);
+  check_norm("layer_norm", x, "weight", weight);
+  check_norm("layer_norm", x, "bias", bias);
 #ifdef DDP_HAS_CUDA
   if (fits_kernels(x, weight, bias)) {
     const auto outputs = Norm::apply(x, weight, std::optional(bias), eps);
@@ -132,7 +134,7 @@ NormedResidual layer_norm(const at::Tensor& x, const at::Tensor& weight, const a
 }
 
 NormedResidual rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  check_norm("rms_norm", x, weight);
+  check_norm("rms_norm", x, "weight", weight);
 #ifdef DDP_HAS_CUDA
   if (fits_kernels(x, weight, {})) {
     const auto outputs = Norm::apply(x, weight, std::optional<at::Tensor>(), eps);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -28,6 +29,26 @@ at::Tensor by_aten(const at::Tensor& input, const at::Tensor& weight,
   return options.residual.defined() ? options.residual + result : result;
 }
 
+void check_shapes(const at::Tensor& input, const at::Tensor& weight, const LinearOptions& options) {
+  TORCH_CHECK(input.dim() > 0 && weight.dim() == 2 &&
+                  input.size(-1) == weight.size(options.transposed ? 0 : 1),
+              "linear: input ", input.sizes(), " does not fit weight ", weight.sizes(),
+              options.transposed ? " (transposed)" : "");
+  detail::check_same_device("linear", input, "weight", weight);
+  auto shape = input.sizes().vec();
+  shape.back() = weight.size(options.transposed ? 1 : 0);
+  if (options.bias.defined()) {
+    TORCH_CHECK(options.bias.sizes() == at::IntArrayRef(shape.back()), "linear: bias ",
+                options.bias.sizes(), " does not fit weight ", weight.sizes());
+    detail::check_same_device("linear", input, "bias", options.bias);
+  }
+  if (options.residual.defined()) {
+    TORCH_CHECK(options.residual.sizes() == at::IntArrayRef(shape), "linear: residual ",
+                options.residual.sizes(), " differs from the result ", shape);
+    detail::check_same_device("linear", input, "residual", options.residual);
+  }
+}
+
 #ifdef DDP_HAS_CUDA
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -38,9 +59,6 @@ at::Tensor rows_of(const at::Tensor& tensor) {
 
 /// target = beta target + the sum of the rows of `grad`.
 void write_bias_gradient(const at::Tensor& grad, const detail::GradTarget& target) {
-  if (grad.size(1) % 8 != 0 || !detail::is_aligned(grad)) {
-    return target.write(at::sum(grad, 0, false, at::kFloat));
-  }
   const auto scratch =
       at::empty({detail::num_column_parts(grad.size(0), grad.size(1)), grad.size(1)},
                 grad.options().dtype(at::kFloat));
@@ -49,29 +67,39 @@ void write_bias_gradient(const at::Tensor& grad, const detail::GradTarget& targe
       scratch.mutable_data_ptr<float>(), detail::grad_out(target), detail::stream_of(grad)));
 }
 
-// The residual is the product's C matrix, so adding it costs its reading only.
+/// Row-major or column-major.
+at::Tensor as_factor(const at::Tensor& matrix) {
+  return matrix.stride(0) == 1 || matrix.stride(1) == 1 ? matrix : matrix.contiguous();
+}
+
+// The residual is the product's C matrix, so adding it costs its reading only. `cast` is the weight
+// in the dtype of the product.
 class Linear : public torch::autograd::Function<Linear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias,
-                            const std::optional<at::Tensor>& residual, at::ScalarType dtype,
-                            bool transposed) {
+                            const std::optional<at::Tensor>& residual, const at::Tensor& cast,
+                            bool transposed, bool makes_grad) {
     const c10::cuda::CUDAGuard device(input.device());
     const AutocastOff no_autocast(at::kCUDA);
+    const auto dtype = cast.scalar_type();
     const auto x = rows_of(input.to(dtype));
-    const auto w = weight.to(dtype);
     auto shape = input.sizes().vec();
-    shape.back() = w.size(transposed ? 1 : 0);
+    shape.back() = cast.size(transposed ? 1 : 0);
     const auto out = at::empty(shape, x.options());
-    detail::GemmOptions options;
+    // Evaluations and decoding have many shapes, each of which hardly recurs.
+    detail::GemmOptions options{.measures = makes_grad};
     if (bias) {
-      options.bias = detail::aligned(bias->to(dtype));
+      options.bias = detail::dense(bias->to(dtype));
     }
     if (residual) {
       options.addend = rows_of(*residual);
     }
-    detail::gemm(out.view({-1, shape.back()}), x, transposed ? w : w.t(), options);
-    ctx->save_for_backward({x, w, weight, bias.value_or(at::Tensor())});
+    detail::gemm(out.view({-1, shape.back()}), x, transposed ? cast : cast.t(), options);
+    // A frozen weight's gradient needs no x, a first layer's none of its input no weight.
+    ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(),
+                            input.requires_grad() ? cast : at::Tensor(), weight,
+                            bias.value_or(at::Tensor())});
     ctx->saved_data["adds"] = residual.has_value();
     ctx->saved_data["transposed"] = transposed;
     ctx->saved_data["input_dtype"] = input.scalar_type();
@@ -82,17 +110,17 @@ class Linear : public torch::autograd::Function<Linear> {
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     detail::check_differentiated_once("linear");
     const auto saved = ctx->get_saved_variables();
-    const auto &x = saved[0], &w = saved[1], &weight = saved[2], &bias = saved[3];
-    const c10::cuda::CUDAGuard device(x.device());
+    const auto &x = saved[0], &cast = saved[1], &weight = saved[2], &bias = saved[3];
+    const c10::cuda::CUDAGuard device(weight.device());
     const AutocastOff no_autocast(at::kCUDA);
     const bool transposed = ctx->saved_data["transposed"].toBool();
-    const auto grad = rows_of(grad_outputs[0]);
+    const auto grad = detail::dense(rows_of(grad_outputs[0]));
     at::Tensor grad_input;
     if (ctx->needs_input_grad(0)) {
-      grad_input = at::empty_like(x);
-      detail::gemm(grad_input, grad, transposed ? w.t() : w);
-      grad_input = grad_input.view(ctx->saved_data["input_sizes"].toIntVector())
-                       .to(ctx->saved_data["input_dtype"].toScalarType());
+      const auto sizes = ctx->saved_data["input_sizes"].toIntVector();
+      grad_input = at::empty(sizes, grad.options());
+      detail::gemm(grad_input.view({-1, sizes.back()}), grad, transposed ? cast.t() : cast);
+      grad_input = grad_input.to(ctx->saved_data["input_dtype"].toScalarType());
     }
     const auto weight_target = detail::grad_target(weight, ctx->needs_input_grad(1));
     if (weight_target.memory.defined()) {
@@ -106,7 +134,8 @@ class Linear : public torch::autograd::Function<Linear> {
     const bool adds = ctx->saved_data["adds"].toBool();
     return {grad_input,           weight_target.result(),
             bias_target.result(), adds ? grad_outputs[0] : at::Tensor(),
-            at::Tensor(),         at::Tensor()};
+            at::Tensor(),         at::Tensor(),
+            at::Tensor()};
   }
 };
 
@@ -118,19 +147,23 @@ std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const LinearOptions& options) {
-  TORCH_CHECK(input.dim() > 0 && weight.dim() == 2 &&
-                  input.size(-1) == weight.size(options.transposed ? 0 : 1),
-              "linear: input ", input.sizes(), " does not fit weight ", weight.sizes(),
-              options.transposed ? " (transposed)" : "");
+  check_shapes(input, weight, options);
 #ifdef DDP_HAS_CUDA
   const auto dtype = detail::compute_dtype(input, input.scalar_type());
-  const bool has_product = input.numel() > 0 && weight.numel() > 0;
-  if (has_product && detail::runs_own_kernels(input, dtype)) {
+  // Other sizes would leave cublasLt without its fast algorithms.
+  const bool has_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
+  if (has_vectors && input.numel() > 0 && weight.numel() > 0 &&
+      detail::runs_own_kernels(input, dtype)) {
+    const auto device = input.device().type();
+    // Autocast keeps the cast weight until its scope ends.
+    const auto cast = at::autocast::is_autocast_enabled(device)
+                          ? at::autocast::cached_cast(dtype, weight, device)
+                          : weight.to(dtype);
     const auto& residual = options.residual;
     const bool adds = residual.defined() && residual.scalar_type() == dtype;
-    const auto out =
-        Linear::apply(input, weight, optional_of(options.bias),
-                      optional_of(adds ? residual : at::Tensor()), dtype, options.transposed);
+    const auto out = Linear::apply(
+        input, weight, optional_of(options.bias), optional_of(adds ? residual : at::Tensor()),
+        as_factor(cast.detach()), options.transposed, at::GradMode::is_enabled());
     return residual.defined() && !adds ? residual + out : out;
   }
 #endif

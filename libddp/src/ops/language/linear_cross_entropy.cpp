@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "ops/autocast_off.hpp"
@@ -24,6 +25,8 @@ constexpr int64_t kRowMultiple = 128;  // of pad_rows()
 // Elements of the float32 copy of a block of rows during its softmax (256 MiB).
 constexpr int64_t kMaxBlockElements = int64_t{1} << 26;
 
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
 struct Sums {
   at::Tensor loss;     // float32
   at::Tensor correct;  // int64
@@ -36,10 +39,12 @@ void loss_by_aten(const at::Tensor& logits, const at::Tensor& labels, int64_t vo
                   int64_t ignore_index, bool make_grad, Sums& sums) {
   auto valid = logits.narrow(1, 0, vocab);
   const auto counts = labels.ne(ignore_index);
-  const auto target = labels.clamp_min(0).unsqueeze(1);
+  const auto target = labels.clamp(0, vocab - 1).unsqueeze(1);
+  const auto is_wrong = labels.ne(target.squeeze(1)).logical_and_(counts);
   sums.correct += valid.argmax(1).eq(labels).logical_and_(counts).sum();
   const auto log_softmax = at::log_softmax(valid.to(at::kFloat), 1);
-  const auto log_likelihood = log_softmax.gather(1, target);
+  const auto log_likelihood =
+      log_softmax.gather(1, target).masked_fill_(is_wrong.unsqueeze(1), kNan);
   sums.loss -= log_likelihood.squeeze(1).masked_fill(counts.logical_not(), 0).sum();
   if (make_grad) {
     // softmax - onehot. The label's entry is computed in float32: near 1 a rounded softmax would
@@ -90,9 +95,9 @@ void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
   }
 }
 
-at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& padded_weight) {
+at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& padded_weight, bool makes_grad) {
   const auto logits = at::empty({hidden.size(0), padded_weight.size(0)}, hidden.options());
-  detail::gemm(logits, hidden, padded_weight.t());
+  detail::gemm(logits, hidden, padded_weight.t(), {.measures = makes_grad});
   return logits;
 }
 
@@ -122,7 +127,7 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     const auto w = padded_rows(weight).to(dtype);
     Sums sums{at::zeros({}, h.options().dtype(at::kFloat)),
               at::zeros({}, h.options().dtype(at::kLong))};
-    const auto logits = logits_of(h, w);
+    const auto logits = logits_of(h, w, makes_grad);
     add_loss(logits, labels, weight.size(0), ignore_index, makes_grad, sums);
     if (makes_grad) {
       ctx->save_for_backward({h, w, weight, logits});
@@ -150,8 +155,13 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
           grad_hidden.mul_(grad_outputs[0]).to(ctx->saved_data["hidden_dtype"].toScalarType());
     }
     const auto target = detail::grad_target(weight, ctx->needs_input_grad(1));
-    if (target.memory.defined()) {
+    if (target.memory.defined() && h.scalar_type() != at::kHalf) {
       write_weight_gradient(target, grad_logits, h * grad_outputs[0]);
+    } else if (target.memory.defined()) {
+      // A loss scale times `h` would exceed float16.
+      const auto product = at::empty(weight.sizes(), h.options().dtype(at::kFloat));
+      write_weight_gradient({product}, grad_logits, h);
+      target.write(product.mul_(grad_outputs[0]));
     }
     return {grad_hidden, target.result(), {}, {}, {}, {}};
   }
@@ -181,7 +191,7 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
     for (int64_t first = 0; first < h.size(0); first += options.chunk_tokens) {
       const int64_t count = std::min(options.chunk_tokens, h.size(0) - first);
       const auto rows = h.narrow(0, first, count);
-      const auto logits = logits_of(rows, w);
+      const auto logits = logits_of(rows, w, wants_hidden || wants_weight);
       add_loss(logits, labels.narrow(0, first, count), weight.size(0), options.ignore_index,
                wants_hidden || wants_weight, sums);
       if (wants_hidden) {
@@ -239,6 +249,8 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
               "[tokens] are needed, not ",
               hidden.sizes(), ", ", weight.sizes(), " and ", labels.sizes(), " of ",
               labels.scalar_type());
+  detail::check_same_device("linear_cross_entropy", hidden, "weight", weight);
+  detail::check_same_device("linear_cross_entropy", hidden, "labels", labels);
   const auto device = hidden.device().type();
   const auto dtype = at::autocast::is_autocast_enabled(device)
                          ? at::autocast::get_autocast_dtype(device)

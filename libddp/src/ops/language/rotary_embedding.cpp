@@ -85,7 +85,7 @@ at::Tensor rotate_by_kernel(const at::Tensor& x, const at::Tensor& cos, const at
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                   double direction) {
 #ifdef DDP_HAS_CUDA
-  if (fits_kernel(x, cos, sin)) {
+  if (!at::GradMode::is_enabled() && fits_kernel(x, cos, sin)) {  // enabled: create_graph=true
     return rotate_by_kernel(x, cos, sin, direction < 0);
   }
 #endif
@@ -132,6 +132,8 @@ RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positio
 }
 
 at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
+  detail::check_same_device("apply_rotary", x, "cos", angles.cos);
+  detail::check_same_device("apply_rotary", x, "sin", angles.sin);
   return ApplyRotary::apply(x, angles.cos, angles.sin);
 }
 
