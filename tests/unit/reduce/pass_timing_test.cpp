@@ -49,7 +49,7 @@ ddp::DdpLoggingData averages(PassTiming& timing) {
 }  // namespace
 
 TEST_CASE("times are averaged over the measured backwards") {
-  PassTiming timing(at::kCPU, /*marks_replays=*/true);
+  PassTiming timing(at::kCPU, /*times_replays=*/true);
   CHECK(averages(timing).avg_backward_compute_time == 0);
   run_pass(timing, {.forward = 20, .first_bucket = 60, .other_buckets = 20, .wait = 40});
   CHECK(timing.exposed_ms() >= 40);

@@ -79,7 +79,7 @@ class Linear : public torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias,
                             const std::optional<at::Tensor>& residual, const at::Tensor& cast,
-                            bool transposed, bool makes_grad) {
+                            bool transposed) {
     const c10::cuda::CUDAGuard device(input.device());
     const AutocastOff no_autocast(at::kCUDA);
     const auto dtype = cast.scalar_type();
@@ -87,8 +87,7 @@ class Linear : public torch::autograd::Function<Linear> {
     auto shape = input.sizes().vec();
     shape.back() = cast.size(transposed ? 1 : 0);
     const auto out = at::empty(shape, x.options());
-    // Evaluations and decoding have many shapes, each of which hardly recurs.
-    detail::GemmOptions options{.measures = makes_grad};
+    detail::GemmOptions options;
     if (bias) {
       options.bias = detail::dense(bias->to(dtype));
     }
@@ -134,8 +133,7 @@ class Linear : public torch::autograd::Function<Linear> {
     const bool adds = ctx->saved_data["adds"].toBool();
     return {grad_input,           weight_target.result(),
             bias_target.result(), adds ? grad_outputs[0] : at::Tensor(),
-            at::Tensor(),         at::Tensor(),
-            at::Tensor()};
+            at::Tensor(),         at::Tensor()};
   }
 };
 
@@ -161,9 +159,9 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const Linea
                           : weight.to(dtype);
     const auto& residual = options.residual;
     const bool adds = residual.defined() && residual.scalar_type() == dtype;
-    const auto out = Linear::apply(
-        input, weight, optional_of(options.bias), optional_of(adds ? residual : at::Tensor()),
-        as_factor(cast.detach()), options.transposed, at::GradMode::is_enabled());
+    const auto out = Linear::apply(input, weight, optional_of(options.bias),
+                                   optional_of(adds ? residual : at::Tensor()),
+                                   as_factor(cast.detach()), options.transposed);
     return residual.defined() && !adds ? residual + out : out;
   }
 #endif
