@@ -263,22 +263,21 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
   const int64_t out_leading = row_leading(out, "out");
   const auto& addend = options.addend;
   const c10::cuda::CUDAGuard device(a.device());
-  Problem problem{
-      .m = a.size(0),
-      .n = b.size(1),
-      .k = a.size(1),
-      .a = factor_of(a, "a"),
-      .b = factor_of(b, "b"),
-      .out = out.mutable_data_ptr(),
-      .out_leading = out_leading,
-      .addend = addend.defined() ? addend.const_data_ptr() : out.const_data_ptr(),
-      .addend_leading = addend.defined() ? row_leading(addend, "addend") : out_leading,
-      .bias = options.bias.defined() ? options.bias.const_data_ptr() : nullptr,
-      .type = cuda_type(a.scalar_type()),
-      .out_type = cuda_type(out.scalar_type()),
-      .beta = addend.defined() ? 1.0F : static_cast<float>(options.beta),
-      .device = a.device().index(),
-      .deterministic = at::globalContext().deterministicAlgorithms() || !options.measures};
+  Problem problem{.m = a.size(0),
+                  .n = b.size(1),
+                  .k = a.size(1),
+                  .a = factor_of(a, "a"),
+                  .b = factor_of(b, "b"),
+                  .out = out.mutable_data_ptr(),
+                  .out_leading = out_leading,
+                  .addend = addend.defined() ? addend.const_data_ptr() : out.const_data_ptr(),
+                  .addend_leading = addend.defined() ? row_leading(addend, "addend") : out_leading,
+                  .bias = options.bias.defined() ? options.bias.const_data_ptr() : nullptr,
+                  .type = cuda_type(a.scalar_type()),
+                  .out_type = cuda_type(out.scalar_type()),
+                  .beta = addend.defined() ? 1.0F : static_cast<float>(options.beta),
+                  .device = a.device().index(),
+                  .deterministic = at::globalContext().deterministicAlgorithms()};
   const auto stream = c10::cuda::getCurrentCUDAStream();
   auto& plans = Plans::instance();
   const std::lock_guard lock(plans.mutex);

@@ -12,7 +12,6 @@ struct GemmOptions {
   double beta = 0;         ///< 0: `out` is overwritten, 1: added to
   at::Tensor bias = {};    ///< [n] in `a`'s dtype, added to every row; needs beta 0
   at::Tensor addend = {};  ///< [m, n] in `out`'s dtype, row-major, added; needs beta 0
-  bool measures = true;    ///< false, for shapes that hardly recur: the library's first proposal
 };
 
 /// out [m, n] = a [m, k] b [k, n] + beta out, sums in float32 (float64 for float64).

@@ -237,6 +237,17 @@ cudaError_t with_types(const NormRows& shape, Call&& call) {
   });
 }
 
+/// Calls `call` with the types of both, RMSNorm or not, and the shape of a row.
+template <typename Call>
+cudaError_t with_kernel(const NormRows& shape, Call&& call) {
+  return with_types(shape, [&](auto tag, auto weights, auto rms) {
+    return with_row_shape(shape.dim, [&](auto group, auto vectors) {
+      call(tag, weights, rms, group, vectors);
+      return cudaGetLastError();
+    });
+  });
+}
+
 int rows_per_block(int64_t dim) {
   return dim <= kWarp * kVector * kMaxVectors ? kThreads / kWarp : 1;
 }
@@ -246,17 +257,14 @@ int rows_per_block(int64_t dim) {
 cudaError_t launch_layer_norm(const NormRows& shape, const void* x, const void* weight,
                               const void* bias, void* y, float* mean, float* rstd,
                               cudaStream_t stream) {
-  return with_types(shape, [&](auto tag, auto weights, auto rms) {
+  return with_kernel(shape, [&](auto tag, auto weights, auto rms, auto group, auto vectors) {
     using T = typename decltype(tag)::type;
     using W = typename decltype(weights)::type;
-    return with_row_shape(shape.dim, [&](auto group, auto vectors) {
-      forward<T, W, decltype(rms)::value == 1, decltype(group)::value, decltype(vectors)::value>
-          <<<num_blocks(shape.rows, rows_per_block(shape.dim)), kThreads, 0, stream>>>(
-              shape.rows, static_cast<int>(shape.dim), shape.eps, static_cast<const T*>(x),
-              static_cast<const W*>(weight), static_cast<const W*>(bias), static_cast<T*>(y), mean,
-              rstd);
-      return cudaGetLastError();
-    });
+    forward<T, W, decltype(rms)::value == 1, decltype(group)::value, decltype(vectors)::value>
+        <<<num_blocks(shape.rows, rows_per_block(shape.dim)), kThreads, 0, stream>>>(
+            shape.rows, static_cast<int>(shape.dim), shape.eps, static_cast<const T*>(x),
+            static_cast<const W*>(weight), static_cast<const W*>(bias), static_cast<T*>(y), mean,
+            rstd);
   });
 }
 
@@ -270,18 +278,15 @@ cudaError_t launch_layer_norm_backward(const NormRows& shape, const void* grad_y
                                        const float* mean, const float* rstd, void* grad_x,
                                        float* weight_parts, float* bias_parts, int parts,
                                        cudaStream_t stream) {
-  return with_types(shape, [&](auto tag, auto weights, auto rms) {
+  return with_kernel(shape, [&](auto tag, auto weights, auto rms, auto group, auto vectors) {
     using T = typename decltype(tag)::type;
     using W = typename decltype(weights)::type;
-    return with_row_shape(shape.dim, [&](auto group, auto vectors) {
-      backward<T, W, decltype(rms)::value == 1, decltype(group)::value, decltype(vectors)::value>
-          <<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(
-              shape.rows, static_cast<int>(shape.dim), static_cast<const T*>(grad_y),
-              static_cast<const T*>(grad_skip), static_cast<const T*>(x),
-              static_cast<const W*>(weight), mean, rstd, static_cast<T*>(grad_x), weight_parts,
-              bias_parts);
-      return cudaGetLastError();
-    });
+    backward<T, W, decltype(rms)::value == 1, decltype(group)::value, decltype(vectors)::value>
+        <<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(
+            shape.rows, static_cast<int>(shape.dim), static_cast<const T*>(grad_y),
+            static_cast<const T*>(grad_skip), static_cast<const T*>(x),
+            static_cast<const W*>(weight), mean, rstd, static_cast<T*>(grad_x), weight_parts,
+            bias_parts);
   });
 }
 

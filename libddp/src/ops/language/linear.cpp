@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
+#include <vector>
 
 #include "ddp/ops/language.hpp"
 #include "ops/autocast_off.hpp"
@@ -17,10 +18,16 @@
 namespace ddp::ops {
 namespace {
 
+std::vector<int64_t> result_sizes(const at::Tensor& input, const at::Tensor& weight,
+                                  bool transposed) {
+  auto sizes = input.sizes().vec();
+  sizes.back() = weight.size(transposed ? 1 : 0);
+  return sizes;
+}
+
 at::Tensor by_aten(const at::Tensor& input, const at::Tensor& weight,
                    const LinearOptions& options) {
-  auto shape = input.sizes().vec();
-  shape.back() = weight.size(options.transposed ? 1 : 0);
+  const auto shape = result_sizes(input, weight, options.transposed);
   const auto rows = input.reshape({-1, input.size(-1)});
   const auto matrix = options.transposed ? weight : weight.t();
   const auto product =
@@ -35,8 +42,7 @@ void check_shapes(const at::Tensor& input, const at::Tensor& weight, const Linea
               "linear: input ", input.sizes(), " does not fit weight ", weight.sizes(),
               options.transposed ? " (transposed)" : "");
   detail::check_same_device("linear", input, "weight", weight);
-  auto shape = input.sizes().vec();
-  shape.back() = weight.size(options.transposed ? 1 : 0);
+  const auto shape = result_sizes(input, weight, options.transposed);
   if (options.bias.defined()) {
     TORCH_CHECK(options.bias.sizes() == at::IntArrayRef(shape.back()), "linear: bias ",
                 options.bias.sizes(), " does not fit weight ", weight.sizes());
@@ -84,8 +90,7 @@ class Linear : public torch::autograd::Function<Linear> {
     const AutocastOff no_autocast(at::kCUDA);
     const auto dtype = cast.scalar_type();
     const auto x = rows_of(input.to(dtype));
-    auto shape = input.sizes().vec();
-    shape.back() = cast.size(transposed ? 1 : 0);
+    const auto shape = result_sizes(input, cast, transposed);
     const auto out = at::empty(shape, x.options());
     detail::GemmOptions options;
     if (bias) {

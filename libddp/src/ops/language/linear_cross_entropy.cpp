@@ -32,6 +32,11 @@ struct Sums {
   at::Tensor correct;  // int64
 };
 
+Sums new_sums(const at::Tensor& hidden) {
+  return {at::zeros({}, hidden.options().dtype(at::kFloat)),
+          at::zeros({}, hidden.options().dtype(at::kLong))};
+}
+
 /// Adds the loss of some rows; with `make_grad` overwrites the logits with their gradient.
 ///
 ///   logits [rows, padded vocab], labels [rows]
@@ -95,9 +100,9 @@ void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
   }
 }
 
-at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& padded_weight, bool makes_grad) {
+at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& padded_weight) {
   const auto logits = at::empty({hidden.size(0), padded_weight.size(0)}, hidden.options());
-  detail::gemm(logits, hidden, padded_weight.t(), {.measures = makes_grad});
+  detail::gemm(logits, hidden, padded_weight.t());
   return logits;
 }
 
@@ -125,9 +130,8 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     const AutocastOff no_autocast(hidden.device().type());
     const auto h = hidden.to(dtype).contiguous();
     const auto w = padded_rows(weight).to(dtype);
-    Sums sums{at::zeros({}, h.options().dtype(at::kFloat)),
-              at::zeros({}, h.options().dtype(at::kLong))};
-    const auto logits = logits_of(h, w, makes_grad);
+    Sums sums = new_sums(h);
+    const auto logits = logits_of(h, w);
     add_loss(logits, labels, weight.size(0), ignore_index, makes_grad, sums);
     if (makes_grad) {
       ctx->save_for_backward({h, w, weight, logits});
@@ -179,8 +183,7 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
     const AutocastOff no_autocast(hidden.device().type());
     const auto h = hidden.to(dtype).contiguous();
     const auto w = padded_rows(weight).to(dtype);
-    Sums sums{at::zeros({}, h.options().dtype(at::kFloat)),
-              at::zeros({}, h.options().dtype(at::kLong))};
+    Sums sums = new_sums(h);
     at::Tensor grad_hidden, grad_weight;
     if (wants_hidden) {
       grad_hidden = at::empty_like(h);
@@ -191,7 +194,7 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
     for (int64_t first = 0; first < h.size(0); first += options.chunk_tokens) {
       const int64_t count = std::min(options.chunk_tokens, h.size(0) - first);
       const auto rows = h.narrow(0, first, count);
-      const auto logits = logits_of(rows, w, wants_hidden || wants_weight);
+      const auto logits = logits_of(rows, w);
       add_loss(logits, labels.narrow(0, first, count), weight.size(0), options.ignore_index,
                wants_hidden || wants_weight, sums);
       if (wants_hidden) {
