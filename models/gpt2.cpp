@@ -17,9 +17,12 @@ struct Conv1d {
   torch::Tensor weight;
   torch::Tensor bias;
 
-  /// With `residual` added.
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& residual = {}) const {
     return ddp::ops::linear(x, weight, {.bias = bias, .residual = residual, .transposed = true});
+  }
+  /// x W, for an op that adds the bias.
+  torch::Tensor product(const torch::Tensor& x) const {
+    return ddp::ops::linear(x, weight, {.transposed = true});
   }
 };
 
@@ -38,6 +41,11 @@ struct LayerNorm {
 
   ddp::ops::NormedResidual forward(const torch::Tensor& x) const {
     return ddp::ops::layer_norm(x, weight, bias, eps);
+  }
+  /// Of residual + dropout(branch).
+  ddp::ops::NormedResidual forward(const torch::Tensor& branch, const torch::Tensor& residual,
+                                   const ddp::ops::BranchOptions& options) const {
+    return ddp::ops::add_layer_norm(branch, residual, weight, bias, eps, options);
   }
 };
 
@@ -68,24 +76,21 @@ class Gpt2Block : public torch::nn::Module {
 
   /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const LayerCall& call) {
+    const double p = is_training() ? dropout_ : 0.0;
     const auto [to_attend, skipped] = ln_1_.forward(hidden);
-    const auto attended = add(skipped, attn_c_proj_, attention(to_attend, call));
-    const auto [to_widen, skipped_mlp] = ln_2_.forward(attended);
-    return add(skipped_mlp, mlp_c_proj_, torch::gelu(c_fc_.forward(to_widen), "tanh"));
+    const auto attended = attn_c_proj_.product(attention(to_attend, call, p));
+    const auto [to_widen, skipped_mlp] =
+        ln_2_.forward(attended, skipped, {.bias = attn_c_proj_.bias, .dropout_p = p});
+    const auto wide = ddp::ops::gelu(c_fc_.product(to_widen), {.bias = c_fc_.bias, .tanh = true});
+    return p > 0 ? ddp::ops::add_branch(mlp_c_proj_.product(wide), skipped_mlp,
+                                        {.bias = mlp_c_proj_.bias, .dropout_p = p})
+                 : mlp_c_proj_.forward(wide, skipped_mlp);
   }
 
  private:
-  /// residual + dropout(projection(x))
-  torch::Tensor add(const torch::Tensor& residual, const Conv1d& projection,
-                    const torch::Tensor& x) const {
-    if (dropout_ > 0 && is_training()) {
-      return residual + torch::dropout(projection.forward(x), dropout_, true);
-    }
-    return projection.forward(x, residual);
-  }
-  torch::Tensor attention(const torch::Tensor& x, const LayerCall& call) {
+  torch::Tensor attention(const torch::Tensor& x, const LayerCall& call, double dropout_p) {
     const auto qkv = c_attn_.forward(x).view({x.size(0), x.size(1), 3, num_heads_, -1}).unbind(2);
-    return attend(qkv[0], qkv[1], qkv[2], call, index_, is_training() ? dropout_ : 0.0);
+    return attend(qkv[0], qkv[1], qkv[2], call, index_, dropout_p);
   }
 
   LayerNorm ln_1_, ln_2_;
@@ -164,7 +169,7 @@ torch::Tensor Gpt2Impl::hidden_states(const TokenInput& input, KeyValueCache* ca
   auto hidden = torch::embedding(wte_, input.input_ids) +
                 torch::embedding(wpe_, detail::positions_of(input, cache));
   if (options_.dropout > 0 && is_training()) {
-    hidden = torch::dropout(hidden, options_.dropout, true);
+    hidden = ddp::ops::dropout(hidden, options_.dropout);
   }
   hidden = detail::run_layers(blocks_, hidden, detail::layer_call(input, cache, computation_),
                               computation_);

@@ -14,14 +14,10 @@
 using lm_test::leaf;
 using lm_test::reference_of;
 using lm_test::relative_error;
+using lm_test::tolerance_of;
 using torch::autograd::grad;
 
 namespace {
-
-/// Rounding of single results: 2^-9 in bfloat16 and 2^-12 in float16, on average less.
-double tolerance_of(torch::Dtype dtype) {
-  return dtype == torch::kBFloat16 ? 4e-3 : 5e-4;
-}
 
 /// Gives `parameter` a float32 slot for its lifetime.
 struct Slotted {

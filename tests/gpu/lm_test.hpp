@@ -6,6 +6,11 @@
 
 namespace lm_test {
 
+/// Rounding of single results: 2^-9 in bfloat16 and 2^-12 in float16, on average less.
+inline double tolerance_of(torch::Dtype dtype) {
+  return dtype == torch::kBFloat16 ? 4e-3 : 5e-4;
+}
+
 /// |a - b| / |b| in the 2-norm, in float64.
 inline double relative_error(const torch::Tensor& a, const torch::Tensor& b) {
   const auto reference = b.detach().to(torch::kCPU, torch::kDouble);

@@ -36,10 +36,11 @@ struct alignas(16) Vector {
 
 // Whole vectors first, then single elements; without `in_vectors` only single elements.
 template <typename T>
-__global__ void scale(T* data, int64_t count, bool in_vectors, float factor) {
+__global__ void scale(T* data, int64_t count, bool in_vectors, ScaleFactor given) {
 #if __CUDA_ARCH__ >= 900  // see may_begin_early
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+  const float factor = given.memory != nullptr ? *given.memory : given.value;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t num_vectors = in_vectors ? count / Vector<T>::kCount : 0;
@@ -64,7 +65,7 @@ bool may_begin_early() {
 }
 
 template <typename T>
-cudaError_t launch(T* data, int64_t count, float factor, cudaStream_t stream) {
+cudaError_t launch(T* data, int64_t count, const ScaleFactor& factor, cudaStream_t stream) {
   const bool in_vectors = reinterpret_cast<uintptr_t>(data) % 16 == 0;
   const int64_t items = in_vectors ? count / Vector<T>::kCount + 1 : count;
   cudaLaunchAttribute early{};
@@ -93,7 +94,7 @@ cudaError_t launch_counter_set(uint32_t* shown, uint32_t value, cudaStream_t str
   return cudaGetLastError();
 }
 
-cudaError_t launch_scale(void* data, int64_t count, ScaleDtype dtype, float factor,
+cudaError_t launch_scale(void* data, int64_t count, ScaleDtype dtype, const ScaleFactor& factor,
                          cudaStream_t stream) {
   return dtype == ScaleDtype::Float
              ? launch(static_cast<float*>(data), count, factor, stream)

@@ -105,7 +105,8 @@ WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op, bool o
       const auto scaled = dtype == ncclFloat32 ? ScaleDtype::Float : ScaleDtype::BFloat16;
       after = [tensor, scaled, factor = 1.0F / static_cast<float>(handle_.world_size()),
                stream = launcher_.stream()] {
-        check_cuda(launch_scale(tensor.data_ptr(), tensor.numel(), scaled, factor, stream.stream()),
+        check_cuda(launch_scale(tensor.data_ptr(), tensor.numel(), scaled, {.value = factor},
+                                stream.stream()),
                    "launch_scale");
       };
       break;

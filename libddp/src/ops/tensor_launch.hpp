@@ -69,6 +69,11 @@ inline at::Tensor dense(const at::Tensor& tensor) {
   return aligned(tensor.contiguous());
 }
 
+/// For a kernel's optional argument.
+inline const void* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+}
+
 #ifdef DDP_HAS_CUDA
 inline Element element_of(at::ScalarType dtype) {
   switch (dtype) {

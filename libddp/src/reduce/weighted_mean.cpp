@@ -8,8 +8,31 @@
 
 #include "ddp/core/error.hpp"
 #include "reduce/timing_event.hpp"
+#ifdef DDP_HAS_CUDA
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "comm/nccl_kernels.hpp"
+#endif
 
 namespace ddp::detail {
+namespace {
+
+/// data *= factor, one float32 element. PyTorch's mul_ is three times slower for this bf16 product
+/// of two dtypes.
+void scale_by(const at::Tensor& data, const at::Tensor& factor) {
+#ifdef DDP_HAS_CUDA
+  if (data.is_cuda() && data.scalar_type() == at::kBFloat16 && data.is_contiguous()) {
+    C10_CUDA_CHECK(launch_scale(data.mutable_data_ptr(), data.numel(), ScaleDtype::BFloat16,
+                                {.memory = factor.const_data_ptr<float>()},
+                                c10::cuda::getCurrentCUDAStream(data.device().index())));
+    return;
+  }
+#endif
+  data.mul_(factor);
+}
+
+}  // namespace
 
 WeightedMean::WeightedMean(CommunicatorPtr communicator, GradientArena& gradients)
     : communicator_(std::move(communicator)),
@@ -82,7 +105,7 @@ void WeightedMean::finish() {
 
 void WeightedMean::scale(const GradBucket& bucket) const {
   if (counts_.is_weighted) {
-    bucket.shard.mul_(sum_);
+    scale_by(bucket.shard, sum_);
   } else if (scales_after_sum()) {
     bucket.shard.div_(bucket.divisor);
   }

@@ -268,3 +268,26 @@ TEST_CASE("norms return their input as the residual") {
   CHECK(rms.residual.equal(x));
   CHECK_THROWS_WITH(ddp::ops::rms_norm(x, input({5}), 1e-5), Catch::Contains("does not fit"));
 }
+
+TEST_CASE("the end of a residual branch: bias, dropout, sum and norm") {
+  torch::manual_seed(4);
+  const auto branch = input({4, 6}), residual = input({4, 6}), added = input({6});
+  const auto weight = input({6}), bias = input({6});
+  const auto expected = residual + branch + added;
+  CHECK(close(ddp::ops::add_branch(branch, residual, {.bias = added}), expected));
+  const auto [normed, sum] =
+      ddp::ops::add_layer_norm(branch, residual, weight, bias, 1e-5, {.bias = added});
+  CHECK(close(sum, expected));
+  CHECK(close(normed, torch::layer_norm(expected, {6}, weight, bias, 1e-5)));
+  torch::manual_seed(5);
+  const auto dropped = ddp::ops::add_branch(branch, residual, {.bias = added, .dropout_p = 0.5});
+  torch::manual_seed(5);
+  CHECK(close(dropped, residual + torch::dropout(branch + added, 0.5, true)));
+  CHECK(close(ddp::ops::gelu(branch, {.bias = added}), torch::gelu(branch + added)));
+  CHECK(close(ddp::ops::gelu(branch, {.tanh = true}), torch::gelu(branch, "tanh")));
+  CHECK_THROWS_WITH(ddp::ops::gelu(branch, {.bias = input({5})}), Catch::Contains("does not fit"));
+  CHECK_THROWS_WITH(ddp::ops::dropout(branch, 1.0), Catch::Contains("below 1"));
+  CHECK_THROWS_WITH(ddp::ops::add_branch(branch, input({6})), Catch::Contains("differs"));
+  CHECK_THROWS_WITH(ddp::ops::add_layer_norm(branch, {}, weight, bias, 1e-5),
+                    Catch::Contains("residual is undefined"));
+}

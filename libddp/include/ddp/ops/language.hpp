@@ -120,6 +120,36 @@ NormedResidual layer_norm(const at::Tensor& x, const at::Tensor& weight, const a
                           double eps);
 NormedResidual rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
+struct BranchOptions {
+  at::Tensor bias{};     ///< [dim], added to the branch
+  double dropout_p = 0;  ///< of branch + bias; 0 outside training
+};
+
+/// residual + dropout(branch + bias), the end of a residual branch.
+///
+///   branch and residual [..., dim] -> [..., dim]
+///
+/// In bf16 and fp16 on CUDA (dim a multiple of 8) no mask is stored: the backward draws the same
+/// numbers again, and the bias's gradient comes from the same pass.
+at::Tensor add_branch(const at::Tensor& branch, const at::Tensor& residual,
+                      const BranchOptions& options = {});
+/// layer_norm() of that sum, which is the result's `residual`; on CUDA in one pass.
+NormedResidual add_layer_norm(const at::Tensor& branch, const at::Tensor& residual,
+                              const at::Tensor& weight, const at::Tensor& bias, double eps,
+                              const BranchOptions& options = {});
+/// add_branch() without bias and residual.
+at::Tensor dropout(const at::Tensor& x, double p);
+
+struct GeluOptions {
+  at::Tensor bias{};  ///< [dim], added to x
+  bool tanh = false;  ///< the approximation by tanh, as in GPT-2
+};
+
+/// gelu(x + bias), x Phi(x) (Hendrycks, Gimpel, arXiv:1606.08415). Saves only x. On CUDA in bf16
+/// and fp16 (dim a multiple of 8) the bias's gradient comes from the backward's pass; give the bias
+/// here instead of to linear().
+at::Tensor gelu(const at::Tensor& x, const GeluOptions& options = {});
+
 /// silu(gate) * up of equal shapes (Shazeer, arXiv:2002.05202). Saves only its inputs.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "ops/kernel_types.cuh"
+#include "ops/language/dropout_draws.cuh"
 
 namespace ddp::ops::detail {
 namespace {
@@ -40,12 +41,41 @@ __device__ float2 row_sums(float2 own) {
   return own;
 }
 
-template <typename T, typename W, bool kRms, int kGroup, int kVectors>
-__global__ void forward(int64_t rows, int dim, float eps, const T* x, const W* weight,
-                        const W* bias, T* y, float* mean_out, float* rstd_out) {
+/// Replaces eight elements of the branch by their sum as `T` rounds it, and stores that.
+template <typename T, typename W>
+__device__ void add_branch(const NormBranch& branch, const DropoutState& dropout, int64_t first,
+                           int column, T* sum, float (&values)[kVector]) {
+  if (branch.bias != nullptr) {
+    float shift[kVector];
+    load8(static_cast<const W*>(branch.bias) + column, 1, shift);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      values[j] += shift[j];
+    }
+  }
+  if (dropout.threshold > 0) {
+    drop8(dropout, first / kVector, values);
+  }
+  float before[kVector];
+  load8(static_cast<const T*>(branch.residual) + first, 1, before);
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    values[j] = to_float(from_float<T>(values[j] + before[j]));
+  }
+  store8(sum + first, 1, values);
+}
+
+template <typename T, typename W, bool kRms, bool kAdds, int kGroup, int kVectors>
+__global__ void forward(int64_t rows, int dim, float eps, NormBranch branch, const T* x,
+                        const W* weight, const W* bias, T* sum_out, T* y, float* mean_out,
+                        float* rstd_out) {
   const int member = static_cast<int>(threadIdx.x) % kGroup;
   const int64_t row =
       int64_t{blockIdx.x} * (kThreads / kGroup) + static_cast<int>(threadIdx.x) / kGroup;
+  DropoutState dropout;
+  if constexpr (kAdds) {
+    dropout = start_draws(branch.draws, blockIdx.x == 0 && threadIdx.x == 0);
+  }
   if (row >= rows) {
     return;  // a whole warp: only groups of one warp share a block
   }
@@ -56,6 +86,9 @@ __global__ void forward(int64_t rows, int dim, float eps, const T* x, const W* w
     const int column = (v * kGroup + member) * kVector;
     if (column < dim) {
       load8(x + row * dim + column, 1, values[v]);
+      if constexpr (kAdds) {
+        add_branch<T, W>(branch, dropout, row * dim + column, column, sum_out, values[v]);
+      }
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         sum += values[v][j];
@@ -140,14 +173,27 @@ __device__ void write_part(int dim, const float (&sums)[kVectors][kVector], floa
 
 // With g = grad_y * weight and n = (x - mean) * rstd:
 //   grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_skip;  RMSNorm: without mean(g)
-template <typename T, typename W, bool kRms, int kGroup, int kVectors>
-__global__ void backward(int64_t rows, int dim, const T* grad_y, const T* grad_skip, const T* x,
-                         const W* weight, const float* mean_in, const float* rstd_in, T* grad_x,
-                         float* weight_parts, float* bias_parts) {
+template <typename T, typename W, bool kRms, bool kAdds, int kGroup, int kVectors>
+__global__ void __launch_bounds__(kThreads, kVectors < kMaxVectors ? 2 : 1) backward(int64_t rows, int dim, DropoutDraws draws, const T* grad_y,
+                         const T* grad_skip, const T* x, const W* weight, const float* mean_in,
+                         const float* rstd_in, T* grad_x, T* grad_branch, NormParts parts) {
   const int member = static_cast<int>(threadIdx.x) % kGroup;
   const float inverse = 1.0F / static_cast<float>(dim);
   float weight_sums[kVectors][kVector] = {};
   float bias_sums[kVectors][kVector] = {};
+  // In registers they would halve the number of blocks per multiprocessor. A thread has a column.
+  __shared__ float branch_sums[kAdds ? kVectors : 1][kVector][kThreads];
+  DropoutState dropout;
+  if constexpr (kAdds) {
+    dropout = start_draws(draws, false);
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        branch_sums[v][j][threadIdx.x] = 0;
+      }
+    }
+  }
   constexpr int kRowsPerBlock = kThreads / kGroup;
   for (int64_t row = int64_t{blockIdx.x} * kRowsPerBlock + static_cast<int>(threadIdx.x) / kGroup;
        row < rows; row += int64_t{gridDim.x} * kRowsPerBlock) {
@@ -190,14 +236,37 @@ __global__ void backward(int64_t rows, int dim, const T* grad_y, const T* grad_s
           skip[j] += rstd * (g[v][j] - mean_g - n[v][j] * mean_gn);
         }
         store8(grad_x + row * dim + column, 1, skip);
+        if constexpr (kAdds) {
+          if (dropout.threshold > 0) {
+            drop8(dropout, (row * dim + column) / kVector, skip);
+            store8(grad_branch + row * dim + column, 1, skip);
+          }
+#pragma unroll
+          for (int j = 0; j < kVector; ++j) {
+            branch_sums[v][j][threadIdx.x] += skip[j];
+          }
+        }
       }
     }
   }
-  if (weight_parts != nullptr) {
-    write_part<kGroup, kVectors>(dim, weight_sums, weight_parts);
+  if (parts.weight != nullptr) {
+    write_part<kGroup, kVectors>(dim, weight_sums, parts.weight);
   }
-  if (bias_parts != nullptr) {
-    write_part<kGroup, kVectors>(dim, bias_sums, bias_parts);
+  if (parts.bias != nullptr) {
+    write_part<kGroup, kVectors>(dim, bias_sums, parts.bias);
+  }
+  if constexpr (kAdds) {
+    if (parts.branch_bias != nullptr) {
+      float sums[kVectors][kVector];
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          sums[v][j] = branch_sums[v][j][threadIdx.x];
+        }
+      }
+      write_part<kGroup, kVectors>(dim, sums, parts.branch_bias);
+    }
   }
 }
 
@@ -237,12 +306,21 @@ cudaError_t with_types(const NormRows& shape, Call&& call) {
   });
 }
 
-/// Calls `call` with the types of both, RMSNorm or not, and the shape of a row.
+/// Calls `call` with the types of both, RMSNorm or not, a branch or not, and the shape of a row.
 template <typename Call>
-cudaError_t with_kernel(const NormRows& shape, Call&& call) {
+cudaError_t with_kernel(const NormRows& shape, bool adds, Call&& call) {
+  if (adds && shape.is_rms) {
+    return cudaErrorInvalidValue;
+  }
   return with_types(shape, [&](auto tag, auto weights, auto rms) {
     return with_row_shape(shape.dim, [&](auto group, auto vectors) {
-      call(tag, weights, rms, group, vectors);
+      if constexpr (decltype(rms)::value == 0) {
+        if (adds) {
+          call(tag, weights, rms, Constant<1>{}, group, vectors);
+          return cudaGetLastError();
+        }
+      }
+      call(tag, weights, rms, Constant<0>{}, group, vectors);
       return cudaGetLastError();
     });
   });
@@ -254,17 +332,19 @@ int rows_per_block(int64_t dim) {
 
 }  // namespace
 
-cudaError_t launch_layer_norm(const NormRows& shape, const void* x, const void* weight,
-                              const void* bias, void* y, float* mean, float* rstd,
-                              cudaStream_t stream) {
-  return with_kernel(shape, [&](auto tag, auto weights, auto rms, auto group, auto vectors) {
+cudaError_t launch_layer_norm(const NormRows& shape, const NormBranch& branch, const void* x,
+                              const void* weight, const void* bias, void* sum, void* y, float* mean,
+                              float* rstd, cudaStream_t stream) {
+  return with_kernel(shape, branch.residual != nullptr, [&](auto tag, auto weights, auto rms,
+                                                            auto adds, auto group, auto vectors) {
     using T = typename decltype(tag)::type;
     using W = typename decltype(weights)::type;
-    forward<T, W, decltype(rms)::value == 1, decltype(group)::value, decltype(vectors)::value>
+    forward<T, W, decltype(rms)::value == 1, decltype(adds)::value == 1, decltype(group)::value,
+            decltype(vectors)::value>
         <<<num_blocks(shape.rows, rows_per_block(shape.dim)), kThreads, 0, stream>>>(
-            shape.rows, static_cast<int>(shape.dim), shape.eps, static_cast<const T*>(x),
-            static_cast<const W*>(weight), static_cast<const W*>(bias), static_cast<T*>(y), mean,
-            rstd);
+            shape.rows, static_cast<int>(shape.dim), shape.eps, branch, static_cast<const T*>(x),
+            static_cast<const W*>(weight), static_cast<const W*>(bias), static_cast<T*>(sum),
+            static_cast<T*>(y), mean, rstd);
   });
 }
 
@@ -273,20 +353,21 @@ int num_norm_parts(const NormRows& shape, int multiprocessors) {
   return static_cast<int>(std::clamp<int64_t>(needed, 1, int64_t{2} * multiprocessors));
 }
 
-cudaError_t launch_layer_norm_backward(const NormRows& shape, const void* grad_y,
+cudaError_t launch_layer_norm_backward(const NormRows& shape, bool adds_branch,
+                                       const DropoutDraws& draws, const void* grad_y,
                                        const void* grad_skip, const void* x, const void* weight,
                                        const float* mean, const float* rstd, void* grad_x,
-                                       float* weight_parts, float* bias_parts, int parts,
+                                       void* grad_branch, const NormParts& parts, int num_parts,
                                        cudaStream_t stream) {
-  return with_kernel(shape, [&](auto tag, auto weights, auto rms, auto group, auto vectors) {
+  return with_kernel(shape, adds_branch, [&](auto tag, auto weights, auto rms, auto adds,
+                                             auto group, auto vectors) {
     using T = typename decltype(tag)::type;
     using W = typename decltype(weights)::type;
-    backward<T, W, decltype(rms)::value == 1, decltype(group)::value, decltype(vectors)::value>
-        <<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(
-            shape.rows, static_cast<int>(shape.dim), static_cast<const T*>(grad_y),
-            static_cast<const T*>(grad_skip), static_cast<const T*>(x),
-            static_cast<const W*>(weight), mean, rstd, static_cast<T*>(grad_x), weight_parts,
-            bias_parts);
+    backward<T, W, decltype(rms)::value == 1, decltype(adds)::value == 1, decltype(group)::value,
+             decltype(vectors)::value><<<static_cast<unsigned>(num_parts), kThreads, 0, stream>>>(
+        shape.rows, static_cast<int>(shape.dim), draws, static_cast<const T*>(grad_y),
+        static_cast<const T*>(grad_skip), static_cast<const T*>(x), static_cast<const W*>(weight),
+        mean, rstd, static_cast<T*>(grad_x), static_cast<T*>(grad_branch), parts);
   });
 }
 

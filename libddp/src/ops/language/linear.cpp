@@ -10,6 +10,7 @@
 #include "ops/autocast_off.hpp"
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
+#include "ops/language/dropout.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include "ops/language/column_sums.hpp"
@@ -142,9 +143,6 @@ class Linear : public torch::autograd::Function<Linear> {
   }
 };
 
-std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
-}
 #endif
 
 }  // namespace
@@ -164,8 +162,8 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const Linea
                           : weight.to(dtype);
     const auto& residual = options.residual;
     const bool adds = residual.defined() && residual.scalar_type() == dtype;
-    const auto out = Linear::apply(input, weight, optional_of(options.bias),
-                                   optional_of(adds ? residual : at::Tensor()),
+    const auto out = Linear::apply(input, weight, detail::optional_of(options.bias),
+                                   detail::optional_of(adds ? residual : at::Tensor()),
                                    as_factor(cast.detach()), options.transposed);
     return residual.defined() && !adds ? residual + out : out;
   }
