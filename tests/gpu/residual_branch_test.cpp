@@ -80,8 +80,8 @@ TEST_CASE("add_layer_norm without dropout equals the sum's norm in float64") {
   const auto branch = leaf({rows, dim}, dtype), residual = leaf({rows, dim}, dtype);
   const auto weight = leaf({dim}, weights), bias = leaf({dim}, weights);
   const auto added = leaf({dim}, weights);
-  const auto [y, sum] = ddp::ops::add_layer_norm(
-      branch, residual, weight, bias, 1e-5, {.bias = has_bias ? added : torch::Tensor()});
+  const auto [y, sum] = ddp::ops::add_layer_norm(branch, residual, weight, bias, 1e-5,
+                                                 {.bias = has_bias ? added : torch::Tensor()});
   std::vector<torch::Tensor> inputs = {branch, residual, weight, bias}, references;
   if (has_bias) {
     inputs.push_back(added);
@@ -100,8 +100,7 @@ TEST_CASE("add_layer_norm without dropout equals the sum's norm in float64") {
   const auto f1 = torch::randn({rows, dim}, torch::kCUDA).to(dtype);
   const auto f2 = torch::randn({rows, dim}, torch::kCUDA).to(dtype);
   const auto own = grad({y, sum}, inputs, {f1, f2});
-  const auto wanted =
-      grad({y2, sum2}, references, {f1.to(torch::kDouble), f2.to(torch::kDouble)});
+  const auto wanted = grad({y2, sum2}, references, {f1.to(torch::kDouble), f2.to(torch::kDouble)});
   for (std::size_t i = 0; i < own.size(); ++i) {
     CAPTURE(i);
     CHECK(own[i].scalar_type() == inputs[i].scalar_type());
@@ -122,8 +121,7 @@ TEST_CASE("the backward of add_layer_norm and add_branch drops what the forward 
   const ddp::ops::BranchOptions options = {.bias = added, .dropout_p = p};
   torch::manual_seed(3);
   const auto sum = ddp::ops::add_branch(ones, zeros, options);
-  const auto [normed, again] =
-      ddp::ops::add_layer_norm(ones, zeros, weight, bias, 1e-5, options);
+  const auto [normed, again] = ddp::ops::add_layer_norm(ones, zeros, weight, bias, 1e-5, options);
   torch::manual_seed(3);
   CHECK(sum.equal(ddp::ops::add_branch(ones, zeros, options)));
   const auto plain = ddp::ops::dropout(ones, p);

@@ -128,10 +128,8 @@ class AddBranch : public torch::autograd::Function<AddBranch> {
     at::Tensor drawn;
     const auto draws = detail::new_draws(p, branch.device(), drawn);
     C10_CUDA_CHECK(detail::launch_add_branch(
-        rows_of(branch, bias), branch.const_data_ptr(),
-        detail::data_or_null(bias),
-        detail::data_or_null(residual), draws, out.mutable_data_ptr(),
-        detail::stream_of(branch)));
+        rows_of(branch, bias), branch.const_data_ptr(), detail::data_or_null(bias),
+        detail::data_or_null(residual), draws, out.mutable_data_ptr(), detail::stream_of(branch)));
     ctx->save_for_backward({bias_in.value_or(at::Tensor()), drawn});
     ctx->saved_data["p"] = p;
     ctx->saved_data["adds"] = residual_in.has_value();
@@ -149,8 +147,9 @@ class AddBranch : public torch::autograd::Function<AddBranch> {
     const bool wants_bias = bias.defined() && ctx->needs_input_grad(1);
     const auto target = detail::grad_target(bias, wants_bias);
     const int parts = detail::num_column_parts(shape.rows, shape.columns);
-    const auto sums = wants_bias ? at::empty({parts, shape.columns}, grad.options().dtype(at::kFloat))
-                                 : at::Tensor();
+    const auto sums = wants_bias
+                          ? at::empty({parts, shape.columns}, grad.options().dtype(at::kFloat))
+                          : at::Tensor();
     const auto out = at::empty_like(grad);
     const auto stream = detail::stream_of(grad);
     C10_CUDA_CHECK(detail::launch_add_branch_backward(

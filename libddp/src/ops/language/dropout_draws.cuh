@@ -40,10 +40,10 @@ __device__ __forceinline__ void drop8(const DropoutState& state, int64_t vector,
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const uint64_t counter = state.counter + half;
-    const uint4 drawn = curand_Philox4x32_10(
-        {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
-         static_cast<uint32_t>(vector), static_cast<uint32_t>(vector >> 32)},
-        state.key);
+    const uint4 drawn =
+        curand_Philox4x32_10({static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
+                              static_cast<uint32_t>(vector), static_cast<uint32_t>(vector >> 32)},
+                             state.key);
     const uint32_t numbers[4] = {drawn.x, drawn.y, drawn.z, drawn.w};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

@@ -93,7 +93,8 @@ at::Tensor gelu(const at::Tensor& x, const GeluOptions& options) {
     return Gelu::apply(x, detail::optional_of(bias), options.tanh);
   }
 #endif
-  return at::gelu(bias.defined() ? x + bias.to(x.scalar_type()) : x, options.tanh ? "tanh" : "none");
+  return at::gelu(bias.defined() ? x + bias.to(x.scalar_type()) : x,
+                  options.tanh ? "tanh" : "none");
 }
 
 }  // namespace ddp::ops

@@ -25,7 +25,6 @@ cudaError_t launch_gelu(const GeluRows& shape, const void* x, const void* bias, 
 ///
 ///   parts  float32 [num_column_parts(rows, columns), columns] for the sums of rows, or nullptr
 cudaError_t launch_gelu_backward(const GeluRows& shape, const void* grad, const void* x,
-                                 const void* bias, void* grad_x, float* parts,
-                                 cudaStream_t stream);
+                                 const void* bias, void* grad_x, float* parts, cudaStream_t stream);
 
 }  // namespace ddp::ops::detail

@@ -11,30 +11,35 @@ namespace ddp::ops::detail {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kThreads = 1024;
+constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kVector = 8;
+constexpr int kAhead = 4;  // reads of a thread in flight
+constexpr int64_t kStride = int64_t{kThreads} * kVector;
 constexpr int64_t kMaxKeptBytes = 112 * 1024;  // of a row
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLowest = -8e37F;              // below all logits, and its differences are finite
+constexpr float kLog2e = 1.4426950408889634F;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 /// The largest logit, its first place, and the sum of exp(x - largest).
 struct Softmax {
-  float largest = -kInfinity;
+  float largest = kLowest;
   float sum = 0;
   int place = std::numeric_limits<int>::max();
 };
 
+/// exp(x) in one multiplication and one instruction; results below 2^-126 are 0.
+__device__ float fast_exp(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * kLog2e));
+  return result;
+}
+
 __device__ Softmax merge(const Softmax& a, const Softmax& b) {
   const bool takes_b = b.largest > a.largest || (b.largest == a.largest && b.place < a.place);
   const float largest = takes_b ? b.largest : a.largest;
-  const auto scaled = [largest](const Softmax& part) {
-    // Parts that saw nothing but -inf add nothing. NaN stays.
-    return part.largest == -kInfinity && part.sum == 0.0F
-               ? 0.0F
-               : part.sum * __expf(part.largest - largest);
-  };
-  return {largest, scaled(a) + scaled(b), takes_b ? b.place : a.place};
+  return {largest, a.sum * fast_exp(a.largest - largest) + b.sum * fast_exp(b.largest - largest),
+          takes_b ? b.place : a.place};
 }
 
 __device__ Softmax of_block(Softmax own) {
@@ -63,36 +68,88 @@ __device__ T* kept(int64_t c) {
   return reinterpret_cast<T*>(memory) + c;
 }
 
+/// Adds `count` logits from column `c` on.
+template <int kCount>
+__device__ void add(const float (&x)[kCount], int64_t c, Softmax& own) {
+  float largest = x[0];
+#pragma unroll
+  for (int j = 1; j < kCount; ++j) {
+    largest = fmaxf(largest, x[j]);
+  }
+  if (largest > own.largest) {
+    own.sum *= fast_exp(own.largest - largest);
+    own.largest = largest;
+#pragma unroll
+    for (int j = kCount - 1; j >= 0; --j) {
+      own.place = x[j] == largest ? static_cast<int>(c) + j : own.place;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    own.sum += fast_exp(x[j] - own.largest);
+  }
+}
+
+/// Reads whole vectors in front of `whole`, and the elements behind it one by one.
 template <typename T, bool kKeeps>
-__device__ Softmax of_row(const T* row, int64_t vocab) {
+__device__ Softmax of_row(const T* row, int64_t whole, int64_t vocab) {
   Softmax own;
-  for (int64_t c = int64_t{threadIdx.x} * kVector; c < vocab; c += kThreads * kVector) {
-    float x[kVector];
-    load8(row + c, 1, x);
-    if constexpr (kKeeps) {
-      store8(kept<T>(c), 1, x);
-    }
-    float largest = -kInfinity;
+  for (int64_t first = int64_t{threadIdx.x} * kVector; first < whole; first += kAhead * kStride) {
+    Vector8<T> ahead[kAhead];
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      x[j] = c + j < vocab ? x[j] : -kInfinity;
-      largest = fmaxf(largest, x[j]);
-    }
-    if (largest > own.largest) {
-      own.sum *= __expf(own.largest - largest);
-      own.largest = largest;
-#pragma unroll
-      for (int j = kVector - 1; j >= 0; --j) {
-        own.place = x[j] == largest ? static_cast<int>(c) + j : own.place;
+    for (int u = 0; u < kAhead; ++u) {
+      if (first + u * kStride < whole) {
+        ahead[u].bits = *reinterpret_cast<const uint4*>(row + first + u * kStride);
       }
     }
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      // A difference of two -inf would be NaN.
-      own.sum += x[j] == -kInfinity ? 0.0F : __expf(x[j] - own.largest);
+    for (int u = 0; u < kAhead; ++u) {
+      const int64_t c = first + u * kStride;
+      if (c < whole) {
+        float x[kVector];
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          x[j] = to_float(ahead[u].values[j]);
+        }
+        if constexpr (kKeeps) {
+          *reinterpret_cast<uint4*>(kept<T>(c)) = ahead[u].bits;
+        }
+        add(x, c, own);
+      }
     }
   }
+  if (const int64_t c = whole + threadIdx.x; c < vocab) {
+    const float x[1] = {to_float(row[c])};
+    add(x, c, own);
+  }
   return own;
+}
+
+/// Replaces the row's logits by softmax - 1 at the label, and the padding's by 0.
+template <typename T, bool kKeeps>
+__device__ void write_gradient(T* logits, int64_t whole, const HeadLogits& in, int64_t label,
+                               float log_sum, float loss) {
+  const float at_label = expm1f(-loss);  // near 1 a rounded probability would lose the difference
+#pragma unroll 4
+  for (int64_t c = int64_t{threadIdx.x} * kVector; c < whole; c += kStride) {
+    float x[kVector];
+    load8(kKeeps ? kept<T>(c) : logits + c, 1, x);
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      x[j] = fast_exp(x[j] - log_sum);
+    }
+    if (label >= c && label < c + kVector) {
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        x[j] = c + j == label ? at_label : x[j];
+      }
+    }
+    store8(logits + c, 1, x);
+  }
+  for (int64_t c = whole + threadIdx.x; c < in.leading; c += kThreads) {
+    const float x = c < in.vocab ? fast_exp(to_float(logits[c]) - log_sum) : 0.0F;
+    logits[c] = from_float<T>(c == label ? at_label : x);
+  }
 }
 
 template <typename T, bool kKeeps>
@@ -100,37 +157,32 @@ __global__ void __launch_bounds__(kThreads, 2)
     row_losses(HeadLogits in, bool make_grad, HeadLossSums out) {
   const int64_t row = blockIdx.x;
   T* const logits = static_cast<T*>(in.logits) + row * in.leading;
+  const int64_t whole = in.vocab / kVector * kVector;
   const int64_t label = in.labels[row];
-  const bool counts = label != in.ignore_index;
-  const bool is_valid = counts && label >= 0 && label < in.vocab;
-  const float of_label = is_valid ? to_float(logits[label]) : kNan;
-  Softmax softmax;
-  if (counts) {
-    softmax = of_block(
-        of_row<T, kKeeps>(logits, in.vocab));  // also orders the readers of the label's logit
-  }
-  const float log_sum = softmax.largest + logf(softmax.sum);
-  const float loss = counts ? log_sum - of_label : 0.0F;
-  if (threadIdx.x == 0) {
-    out.row_losses[row] = loss;
-    out.row_marks[row] = is_valid && softmax.place == label && !isnan(loss) ? 1 : 0;
-  }
-  if (!make_grad) {
+  if (label == in.ignore_index) {
+    if (threadIdx.x == 0) {
+      out.row_losses[row] = 0;
+      out.row_marks[row] = 0;
+    }
+    constexpr float kZeros[kVector] = {};
+    for (int64_t c = int64_t{threadIdx.x} * kVector; make_grad && c < in.leading; c += kStride) {
+      store8(logits + c, 1, kZeros);
+    }
     return;
   }
-  const float bad = is_valid || !counts ? 0.0F : kNan;  // found by checks of gradients
-  for (int64_t c = int64_t{threadIdx.x} * kVector; c < in.leading; c += kThreads * kVector) {
-    float x[kVector] = {};
-    if (counts && c < in.vocab) {
-      load8(kKeeps ? kept<T>(c) : logits + c, 1, x);
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        x[j] = c + j < in.vocab ? __expf(x[j] - log_sum) + bad : 0.0F;
-        // Near 1 a rounded probability would lose the difference from 1.
-        x[j] = c + j == label ? expm1f(-loss) : x[j];
-      }
-    }
-    store8(logits + c, 1, x);
+  const bool is_valid = label >= 0 && label < in.vocab;
+  const float of_label = is_valid ? to_float(logits[label]) : kNan;
+  // of_block() also orders the readers of the label's logit before its writer.
+  const auto softmax = of_block(of_row<T, kKeeps>(logits, whole, in.vocab));
+  // An invalid label gives NaN, found by checks of loss and gradients.
+  const float log_sum = is_valid ? softmax.largest + logf(softmax.sum) : kNan;
+  const float loss = log_sum - of_label;
+  if (threadIdx.x == 0) {
+    out.row_losses[row] = loss;
+    out.row_marks[row] = softmax.place == label && !isnan(loss) ? 1 : 0;
+  }
+  if (make_grad) {
+    write_gradient<T, kKeeps>(logits, whole, in, label, log_sum, loss);
   }
 }
 

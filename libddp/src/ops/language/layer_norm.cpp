@@ -150,9 +150,9 @@ class Norm : public torch::autograd::Function<Norm> {
 
 NormedResidual norm_by_kernel(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                               double eps, const Branch& branch = {}) {
-  const auto outputs = Norm::apply(x, weight, detail::optional_of(bias),
-                                   detail::optional_of(branch.bias),
-                                   detail::optional_of(branch.residual), eps, branch.dropout_p);
+  const auto outputs =
+      Norm::apply(x, weight, detail::optional_of(bias), detail::optional_of(branch.bias),
+                  detail::optional_of(branch.residual), eps, branch.dropout_p);
   return {outputs[0], outputs[1]};
 }
 #endif

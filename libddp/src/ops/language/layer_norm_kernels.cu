@@ -174,9 +174,10 @@ __device__ void write_part(int dim, const float (&sums)[kVectors][kVector], floa
 // With g = grad_y * weight and n = (x - mean) * rstd:
 //   grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_skip;  RMSNorm: without mean(g)
 template <typename T, typename W, bool kRms, bool kAdds, int kGroup, int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors < kMaxVectors ? 2 : 1) backward(int64_t rows, int dim, DropoutDraws draws, const T* grad_y,
-                         const T* grad_skip, const T* x, const W* weight, const float* mean_in,
-                         const float* rstd_in, T* grad_x, T* grad_branch, NormParts parts) {
+__global__ void __launch_bounds__(kThreads, kVectors < kMaxVectors ? 2 : 1)
+    backward(int64_t rows, int dim, DropoutDraws draws, const T* grad_y, const T* grad_skip,
+             const T* x, const W* weight, const float* mean_in, const float* rstd_in, T* grad_x,
+             T* grad_branch, NormParts parts) {
   const int member = static_cast<int>(threadIdx.x) % kGroup;
   const float inverse = 1.0F / static_cast<float>(dim);
   float weight_sums[kVectors][kVector] = {};
@@ -335,17 +336,18 @@ int rows_per_block(int64_t dim) {
 cudaError_t launch_layer_norm(const NormRows& shape, const NormBranch& branch, const void* x,
                               const void* weight, const void* bias, void* sum, void* y, float* mean,
                               float* rstd, cudaStream_t stream) {
-  return with_kernel(shape, branch.residual != nullptr, [&](auto tag, auto weights, auto rms,
-                                                            auto adds, auto group, auto vectors) {
-    using T = typename decltype(tag)::type;
-    using W = typename decltype(weights)::type;
-    forward<T, W, decltype(rms)::value == 1, decltype(adds)::value == 1, decltype(group)::value,
-            decltype(vectors)::value>
-        <<<num_blocks(shape.rows, rows_per_block(shape.dim)), kThreads, 0, stream>>>(
-            shape.rows, static_cast<int>(shape.dim), shape.eps, branch, static_cast<const T*>(x),
-            static_cast<const W*>(weight), static_cast<const W*>(bias), static_cast<T*>(sum),
-            static_cast<T*>(y), mean, rstd);
-  });
+  return with_kernel(
+      shape, branch.residual != nullptr,
+      [&](auto tag, auto weights, auto rms, auto adds, auto group, auto vectors) {
+        using T = typename decltype(tag)::type;
+        using W = typename decltype(weights)::type;
+        forward<T, W, decltype(rms)::value == 1, decltype(adds)::value == 1, decltype(group)::value,
+                decltype(vectors)::value>
+            <<<num_blocks(shape.rows, rows_per_block(shape.dim)), kThreads, 0, stream>>>(
+                shape.rows, static_cast<int>(shape.dim), shape.eps, branch,
+                static_cast<const T*>(x), static_cast<const W*>(weight),
+                static_cast<const W*>(bias), static_cast<T*>(sum), static_cast<T*>(y), mean, rstd);
+      });
 }
 
 int num_norm_parts(const NormRows& shape, int multiprocessors) {
@@ -359,16 +361,18 @@ cudaError_t launch_layer_norm_backward(const NormRows& shape, bool adds_branch,
                                        const float* mean, const float* rstd, void* grad_x,
                                        void* grad_branch, const NormParts& parts, int num_parts,
                                        cudaStream_t stream) {
-  return with_kernel(shape, adds_branch, [&](auto tag, auto weights, auto rms, auto adds,
-                                             auto group, auto vectors) {
-    using T = typename decltype(tag)::type;
-    using W = typename decltype(weights)::type;
-    backward<T, W, decltype(rms)::value == 1, decltype(adds)::value == 1, decltype(group)::value,
-             decltype(vectors)::value><<<static_cast<unsigned>(num_parts), kThreads, 0, stream>>>(
-        shape.rows, static_cast<int>(shape.dim), draws, static_cast<const T*>(grad_y),
-        static_cast<const T*>(grad_skip), static_cast<const T*>(x), static_cast<const W*>(weight),
-        mean, rstd, static_cast<T*>(grad_x), static_cast<T*>(grad_branch), parts);
-  });
+  return with_kernel(shape, adds_branch,
+                     [&](auto tag, auto weights, auto rms, auto adds, auto group, auto vectors) {
+                       using T = typename decltype(tag)::type;
+                       using W = typename decltype(weights)::type;
+                       backward<T, W, decltype(rms)::value == 1, decltype(adds)::value == 1,
+                                decltype(group)::value, decltype(vectors)::value>
+                           <<<static_cast<unsigned>(num_parts), kThreads, 0, stream>>>(
+                               shape.rows, static_cast<int>(shape.dim), draws,
+                               static_cast<const T*>(grad_y), static_cast<const T*>(grad_skip),
+                               static_cast<const T*>(x), static_cast<const W*>(weight), mean, rstd,
+                               static_cast<T*>(grad_x), static_cast<T*>(grad_branch), parts);
+                     });
 }
 
 }  // namespace ddp::ops::detail
