@@ -28,7 +28,7 @@ struct LanguageModelSettings {
   std::string path = "";
   torch::Dtype dtype = torch::kFloat32;
   int64_t seed = 0;
-  models::CausalLmOptions computation{};
+  models::LanguageModelOptions computation{};
 };
 void describe_fields(LanguageModelSettings& settings, ddp::FieldVisitor& visitor);
 
