@@ -190,7 +190,8 @@ def train_wordpiece(texts, vocab_size, name):
     trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=BERT_TOKENS,
                                                    show_progress=False)
     tokenizer.train_from_iterator(texts, trainer=trainer)
-    # The trainer numbers equally frequent words in the order of a hash table, different in each run.
+    # The trainer orders equally frequent words by a hash table, different in each run. Sorting fixes
+    # the ids. Which of the rarest words are learned can still differ.
     words = BERT_TOKENS + sorted(tokenizer.get_vocab().keys() - set(BERT_TOKENS))
     tokenizer.model = tokenizers.models.WordPiece({word: i for i, word in enumerate(words)},
                                                   unk_token="[UNK]")

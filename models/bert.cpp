@@ -39,8 +39,7 @@ struct BertNorm {
   torch::Tensor bias;
 };
 
-BertNorm new_bert_norm(torch::nn::Module& owner, int64_t size,
-                         const torch::TensorOptions& memory) {
+BertNorm new_bert_norm(torch::nn::Module& owner, int64_t size, const torch::TensorOptions& memory) {
   const auto group = new_group(owner, "LayerNorm");
   return {new_parameter(*group, "weight", {size}, memory),
           new_parameter(*group, "bias", {size}, memory)};
@@ -263,10 +262,10 @@ bool BertImpl::is_matrix_product(const std::string& name) const {
 
 double BertImpl::flops_per_token(int64_t seq_len) const {
   const auto& transform = head_->dense.weight;
-  const double head = (word_embeddings_.requires_grad() ? 6.0 : 4.0) *
-                          static_cast<double>(word_embeddings_.numel()) +
-                      (transform.requires_grad() ? 6.0 : 4.0) *
-                          static_cast<double>(transform.numel());
+  const double head =
+      (word_embeddings_.requires_grad() ? 6.0 : 4.0) *
+          static_cast<double>(word_embeddings_.numel()) +
+      (transform.requires_grad() ? 6.0 : 4.0) * static_cast<double>(transform.numel());
   return matrix_flops_per_token() - (1 - computation_.head_share) * head +
          2 * detail::attention_flops_per_token(seq_len, options_.hidden_size, options_.num_layers);
 }

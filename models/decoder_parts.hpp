@@ -48,7 +48,8 @@ struct LayerCall {
   KeyValueCache* cache = nullptr;
   ddp::ops::AttentionOptions attention{};
 };
-LayerCall layer_call(const TokenInput& input, KeyValueCache* cache, const LanguageModelOptions& options);
+LayerCall layer_call(const TokenInput& input, KeyValueCache* cache,
+                     const LanguageModelOptions& options);
 
 /// Attention over a batch [batch, seq, heads, head_dim], packed or not, with or without a cache.
 /// Returns [batch, seq, heads * head_dim]. `layer` indexes the cache.

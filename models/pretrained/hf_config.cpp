@@ -250,8 +250,7 @@ BertOptions read_bert(const JsonObject& json) {
   options.layer_norm_eps = json.number("layer_norm_eps", 0, 1, 1e-12);
   options.initializer_range = json.number("initializer_range", 0, 1000, 0.02);
   const bool no_pad = json.mentions("pad_token_id") && !json.has("pad_token_id");
-  options.pad_token_id =
-      no_pad ? -1 : json.integer("pad_token_id", 0, options.vocab_size - 1, 0);
+  options.pad_token_id = no_pad ? -1 : json.integer("pad_token_id", 0, options.vocab_size - 1, 0);
   check_activation(json, "hidden_act", "gelu", "gelu");
   const std::string positions = json.text("position_embedding_type", "absolute");
   refuse_if(json, "position_embedding_type", positions != "absolute",
@@ -319,8 +318,7 @@ HfConfig read_hf_config(const std::string& path) {
   HfConfig config;
   config.model_type = json.text("model_type");
   const std::string& type = config.model_type;
-  if (type != "qwen2" && type != "llama" && type != "mistral" && type != "gpt2" &&
-      type != "bert") {
+  if (type != "qwen2" && type != "llama" && type != "mistral" && type != "gpt2" && type != "bert") {
     json.refuse("model_type", json.shown("model_type") + ": " + kSupported);
   }
   if (json.has("quantization_config")) {

@@ -33,13 +33,13 @@ constexpr const char* kBertTable = "bert.embeddings.word_embeddings.weight";
 /// head, and the position numbers that older releases stored.
 bool is_other_bert_head(const std::string& name) {
   return name.starts_with("bert.pooler.") || name.starts_with("pooler.") ||
-         name.starts_with("cls.seq_relationship.") ||
-         name.ends_with("embeddings.position_ids");
+         name.starts_with("cls.seq_relationship.") || name.ends_with("embeddings.position_ids");
 }
 
 /// The first BERT releases call weight and bias of a LayerNorm gamma and beta.
 std::string with_norm_names(const std::string& name) {
-  for (const auto& [old, now] : {std::pair{"LayerNorm.gamma", "weight"}, {"LayerNorm.beta", "bias"}}) {
+  for (const auto& [old, now] :
+       {std::pair{"LayerNorm.gamma", "weight"}, {"LayerNorm.beta", "bias"}}) {
     if (name.ends_with(old)) {
       return name.substr(0, name.rfind('.') + 1) + now;
     }
@@ -125,8 +125,7 @@ WeightMatch match_weights(const StoredWeights& stored, const ddp::TensorMap& mod
   const bool is_bert = module.count(kBertTable) != 0;
   for (const auto& tensor : stored.tensors) {
     const std::string name = module_name(tensor.name, module);
-    if (module.count(name) == 0 &&
-        (is_old_buffer(name) || (is_bert && is_other_bert_head(name)))) {
+    if (module.count(name) == 0 && (is_old_buffer(name) || (is_bert && is_other_bert_head(name)))) {
       continue;
     }
     if (tensor.dtype != "F32" && tensor.dtype != "BF16" && tensor.dtype != "F16") {

@@ -94,8 +94,8 @@ TEST_CASE("linear_cross_entropy with a bias equals float64, padded or not, in ch
           const auto h = reference_of(hidden), w = reference_of(weight), b = reference_of(bias);
           const auto expected = torch::cross_entropy_loss(torch::linear(h, w, b), labels, {},
                                                           at::Reduction::Sum, -100);
-          const auto result = ddp::ops::linear_cross_entropy(
-              hidden, weight, labels, {.chunk_tokens = chunk, .bias = bias});
+          const auto result = ddp::ops::linear_cross_entropy(hidden, weight, labels,
+                                                             {.chunk_tokens = chunk, .bias = bias});
           CHECK(relative_error(result.loss_sum, expected) < (is_float ? 1e-6 : 1e-3));
           const auto grads = grad({result.loss_sum * 0.5}, {hidden, weight, bias});
           const auto wanted = grad({expected * 0.5}, {h, w, b});

@@ -53,8 +53,8 @@ void add_documents(const std::vector<TokenExample>& examples, int64_t width, Tok
   std::copy(offsets.begin(), offsets.end(), batch.document_offsets.mutable_data_ptr<int32_t>());
 }
 
-// Replaces labels [rows, width] by those of the targets, padded to `count`. The places that only pad
-// are 0: their labels are ignored.
+// Replaces labels [rows, width] by those of the targets, padded to `count`. The places that only
+// pad are 0: their labels are ignored.
 void gather_targets(int64_t count, TokenBatch& batch) {
   const auto labels = batch.labels;
   batch.labels = at::full({count}, kIgnoredLabel, at::kLong);

@@ -64,7 +64,8 @@ TEST_CASE("linear_cross_entropy adds a bias and gives it the gradient of its col
       const auto result = ddp::ops::linear_cross_entropy(hidden, weight, labels,
                                                          {.chunk_tokens = chunk, .bias = bias});
       CHECK(result.loss_sum.item<float>() == Approx(expected.item<float>()).epsilon(1e-6));
-      CHECK(result.num_correct.item<int64_t>() == logits.argmax(1).eq(labels).sum().item<int64_t>());
+      CHECK(result.num_correct.item<int64_t>() ==
+            logits.argmax(1).eq(labels).sum().item<int64_t>());
       const auto grads = grad({result.loss_sum * 0.5}, {hidden, weight, bias});
       const auto wanted = grad({expected * 0.5}, {hidden, weight, bias});
       for (std::size_t i = 0; i < 3; ++i) {
@@ -72,8 +73,8 @@ TEST_CASE("linear_cross_entropy adds a bias and gives it the gradient of its col
         CHECK(close(grads[i], wanted[i], 1e-5));
       }
       // A bias that trains over a frozen weight.
-      const auto only = ddp::ops::linear_cross_entropy(
-          hidden.detach(), weight.detach(), labels, {.chunk_tokens = chunk, .bias = bias});
+      const auto only = ddp::ops::linear_cross_entropy(hidden.detach(), weight.detach(), labels,
+                                                       {.chunk_tokens = chunk, .bias = bias});
       CHECK(close(grad({only.loss_sum * 0.5}, {bias})[0], wanted[2], 1e-5));
     }
   }

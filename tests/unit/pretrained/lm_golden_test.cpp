@@ -71,10 +71,16 @@ void check_gradients(const ddp::TensorMap& golden_tensors, const torch::nn::Modu
       continue;
     }
     INFO(item.key());
-    const double error = error_of(item.value().grad(), golden_tensors.at(prefix + item.key()));
+    const auto& theirs = golden_tensors.at(prefix + item.key());
+    ++count;
+    if (item.key().ends_with(".key.bias")) {
+      // Softmax ignores what a key's bias adds to all scores of a query: only rounding is left.
+      CHECK(item.value().grad().abs().max().item<double>() < 1e-6);
+      continue;
+    }
+    const double error = error_of(item.value().grad(), theirs);
     CHECK(error <= kTolerance);
     largest = std::max(largest, error);
-    ++count;
   }
   std::size_t expected = 0;
   for (const auto& [key, tensor] : golden_tensors) {

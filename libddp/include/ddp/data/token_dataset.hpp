@@ -165,8 +165,9 @@ class TokenMasking;
 
 /// Padding is id 0 and never a label. With `masking` the labels are the hidden tokens, not the next
 /// ones. Unless it has full_head, the batch has rows * masking.max_targets(width) target_positions,
-/// however many tokens are targets; the remaining labels are kIgnoredLabel. Packed rows are max_seq_len long; other rows have the length
-/// of the batch's longest, rounded up to a multiple of 64, at most max_seq_len.
+/// however many tokens are targets; the remaining labels are kIgnoredLabel. Packed rows are
+/// max_seq_len long; other rows have the length of the batch's longest, rounded up to a multiple of
+/// 64, at most max_seq_len.
 class TokenCollate {
  public:
   TokenCollate(TokenLayout layout, int64_t max_seq_len);

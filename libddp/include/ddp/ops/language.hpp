@@ -189,8 +189,8 @@ struct LinearCrossEntropyResult {
 ///
 /// A label outside the vocabulary gives NaN. The gradient of the logits takes their place, so
 /// memory holds one copy of them until the backward. With chunk_tokens the forward computes the
-/// gradients of hidden, weight and bias instead. Products with odd row lengths are four to six times
-/// slower: see pad_rows().
+/// gradients of hidden, weight and bias instead. Products with odd row lengths are four to six
+/// times slower: see pad_rows().
 LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "ops/autocast_off.hpp"
@@ -102,9 +103,9 @@ void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
 }
 
 /// `bias` in `dtype`, zero for the rows that pad_rows() added; undefined without bias.
-at::Tensor padded_bias(const at::Tensor& bias, int64_t rows, at::ScalarType dtype) {
-  return bias.defined() ? at::constant_pad_nd(bias.detach().to(dtype), {0, rows - bias.size(0)})
-                        : at::Tensor();
+at::Tensor padded_bias(const std::optional<at::Tensor>& bias, int64_t rows, at::ScalarType dtype) {
+  return bias ? at::constant_pad_nd(bias->detach().to(dtype), {0, rows - bias->size(0)})
+              : at::Tensor();
 }
 
 at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& padded_weight,
@@ -153,9 +154,9 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
                                                 const at::Tensor& hidden, const at::Tensor& weight,
-                                                const at::Tensor& bias, const at::Tensor& labels,
-                                                at::ScalarType dtype, int64_t ignore_index,
-                                                bool makes_grad) {
+                                                const std::optional<at::Tensor>& bias,
+                                                const at::Tensor& labels, at::ScalarType dtype,
+                                                int64_t ignore_index, bool makes_grad) {
     const AutocastOff no_autocast(hidden.device().type());
     const auto h = hidden.to(dtype).contiguous();
     const auto w = padded_rows(weight).to(dtype);
@@ -163,7 +164,7 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     const auto logits = logits_of(h, w, padded_bias(bias, w.size(0), dtype));
     add_loss(logits, labels, weight.size(0), ignore_index, makes_grad, sums);
     if (makes_grad) {
-      ctx->save_for_backward({h, w, weight, logits, bias});
+      ctx->save_for_backward({h, w, weight, logits, bias.value_or(at::Tensor())});
       ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     }
     ctx->mark_non_differentiable({sums.correct});
@@ -196,7 +197,8 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
       write_weight_gradient({product}, grad_logits, h);
       target.write(product.mul_(grad_outputs[0]));
     }
-    const auto bias_target = detail::grad_target(saved[4], ctx->needs_input_grad(2));
+    const auto bias_target =
+        detail::grad_target(saved[4], saved[4].defined() && ctx->needs_input_grad(2));
     if (bias_target.memory.defined()) {
       bias_target.write(
           column_sums(grad_logits).narrow(0, 0, weight.size(0)).mul_(grad_outputs[0]));
@@ -216,8 +218,8 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
                                                 const at::Tensor& hidden, const at::Tensor& weight,
-                                                const at::Tensor& bias, const at::Tensor& labels,
-                                                at::ScalarType dtype,
+                                                const std::optional<at::Tensor>& bias,
+                                                const at::Tensor& labels, at::ScalarType dtype,
                                                 const LinearCrossEntropyOptions& options,
                                                 const WantedGradients& wanted) {
     const AutocastOff no_autocast(hidden.device().type());
@@ -256,7 +258,7 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
     }
     if (wanted.bias) {
       grad_bias = grad_bias.narrow(0, 0, weight.size(0));
-      ctx->saved_data["bias_dtype"] = bias.scalar_type();
+      ctx->saved_data["bias_dtype"] = bias->scalar_type();
     }
     ctx->save_for_backward({grad_hidden, grad_weight, grad_bias});
     ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
@@ -275,8 +277,13 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
                  ? gradient.mul(grad_outputs[0]).to(ctx->saved_data[dtype].toScalarType())
                  : at::Tensor();
     };
-    return {scaled(saved[0], "hidden_dtype"), scaled(saved[1], "weight_dtype"),
-            scaled(saved[2], "bias_dtype"), {}, {}, {}, {}};
+    return {scaled(saved[0], "hidden_dtype"),
+            scaled(saved[1], "weight_dtype"),
+            scaled(saved[2], "bias_dtype"),
+            {},
+            {},
+            {},
+            {}};
   }
 };
 
@@ -322,10 +329,12 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
   };
   const WantedGradients wanted{wants(hidden), wants(weight), wants(bias)};
   const bool is_chunked = options.chunk_tokens > 0 && options.chunk_tokens < hidden.size(0);
-  const auto outputs =
-      is_chunked ? ChunkedHeadLoss::apply(hidden, weight, bias, labels, dtype, options, wanted)
-                 : WholeHeadLoss::apply(hidden, weight, bias, labels, dtype, options.ignore_index,
-                                        wanted.any());
+  // LibTorch refuses an undefined tensor here, but not an empty optional.
+  const auto maybe_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  const auto outputs = is_chunked ? ChunkedHeadLoss::apply(hidden, weight, maybe_bias, labels,
+                                                           dtype, options, wanted)
+                                  : WholeHeadLoss::apply(hidden, weight, maybe_bias, labels, dtype,
+                                                         options.ignore_index, wanted.any());
   return {outputs[0], outputs[1]};
 }
 
