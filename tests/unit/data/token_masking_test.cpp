@@ -66,12 +66,12 @@ TEST_CASE("15 % of the ordinary tokens are targets: 80 % masked, 10 % random, 10
     REQUIRE(in_row <= masking.max_targets(64));
     targets += static_cast<double>(in_row);
   }
-  // About 40,000 targets: five standard deviations of a share are below 0.01.
-  CHECK(targets > 30000);
+  // About 29,000 targets: five standard deviations of a share are below 0.012.
+  CHECK(targets > 25000);
   CHECK(std::abs(targets / ordinary - 0.15) < 0.005);
-  CHECK(std::abs(masked / targets - 0.8) < 0.01);
-  CHECK(std::abs(other / targets - 0.1) < 0.01);
-  CHECK(std::abs(kept / targets - 0.1) < 0.01);
+  CHECK(std::abs(masked / targets - 0.8) < 0.012);
+  CHECK(std::abs(other / targets - 0.1) < 0.012);
+  CHECK(std::abs(kept / targets - 0.1) < 0.012);
   CHECK(drawn.size() > 1500);  // of 2,043 ordinary ids
 }
 
