@@ -143,6 +143,34 @@ TEST_CASE("BERT of transformers computes the same here") {
   }
 }
 
+TEST_CASE("packed documents of BERT read only themselves, and wrong inputs are refused") {
+  const auto model = std::dynamic_pointer_cast<models::BertImpl>(
+      models::make_language_model(models::read_hf_config(golden("bert")), at::kFloat));
+  models::load_pretrained(*model, golden("bert"));
+  const torch::NoGradGuard no_grad;
+  torch::manual_seed(5);
+  const auto ids = torch::randint(1, 53, {1, 16}, torch::kLong);
+  const auto positions = torch::cat({torch::arange(6), torch::arange(10)}).unsqueeze(0);
+  const auto packed =
+      model->hidden_states({.input_ids = ids,
+                            .position_ids = positions,
+                            .document_offsets = torch::tensor({0, 6, 16}, torch::kInt),
+                            .max_document_length = 10});
+  const auto first = model->hidden_states({.input_ids = ids.narrow(1, 0, 6)});
+  const auto second = model->hidden_states({.input_ids = ids.narrow(1, 6, 10)});
+  CHECK(error_of(packed, torch::cat({first, second}, 1)) <= 1e-5);
+  CHECK_THROWS_WITH(model->hidden_states({.input_ids = ids.repeat({1, 2})}),
+                    Catch::Contains("32 tokens is longer than the model's 24 positions"));
+  CHECK_THROWS_WITH(model->hidden_states({.input_ids = ids, .token_type_ids = ids.narrow(1, 0, 3)}),
+                    Catch::Contains("token_type_ids must have the shape"));
+  // A BERT of three layers lacks the third one's keys in this file.
+  auto options = model->options();
+  options.num_layers = 3;
+  models::Bert deeper(options);
+  CHECK_THROWS_WITH(models::load_pretrained(*deeper, golden("bert")),
+                    Catch::Contains("bert.encoder.layer.2.attention.self.query.weight"));
+}
+
 TEST_CASE("recomputed layers and a loss in chunks give the same gradients") {
   for (const std::string name : {"qwen2", "gpt2"}) {
     auto c = load_case(name);
