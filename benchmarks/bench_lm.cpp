@@ -31,6 +31,7 @@
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"
+#include "models/bert.hpp"
 #include "models/gpt2.hpp"
 #include "models/lora.hpp"
 #include "models/qwen2.hpp"
@@ -43,7 +44,7 @@ namespace {
 
 using bench::Loop;
 using bench::Settings;
-using ModelPtr = std::shared_ptr<models::CausalLm>;
+using ModelPtr = std::shared_ptr<models::LanguageModel>;
 
 const Settings::Values kDefaults = {{"model", "qwen2-7b"},
                                     {"seq_len", "4096"},
@@ -70,8 +71,13 @@ const Settings::Values kDefaults = {{"model", "qwen2-7b"},
                                     {"steps", "10"},
                                     {"warmup", "3"}};
 
-bool is_gpt2(const Settings& settings) {
-  return settings.text("model").rfind("gpt2", 0) == 0;
+bool is_bert(const Settings& settings) {
+  return settings.text("model").starts_with("bert");
+}
+
+/// Trained whole, with float32 parameters under autocast.
+bool is_pretraining(const Settings& settings) {
+  return settings.text("model").starts_with("gpt2") || is_bert(settings);
 }
 
 torch::Dtype torch_dtype(const Settings& settings, const std::string& key) {
@@ -83,7 +89,7 @@ torch::Dtype parameter_dtype(const Settings& settings) {
   if (settings.text("param_dtype") != "auto") {
     return torch_dtype(settings, "param_dtype");
   }
-  return is_gpt2(settings) ? torch::kFloat32 : torch_dtype(settings, "dtype");
+  return is_pretraining(settings) ? torch::kFloat32 : torch_dtype(settings, "dtype");
 }
 
 /// Enables autocast if the computation's dtype differs from the parameters'.
@@ -93,7 +99,7 @@ ddp::AmpOptions autocast_options(const Settings& settings) {
 }
 
 /// Sizes by model name, the same as in benchmarks/pytorch_lm.py.
-using Sizes = std::variant<models::Qwen2Options, models::Gpt2Options>;
+using Sizes = std::variant<models::Qwen2Options, models::Gpt2Options, models::BertOptions>;
 
 Sizes named_sizes(const Settings& settings) {
   models::Qwen2Options tiny_qwen2;
@@ -109,12 +115,19 @@ Sizes named_sizes(const Settings& settings) {
   tiny_gpt2.hidden_size = 64;
   tiny_gpt2.num_layers = 2;
   tiny_gpt2.num_heads = 4;
+  models::BertOptions tiny_bert;
+  tiny_bert.vocab_size = 512;
+  tiny_bert.hidden_size = 64;
+  tiny_bert.num_layers = 2;
+  tiny_bert.num_heads = 4;
   auto sizes = settings.choice<Sizes>("model", {{"qwen2-7b", models::qwen2_7b()},
                                                 {"qwen2-1.5b", models::qwen2_1_5b()},
                                                 {"qwen2-0.5b", models::qwen2_0_5b()},
                                                 {"qwen2-tiny", tiny_qwen2},
                                                 {"gpt2", models::Gpt2Options()},
-                                                {"gpt2-tiny", tiny_gpt2}});
+                                                {"gpt2-tiny", tiny_gpt2},
+                                                {"bert", models::BertOptions()},
+                                                {"bert-tiny", tiny_bert}});
   std::visit(
       [&](auto& options) {
         const auto override_with = [&](const char* key, int64_t& value) {
@@ -132,6 +145,15 @@ ModelPtr build(const Settings& settings, models::Gpt2Options sizes,
   sizes.max_positions = std::max<int64_t>(sizes.max_positions, settings.number("seq_len"));
   sizes.dropout = settings.real("dropout");
   models::Gpt2 model(sizes, memory);
+  model->reset_parameters();
+  return model.ptr();
+}
+
+ModelPtr build(const Settings& settings, models::BertOptions sizes,
+               const torch::TensorOptions& memory) {
+  sizes.max_positions = std::max<int64_t>(sizes.max_positions, settings.number("seq_len"));
+  sizes.hidden_dropout = sizes.attention_dropout = settings.real("dropout");
+  models::Bert model(sizes, memory);
   model->reset_parameters();
   return model.ptr();
 }
@@ -290,17 +312,21 @@ class Trainer {
   using Batch = std::tuple<torch::Tensor, torch::Tensor>;  // ids and labels
   using Step = std::function<torch::Tensor(const Batch&, const ddp::StepScalars&)>;
 
-  // Draws the same ids as benchmarks/pytorch_lm.py; the last position has no label.
+  // Draws the same ids as benchmarks/pytorch_lm.py. The last position of a causal model has no
+  // label; BERT's loss covers all positions, each with its own id.
   void make_batch(const ddp::Context& context) {
     const auto vocab_size = std::min<int64_t>(module_->vocab_size(), 50257);
     const std::vector<int64_t> shape = {settings_.number("batch_size"),
                                         settings_.number("seq_len")};
     auto generator = at::detail::createCPUGenerator(1 + static_cast<uint64_t>(context.rank()));
     const auto ids = torch::randint(vocab_size, shape, generator, torch::kInt64);
-    auto labels = torch::full_like(ids, ddp::ops::kIgnoreIndex);
-    labels.slice(1, 0, shape[1] - 1).copy_(ids.slice(1, 1));
+    auto labels = ids.clone();
+    if (!is_bert(settings_)) {
+      labels.fill_(ddp::ops::kIgnoreIndex);
+      labels.slice(1, 0, shape[1] - 1).copy_(ids.slice(1, 1));
+    }
     batch_ = {ids.to(context.device()), labels.to(context.device())};
-    num_labels_ = static_cast<double>(shape[0] * (shape[1] - 1));
+    num_labels_ = static_cast<double>(shape[0] * (shape[1] - (is_bert(settings_) ? 0 : 1)));
   }
 
   template <typename Mark>

@@ -8,7 +8,8 @@ fused AdamW, written as a careful user writes it.
 
 A qwen2 model is trained with LoRA: base and adapters in bf16 (dtype=fp32: both in fp32), no autocast.
 lora_dtype=fp32 keeps the adapters in fp32 under autocast. lora_rank=0 trains all of it. A gpt2 model has fp32
-parameters under autocast; `dropout` is of all three kinds. Bodies are randomly initialised on the device; one resident random batch is trained
+parameters under autocast; `dropout` is of all three kinds. A bert model is trained likewise, as plain modules
+(pytorch_bert.py), on the loss over all positions. Bodies are randomly initialised on the device; one resident random batch is trained
 on. Settings are key=value (see DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over
 `steps` steps; tokens_s counts the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the
 warm-up.
@@ -20,6 +21,7 @@ if {"-h", "--help"} & set(sys.argv[1:]):  # before torch and transformers, which
     print(__doc__.strip())
     sys.exit(0)
 import peer
+import pytorch_bert
 import torch
 import torch.distributed as dist
 import transformers
@@ -63,7 +65,7 @@ def configuration(o):
         config = transformers.GPT2Config(**sizes, n_positions=max(1024, o.seq_len), resid_pdrop=o.dropout,
                                          embd_pdrop=o.dropout, attn_pdrop=o.dropout)
     else:
-        sys.exit(f"unknown model {o.model}; there are {', '.join([*QWEN2, *GPT2])}")
+        sys.exit(f"unknown model {o.model}; there are {', '.join([*QWEN2, *GPT2, *pytorch_bert.SIZES])}")
     config.vocab_size = o.vocab_size or config.vocab_size
     config.use_cache = False
     return config
@@ -76,11 +78,29 @@ def add_lora(o, model):
     return peft.get_peft_model(model, config, autocast_adapter_dtype=o.lora_dtype == "fp32")
 
 
+def is_bert(o):
+    return o.model in pytorch_bert.SIZES
+
+
+def vocabulary_size(o):
+    if is_bert(o):
+        return o.vocab_size or pytorch_bert.SIZES[o.model]["vocab"]
+    return configuration(o).vocab_size
+
+
+def build_bert(o):
+    if o.checkpoint_every:
+        sys.exit(f"checkpoint_every={o.checkpoint_every} is not for {o.model}")
+    sizes = pytorch_bert.SIZES[o.model] | dict(vocab=vocabulary_size(o))
+    sizes["layers"] = o.num_layers or sizes["layers"]
+    return pytorch_bert.BertForMaskedLM(**sizes, positions=max(512, o.seq_len), dropout=o.dropout)
+
+
 def build(o, device):
     kind = torch.bfloat16 if o.model in QWEN2 and o.dtype == "bf16" else torch.float32
     with device:
-        model = transformers.AutoModelForCausalLM.from_config(configuration(o), attn_implementation="sdpa",
-                                                              dtype=kind)
+        model = build_bert(o) if is_bert(o) else transformers.AutoModelForCausalLM.from_config(configuration(o), attn_implementation="sdpa",
+                                                                                   dtype=kind)
     if o.checkpoint_every not in (0, 1):
         sys.exit("checkpoint_every is 0 or 1 here: transformers checkpoints all layers or none")
     if o.checkpoint_every:
@@ -99,7 +119,7 @@ def build(o, device):
 
 
 def needs_autocast(o):
-    return o.dtype if o.model in GPT2 or (is_lora(o) and o.lora_dtype == "fp32") else "off"
+    return o.dtype if o.model in GPT2 or is_bert(o) or (is_lora(o) and o.lora_dtype == "fp32") else "off"
 
 
 class Trainer:
@@ -109,7 +129,7 @@ class Trainer:
         self.model = build(o, device)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=o.lr, weight_decay=o.weight_decay, fused=True)
-        vocabulary = min(configuration(o).vocab_size, 50257)  # a padded vocabulary's further words never occur
+        vocabulary = min(vocabulary_size(o), 50257)  # a padded vocabulary's further words never occur
         generator = torch.Generator().manual_seed(1 + (dist.get_rank() if dist.is_initialized() else 0))
         self.input_ids = torch.randint(vocabulary, (o.batch_size, o.seq_len), generator=generator).to(device)
         self.amp = needs_autocast(o)
@@ -117,7 +137,8 @@ class Trainer:
 
     def step(self):
         with peer.autocast(self.amp, self.device):
-            self.loss = self.model(input_ids=self.input_ids, labels=self.input_ids).loss
+            output = self.model(input_ids=self.input_ids, labels=self.input_ids)
+            self.loss = output if is_bert(self.o) else output.loss
         self.loss.backward()
         if self.o.clip > 0:
             torch.nn.utils.clip_grad_norm_(self.trained, self.o.clip)

@@ -8,9 +8,11 @@ FILE     UTF-8 text, one document a file; or JSON Lines (.jsonl) of {"text": "..
 OUT_DIR  receives train.safetensors, eval.safetensors and vocabulary.safetensors (data/README.md)
 --tokenizer KIND     bytes (default; any encoding), chars (one id a character that occurs),
                      bpe (byte-level BPE trained on the text, saved to OUT_DIR as tokenizer.json),
+                     wordpiece (BERT's, lower case, trained and saved likewise; documents become
+                     [CLS] text [SEP]),
                      the path of a tokenizer.json, of a folder with one or with GPT-2's vocab.json and
                      merges.txt, or tiktoken:NAME (tiktoken:gpt2)
---vocab-size N       ids of bpe (default 4096)
+--vocab-size N       ids of bpe and wordpiece (default 4096)
 --eval-fraction F    share of the evaluation split (default 0.1): the end of a single document, else
                      the last documents
 --separator TEXT     cuts files into documents at TEXT (\\n is a line end), which is left out
@@ -23,8 +25,8 @@ import json
 import os
 
 from prepare_script import Parser, PrepareError, UsageError, run_main
-from text_tokenizers import (END_OF_TEXT, ByteTokenizer, CharacterTokenizer, TiktokenTokenizer,
-                             load_tokenizer, train_tokenizer)
+from text_tokenizers import (BERT_TOKENS, END_OF_TEXT, ByteTokenizer, CharacterTokenizer, TiktokenTokenizer,
+                             load_tokenizer, train_tokenizer, train_wordpiece)
 from token_files import Documents, check_unicode, decode_utf8, read_json_lines, write_folder
 
 
@@ -55,6 +57,12 @@ def split(documents, fraction):
     return {"train": documents[:-held_out], "eval": documents[-held_out:]}
 
 
+def tokenizer_files(tokenizer, config):
+    config["clean_up_tokenization_spaces"] = False
+    return {"tokenizer.json": (tokenizer.tokenizer.to_str(pretty=False) + "\n").encode(),
+            "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode()}
+
+
 def make_tokenizer(args, documents):
     """A tokenizer and the files that belong to it."""
     several = len(documents) > 1
@@ -65,16 +73,19 @@ def make_tokenizer(args, documents):
     if args.tokenizer == "bpe":
         tokenizer = train_tokenizer(split(documents, args.eval_fraction)["train"], args.vocab_size,
                                     [END_OF_TEXT], "bpe")
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT,
-                  "clean_up_tokenization_spaces": False}
-        return tokenizer, {
-            "tokenizer.json": (tokenizer.tokenizer.to_str(pretty=False) + "\n").encode(),
-            "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode()}
+        return tokenizer, tokenizer_files(tokenizer, {
+            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT})
+    if args.tokenizer == "wordpiece":
+        tokenizer = train_wordpiece(split(documents, args.eval_fraction)["train"], args.vocab_size,
+                                    "wordpiece")
+        return tokenizer, tokenizer_files(tokenizer, {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            **{token[1:-1].lower() + "_token": token for token in BERT_TOKENS}})
     if args.tokenizer.startswith("tiktoken:"):
         return TiktokenTokenizer(args.tokenizer[len("tiktoken:"):]), {}
     if not os.path.exists(args.tokenizer):
-        raise UsageError(f"--tokenizer {args.tokenizer} is neither bytes, chars, bpe, tiktoken:NAME "
-                         "nor a path that exists")
+        raise UsageError(f"--tokenizer {args.tokenizer} is neither bytes, chars, bpe, wordpiece, "
+                         "tiktoken:NAME nor a path that exists")
     return load_tokenizer(args.tokenizer), {}
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers of the prepare scripts: bytes and characters (standard library only), tokenizer.json files
-and small BPE ones trained here (package `tokenizers`), tiktoken's encodings (package `tiktoken`).
+and small BPE and WordPiece ones trained here (package `tokenizers`), tiktoken's encodings (package `tiktoken`).
 
 Each has `vocabulary` (token_files.Vocabulary) and `encode(text) -> ids`.
 """
@@ -11,6 +11,7 @@ from prepare_script import PrepareError, UsageError
 from token_files import Vocabulary
 
 END_OF_TEXT, TURN_BEGIN, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]  # [PAD] is id 0, which fills rows
 CHUNK_CHARACTERS = 1 << 18
 
 
@@ -81,18 +82,24 @@ class JsonTokenizer:
             if tokenizer.token_to_id(token) is not None:
                 self.vocabulary.end_of_text = tokenizer.token_to_id(token)
                 break
+        self.begin = []  # ids that begin a document
+        if all(token in self.special_tokens for token in BERT_TOKENS):
+            self.begin = [tokenizer.token_to_id("[CLS]")]
+            self.vocabulary.end_of_text = tokenizer.token_to_id("[SEP]")
 
     def _entries(self):
         parts = json.loads(self.tokenizer.to_str())
         self.cuts = False  # whether long texts may be cut
         used = [parts.get("decoder"), parts.get("pre_tokenizer")]
-        if contains_type(used, {"ByteLevel"}):
+        if parts["model"].get("type") == "WordPiece":
+            to_bytes = str.encode  # "##ing" continues a word
+        elif contains_type(used, {"ByteLevel"}):
             to_bytes, self.cuts = self._byte_level_bytes, True
         elif contains_type(used, {"ByteFallback", "Metaspace", "Replace"}):
             to_bytes = self._sentencepiece_bytes
         else:
-            raise PrepareError("the tokenizer is neither byte-level nor in SentencePiece's style: its "
-                               "ids cannot be turned into bytes", self.name)
+            raise PrepareError("the tokenizer is neither byte-level, WordPiece nor in SentencePiece's "
+                               "style: its ids cannot be turned into bytes", self.name)
         ids = self.tokenizer.get_vocab(with_added_tokens=True)
         entries = [(b"", False)] * (max(ids.values()) + 1)
         for token, i in ids.items():
@@ -115,7 +122,7 @@ class JsonTokenizer:
         return token.replace("\u2581", " ").encode("utf-8")
 
     def encode(self, text):
-        ids = []
+        ids = list(self.begin)
         parts = list(chunks(text)) if self.cuts else [text]
         for encoding in self.tokenizer.encode_batch(parts, add_special_tokens=False):
             ids += encoding.ids
@@ -170,6 +177,28 @@ def train_tokenizer(texts, vocab_size, special_tokens, name):
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special_tokens,
                                              initial_alphabet=sorted(alphabet), show_progress=False)
     tokenizer.train_from_iterator(texts, trainer=trainer)
+    return JsonTokenizer(tokenizer, name)
+
+
+def train_wordpiece(texts, vocab_size, name):
+    """BERT's uncased WordPiece tokenizer of at most `vocab_size` ids, the special tokens first."""
+    tokenizers = tokenizers_package()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece(prefix="##")
+    trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=BERT_TOKENS,
+                                                   show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    # The trainer orders equally frequent words by a hash table, different in each run. Sorting fixes
+    # the ids. Which of the rarest words are learned can still differ.
+    words = BERT_TOKENS + sorted(tokenizer.get_vocab().keys() - set(BERT_TOKENS))
+    tokenizer.model = tokenizers.models.WordPiece({word: i for i, word in enumerate(words)},
+                                                  unk_token="[UNK]")
+    learned = len(words)
+    if learned > vocab_size:
+        raise UsageError(f"--vocab-size {vocab_size} is less than the text's characters and "
+                         f"{len(BERT_TOKENS)} special tokens: at least {learned}")
     return JsonTokenizer(tokenizer, name)
 
 

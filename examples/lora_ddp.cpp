@@ -51,8 +51,8 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
   if (settings.num_prompts == 0) {
     return;
   }
-  const auto result =
-      examples::decode_prompts(trainer.module(), *trainer.data().eval, settings, cfg.amp, ctx);
+  const auto result = examples::decode_prompts(dynamic_cast<models::CausalLm&>(trainer.module()),
+                                               *trainer.data().eval, settings, cfg.amp, ctx);
   if (ctx.is_main()) {
     std::cout << result.shown << "decoded" << when << ": " << result.to_string() << '\n'
               << std::flush;

@@ -29,17 +29,6 @@ LmOutput CausalLm::forward(const TokenInput& input, const torch::Tensor& labels)
   return {result.loss_sum, result.num_correct};
 }
 
-double CausalLm::matrix_flops_per_token() const {
-  double flops = 0;
-  for (const auto& item : named_parameters()) {
-    if (item.value().dim() == 2 && is_matrix_product(item.key())) {
-      flops +=
-          (item.value().requires_grad() ? 6.0 : 4.0) * static_cast<double>(item.value().numel());
-    }
-  }
-  return flops;
-}
-
 namespace {
 
 /// Switches to evaluation mode for its lifetime.

@@ -38,7 +38,7 @@ double attention_flops_per_token(int64_t seq_len, int64_t width, int64_t num_lay
 }
 
 LayerCall layer_call(const TokenInput& input, KeyValueCache* cache,
-                     const CausalLmOptions& options) {
+                     const LanguageModelOptions& options) {
   // Gradients without a cache mean training, where shapes repeat.
   LayerCall call{.input = input,
                  .cache = cache,
@@ -134,7 +134,7 @@ void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t ma
   }
 }
 
-bool is_checkpointed(const CausalLmOptions& options, std::size_t index) {
+bool is_checkpointed(const LanguageModelOptions& options, std::size_t index) {
   return options.checkpoint_every > 0 &&
          static_cast<int64_t>(index) % options.checkpoint_every == 0 &&
          torch::GradMode::is_enabled();

@@ -48,7 +48,8 @@ struct LayerCall {
   KeyValueCache* cache = nullptr;
   ddp::ops::AttentionOptions attention{};
 };
-LayerCall layer_call(const TokenInput& input, KeyValueCache* cache, const CausalLmOptions& options);
+LayerCall layer_call(const TokenInput& input, KeyValueCache* cache,
+                     const LanguageModelOptions& options);
 
 /// Attention over a batch [batch, seq, heads, head_dim], packed or not, with or without a cache.
 /// Returns [batch, seq, heads * head_dim]. `layer` indexes the cache.
@@ -67,13 +68,13 @@ torch::Tensor positions_of(const TokenInput& input, const KeyValueCache* cache);
 void check_input(const TokenInput& input, const KeyValueCache* cache, int64_t max_positions);
 
 /// True if layer `index` is recomputed in the backward.
-bool is_checkpointed(const CausalLmOptions& options, std::size_t index);
+bool is_checkpointed(const LanguageModelOptions& options, std::size_t index);
 
 /// Runs `layers` in order, recomputing the checkpointed ones in the backward, then grows the cache.
 /// `call` is a LayerCall or derives from one. Each layer's forward takes `hidden` and `call`.
 template <typename Layer, typename Call>
 torch::Tensor run_layers(const std::vector<std::shared_ptr<Layer>>& layers, torch::Tensor hidden,
-                         const Call& call, const CausalLmOptions& options) {
+                         const Call& call, const LanguageModelOptions& options) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (call.cache != nullptr || !is_checkpointed(options, i)) {
       hidden = layers[i]->forward(hidden, call);

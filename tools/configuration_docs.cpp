@@ -39,7 +39,7 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   `mixup`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
 - A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. The
-  sections of examples/lora_ddp and examples/gpt2_ddp follow at the end, with the library's settings whose default
+  sections of lora_ddp, gpt2_ddp and bert_ddp (examples/) follow at the end, with the library's settings whose default
   differs there.
 - The resolved settings are printed at the start and saved with every checkpoint. They must be equal on all ranks.
 )";
@@ -97,7 +97,8 @@ int main(int argc, char** argv) {
       kIntroduction +
       ddp::settings_markdown(ddp::Config::default_rows(examples::image_sections())) +
       own_sections_of("lora_ddp", examples::lora_sections()) +
-      own_sections_of("gpt2_ddp", examples::gpt2_sections());
+      own_sections_of("gpt2_ddp", examples::gpt2_sections()) +
+      own_sections_of("bert_ddp", examples::bert_sections());
   if (check) {
     if (read_all(path) == page) {
       return 0;

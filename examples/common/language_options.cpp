@@ -11,6 +11,7 @@
 #include "common/sample_text.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/data/token_masking.hpp"
 #include "ddp/train/config.hpp"
 #include "models/pretrained/hf_config.hpp"
 #include "models/pretrained/hf_weights.hpp"
@@ -31,6 +32,24 @@ void describe_vocab_size(int64_t& value, ddp::FieldVisitor& v) {
            .min = 0,
            .max = 1 << 24},
           value);
+}
+
+/// The sizes of a model that GPT-2 and BERT share.
+template <typename Settings>
+void describe_sizes(Settings& s, ddp::FieldVisitor& v) {
+  v.field({.name = "layers", .doc = "Transformer blocks.", .min = 1, .max = 1000}, s.layers);
+  v.field({.name = "hidden",
+           .doc = "Width of the model; a multiple of heads.",
+           .min = 1,
+           .max = 1 << 16},
+          s.hidden);
+  v.field({.name = "heads", .doc = "Attention heads.", .min = 1, .max = 1 << 12}, s.heads);
+  v.field({.name = "positions",
+           .doc = "Longest sequence, at least tokens.max_seq_len.",
+           .unit = "tokens",
+           .min = 1,
+           .max = 1 << 24},
+          s.positions);
 }
 
 /// Four layers for laptops and tests. Embeddings have unit length: at this width, a frozen head
@@ -63,9 +82,7 @@ models::Qwen2Options small_qwen2() {
 
 /// Random weights, the same on any number of ranks.
 template <typename Model, typename Options>
-std::shared_ptr<models::CausalLm> make_random(const Options& options,
-                                              const LanguageModelSettings& settings,
-                                              at::Device device) {
+auto make_random(const Options& options, const LanguageModelSettings& settings, at::Device device) {
   torch::manual_seed(static_cast<uint64_t>(settings.seed));
   try {
     Model model(options, torch::TensorOptions().dtype(settings.dtype).device(device));
@@ -76,12 +93,12 @@ std::shared_ptr<models::CausalLm> make_random(const Options& options,
   }
 }
 
-std::shared_ptr<models::CausalLm> load_folder(const LanguageModelSettings& settings,
-                                              const models::HfConfig& config,
-                                              const ddp::Context& ctx) {
-  std::shared_ptr<models::CausalLm> module;
+std::shared_ptr<models::LanguageModel> load_folder(const LanguageModelSettings& settings,
+                                                   const models::HfConfig& config,
+                                                   const ddp::Context& ctx) {
+  std::shared_ptr<models::LanguageModel> module;
   try {
-    module = models::make_causal_lm(
+    module = models::make_language_model(
         config, torch::TensorOptions().dtype(settings.dtype).device(ctx.device()));
   } catch (const ddp::SettingsError& error) {
     throw ddp::SettingsError("model.path=" + settings.path + ": " + error.what());
@@ -94,6 +111,12 @@ std::shared_ptr<models::CausalLm> load_folder(const LanguageModelSettings& setti
                               load.seconds, " s (", gigabytes / load.seconds, " GB/s)"));
   }
   return module;
+}
+
+std::shared_ptr<models::CausalLm> load_causal(const LanguageModelSettings& settings,
+                                              const models::HfConfig& config,
+                                              const ddp::Context& ctx) {
+  return std::dynamic_pointer_cast<models::CausalLm>(load_folder(settings, config, ctx));
 }
 
 /// True if the weights come from model.path.
@@ -173,24 +196,26 @@ void describe_fields(Qwen2Settings& s, ddp::FieldVisitor& v) {
 }
 
 void describe_fields(Gpt2Settings& s, ddp::FieldVisitor& v) {
-  v.field({.name = "layers", .doc = "Transformer blocks.", .min = 1, .max = 1000}, s.layers);
-  v.field({.name = "hidden",
-           .doc = "Width of the model; a multiple of heads.",
-           .min = 1,
-           .max = 1 << 16},
-          s.hidden);
-  v.field({.name = "heads", .doc = "Attention heads.", .min = 1, .max = 1 << 12}, s.heads);
-  v.field({.name = "positions",
-           .doc = "Longest sequence, at least tokens.max_seq_len.",
-           .unit = "tokens",
-           .min = 1,
-           .max = 1 << 24},
-          s.positions);
+  describe_sizes(s, v);
   v.field({.name = "dropout",
            .doc = "Dropout of embeddings, residual branches and attention weights.",
            .min = 0,
            .max = 0.99},
           s.dropout);
+  describe_vocab_size(s.vocab_size, v);
+  describe_fields(s.common, v);
+}
+
+void describe_fields(BertSettings& s, ddp::FieldVisitor& v) {
+  describe_sizes(s, v);
+  v.field({.name = "dropout",
+           .doc = "Dropout of embeddings and residual branches.",
+           .min = 0,
+           .max = 0.99},
+          s.dropout);
+  v.field(
+      {.name = "attention_dropout", .doc = "Dropout of attention weights.", .min = 0, .max = 0.99},
+      s.attention_dropout);
   describe_vocab_size(s.vocab_size, v);
   describe_fields(s.common, v);
 }
@@ -256,9 +281,9 @@ models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_voca
 
 std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int64_t file_vocab,
                                              const ddp::Context& ctx) {
-  auto module =
+  std::shared_ptr<models::CausalLm> module =
       is_pretrained(settings.common, settings.vocab_size)
-          ? load_folder(settings.common,
+          ? load_causal(settings.common,
                         models::make_hf_config(models::read_qwen2_config(settings.common.path),
                                                settings.common.dtype),
                         ctx)
@@ -277,10 +302,44 @@ static models::HfConfig gpt2_folder_config(const Gpt2Settings& settings) {
 
 std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_t file_vocab,
                                             const ddp::Context& ctx) {
-  auto module = is_pretrained(settings.common, settings.vocab_size)
-                    ? load_folder(settings.common, gpt2_folder_config(settings), ctx)
-                    : make_random<models::Gpt2>(gpt2_options(settings, file_vocab), settings.common,
-                                                ctx.device());
+  std::shared_ptr<models::CausalLm> module =
+      is_pretrained(settings.common, settings.vocab_size)
+          ? load_causal(settings.common, gpt2_folder_config(settings), ctx)
+          : make_random<models::Gpt2>(gpt2_options(settings, file_vocab), settings.common,
+                                      ctx.device());
+  module->computation() = settings.common.computation;
+  return module;
+}
+
+models::BertOptions bert_options(const BertSettings& settings, int64_t file_vocab) {
+  if (settings.hidden % settings.heads != 0) {
+    throw ddp::SettingsError(ddp::concat("model.hidden=", settings.hidden,
+                                         " is not a multiple of model.heads=", settings.heads));
+  }
+  return {.vocab_size = settings.vocab_size > 0 ? settings.vocab_size : file_vocab,
+          .max_positions = settings.positions,
+          .hidden_size = settings.hidden,
+          .num_layers = settings.layers,
+          .num_heads = settings.heads,
+          .hidden_dropout = settings.dropout,
+          .attention_dropout = settings.attention_dropout};
+}
+
+/// The file's sizes with this run's dropout.
+static models::HfConfig bert_folder_config(const BertSettings& settings) {
+  auto options = models::read_bert_config(settings.common.path);
+  options.hidden_dropout = settings.dropout;
+  options.attention_dropout = settings.attention_dropout;
+  return models::make_hf_config(options, settings.common.dtype);
+}
+
+std::shared_ptr<models::LanguageModel> make_bert(const BertSettings& settings, int64_t file_vocab,
+                                                 const ddp::Context& ctx) {
+  std::shared_ptr<models::LanguageModel> module =
+      is_pretrained(settings.common, settings.vocab_size)
+          ? load_folder(settings.common, bert_folder_config(settings), ctx)
+          : make_random<models::Bert>(bert_options(settings, file_vocab), settings.common,
+                                      ctx.device());
   module->computation() = settings.common.computation;
   return module;
 }
@@ -379,6 +438,12 @@ StreamOptions::StreamOptions() {
   max_seq_len = 64;
 }
 
+MaskedTextOptions::MaskedTextOptions() {
+  path = "data/masked-text-sample";
+  layout = ddp::TokenLayout::Pack;
+  max_seq_len = 64;
+}
+
 ChatOptions::ChatOptions() {
   max_seq_len = 512;
 }
@@ -399,6 +464,15 @@ std::vector<ddp::Section> gpt2_sections() {
                                         ddp::declare_section<SampleSettings>("sample")};
   add_library_sections(sections, 300, 16,
                        {.type = ddp::LrScheduleType::Cosine, .lr = 3e-3, .warmup_steps = 20});
+  return sections;
+}
+
+std::vector<ddp::Section> bert_sections() {
+  std::vector<ddp::Section> sections = {ddp::declare_section<MaskedTextOptions>("tokens"),
+                                        ddp::declare_section<ddp::MaskingOptions>("masking"),
+                                        ddp::declare_section<BertSettings>("model")};
+  add_library_sections(sections, 400, 16,
+                       {.type = ddp::LrScheduleType::Linear, .lr = 3e-3, .warmup_steps = 20});
   return sections;
 }
 

@@ -10,6 +10,7 @@
 #include "ddp/comm/context.hpp"
 #include "ddp/core/fields.hpp"
 #include "ddp/data/token_dataset.hpp"
+#include "models/bert.hpp"
 #include "models/causal_lm.hpp"
 #include "models/gpt2.hpp"
 #include "models/lora.hpp"
@@ -28,7 +29,7 @@ struct LanguageModelSettings {
   std::string path = "";
   torch::Dtype dtype = torch::kFloat32;
   int64_t seed = 0;
-  models::CausalLmOptions computation{};
+  models::LanguageModelOptions computation{};
 };
 void describe_fields(LanguageModelSettings& settings, ddp::FieldVisitor& visitor);
 
@@ -50,6 +51,18 @@ struct Gpt2Settings {  // defaults for the embedded text and two CPU cores
 };
 void describe_fields(Gpt2Settings& settings, ddp::FieldVisitor& visitor);
 
+struct BertSettings {  // defaults for the embedded text and two CPU cores
+  int64_t layers = 2;
+  int64_t hidden = 64;
+  int64_t heads = 4;
+  int64_t positions = 64;
+  double dropout = 0;            ///< of embeddings and residual branches
+  double attention_dropout = 0;  ///< of attention weights
+  int64_t vocab_size = 0;
+  LanguageModelSettings common{};
+};
+void describe_fields(BertSettings& settings, ddp::FieldVisitor& visitor);
+
 struct LoraSettings {
   models::LoraOptions options;
   std::string adapter = "";
@@ -61,6 +74,7 @@ void describe_fields(LoraSettings& settings, ddp::FieldVisitor& visitor);
 /// size is not a released model's.
 models::Qwen2Options qwen2_options(const Qwen2Settings& settings, int64_t file_vocab);
 models::Gpt2Options gpt2_options(const Gpt2Settings& settings, int64_t file_vocab);
+models::BertOptions bert_options(const BertSettings& settings, int64_t file_vocab);
 
 /// Creates the model on the context's device, with random weights or those of the Hugging Face
 /// folder model.path, which the ranks of a node read together. Throws SettingsError if the sizes do
@@ -70,6 +84,8 @@ std::shared_ptr<models::CausalLm> make_qwen2(const Qwen2Settings& settings, int6
                                              const ddp::Context& ctx);
 std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_t file_vocab,
                                             const ddp::Context& ctx);
+std::shared_ptr<models::LanguageModel> make_bert(const BertSettings& settings, int64_t file_vocab,
+                                                 const ddp::Context& ctx);
 
 /// Calls models::add_lora and loads the weights of lora.adapter (PEFT's layout) if set. With
 /// lora.rank=0 it only counts the parameters. Throws SettingsError naming lora.target_modules if a
@@ -81,6 +97,11 @@ struct StreamOptions : ddp::TokenDataOptions {
   StreamOptions();
 };
 
+/// Section tokens of bert_ddp: documents packed into rows.
+struct MaskedTextOptions : ddp::TokenDataOptions {
+  MaskedTextOptions();
+};
+
 /// Section tokens of lora_ddp.
 struct ChatOptions : ddp::TokenDataOptions {
   ChatOptions();
@@ -90,5 +111,6 @@ struct ChatOptions : ddp::TokenDataOptions {
 /// Settings for images alone (data, train.label_smoothing, train.mixup) are refused.
 std::vector<ddp::Section> lora_sections();  ///< run, tokens, model, lora, decode
 std::vector<ddp::Section> gpt2_sections();  ///< tokens, model, sample
+std::vector<ddp::Section> bert_sections();  ///< tokens, masking, model
 
 }  // namespace examples

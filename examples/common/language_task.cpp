@@ -11,7 +11,8 @@ models::TokenInput token_input(const ddp::TokenBatch& batch) {
   return {.input_ids = batch.input_ids,
           .position_ids = batch.position_ids,
           .document_offsets = batch.document_offsets,
-          .max_document_length = batch.max_document_length};
+          .max_document_length = batch.max_document_length,
+          .target_positions = batch.target_positions};
 }
 
 namespace {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Next-token prediction on token files: ragged batches, every target with the same weight.
+// Next-token or masked-token prediction on token files: ragged batches, every target with the same
+// weight.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 #include "common/training_task.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/token_dataset.hpp"
-#include "models/causal_lm.hpp"
+#include "models/language_model.hpp"
 
 namespace examples {
 
@@ -28,6 +29,7 @@ inline void for_each_tensor(LanguageBatch& batch, const ddp::TensorVisitor& visi
   visit(batch.tokens.labels);
   visit(batch.tokens.position_ids);
   visit(batch.tokens.document_offsets);
+  visit(batch.tokens.target_positions);
   visit(batch.target_count);
   visit(batch.tokens.max_document_length);
 }

@@ -16,7 +16,7 @@ namespace {
 using ddp::concat;
 
 /// Checks that the data fit the model, and returns the settings completed for language models.
-ddp::Config checked(ddp::Config cfg, const models::CausalLm& module, const TokenData& data) {
+ddp::Config checked(ddp::Config cfg, const models::LanguageModel& module, const TokenData& data) {
   data.train->require_vocab(module.vocab_size());
   data.eval->require_vocab(module.vocab_size());
   if (const auto longest = data.train->options().max_seq_len; longest > module.max_positions()) {
@@ -48,7 +48,7 @@ std::string vocabulary_text(const TokenData& data) {
   return "the vocabulary " + data.train->tokenizer().identity;
 }
 
-bool has_frozen(const models::CausalLm& module) {
+bool has_frozen(const models::LanguageModel& module) {
   const auto parameters = module.parameters();
   return std::any_of(parameters.begin(), parameters.end(),
                      [](const torch::Tensor& tensor) { return !tensor.requires_grad(); });
@@ -101,8 +101,8 @@ TokenData open_token_data(ddp::TokenDataOptions options) {
 }
 
 LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
-                                 std::shared_ptr<models::CausalLm> module, const TokenData& data,
-                                 const std::string& adapters)
+                                 std::shared_ptr<models::LanguageModel> module,
+                                 const TokenData& data, const std::string& adapters)
     : ctx_(ctx),
       cfg_(checked(std::move(cfg), *module, data)),
       module_(std::move(module)),
@@ -113,9 +113,9 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
       sampler_(data.train->size(), ctx.communicator(), cfg_.sampler),
       eval_sampler_(data.eval->size(), ctx.communicator(), ddp::eval_sampler_options(cfg_.sampler)),
       train_loader_(data.train, sampler_, ctx.device(), cfg_.loader,
-                    ddp::TokenCollate(*data.train)),
+                    ddp::TokenCollate(*data.train, data.masking)),
       eval_loader_(data.eval, eval_sampler_, ctx.device(), eval_loader_options(cfg_),
-                   ddp::TokenCollate(*data.eval)),
+                   ddp::TokenCollate(*data.eval, data.masking)),
       plan_(plan_run(cfg_, ctx, train_loader_.num_batches())),
       lr_schedule_(cfg_.lr_schedule),
       metrics_(ctx, cfg_.metrics),

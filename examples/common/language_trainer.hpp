@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds a causal language model, its data and its training from the settings, for lora_ddp and
-// gpt2_ddp.
+// Builds the data and the training of a language model from the settings, for lora_ddp, gpt2_ddp
+// and bert_ddp.
 #pragma once
 
 #include <functional>
@@ -14,14 +14,17 @@
 #include "common/training_loop.hpp"
 #include "common/training_report.hpp"
 #include "ddp/data/token_dataset.hpp"
+#include "ddp/data/token_masking.hpp"
 #include "ddp/ddp.hpp"
-#include "models/causal_lm.hpp"
+#include "models/language_model.hpp"
 
 namespace examples {
 
 struct TokenData {
   std::shared_ptr<ddp::TokenDataset> train;
   std::shared_ptr<ddp::TokenDataset> eval;
+  /// Masks both splits; nullptr: the targets are the next tokens.
+  std::shared_ptr<const ddp::TokenMasking> masking = nullptr;
 };
 
 /// Opens both splits of the folder in `options`, independent of the working folder. Throws
@@ -44,11 +47,11 @@ class LanguageTrainer {
   /// do not show (their scale); a resume with another description is refused. Throws DataError if
   /// the data has tokens that the model lacks, SettingsError if rows are longer than the model's
   /// positions. Collective.
-  LanguageTrainer(ddp::Context& ctx, ddp::Config cfg, std::shared_ptr<models::CausalLm> module,
+  LanguageTrainer(ddp::Context& ctx, ddp::Config cfg, std::shared_ptr<models::LanguageModel> module,
                   const TokenData& data, const std::string& adapters = "");
 
   ddp::DataParallelModel& model() { return model_; }
-  models::CausalLm& module() { return *module_; }
+  models::LanguageModel& module() { return *module_; }
   const TokenData& data() const { return data_; }
   ddp::Checkpointer& checkpointer() { return checkpointer_; }
 
@@ -73,9 +76,9 @@ class LanguageTrainer {
 
   ddp::Context& ctx_;
   ddp::Config cfg_;
-  std::shared_ptr<models::CausalLm> module_;
+  std::shared_ptr<models::LanguageModel> module_;
   TokenData data_;
-  ddp::DistributedDataParallel<std::shared_ptr<models::CausalLm>> model_;
+  ddp::DistributedDataParallel<std::shared_ptr<models::LanguageModel>> model_;
   std::unique_ptr<ddp::Optimizer> optimizer_;
   ddp::GradScaler scaler_;
   ddp::DistributedSampler sampler_, eval_sampler_;

@@ -16,7 +16,7 @@ using detail::JsonObject;
 
 constexpr int64_t kMaxSize = int64_t{1} << 31;
 constexpr double kMaxNumber = std::numeric_limits<double>::max();
-constexpr const char* kSupported = "qwen2, llama, mistral and gpt2 are supported";
+constexpr const char* kSupported = "qwen2, llama, mistral, gpt2 and bert are supported";
 
 // The limits are several times the sizes of released models, and products of sizes fit int64. A
 // larger size indicates a damaged file and would end as a failed allocation.
@@ -34,6 +34,7 @@ constexpr std::pair<const char*, int64_t> kMaxSizes[] = {
     {"head_dim", 1 << 13},
     {"max_position_embeddings", int64_t{1} << 27},
     {"n_positions", int64_t{1} << 27},
+    {"type_vocab_size", int64_t{1} << 16},
 };
 
 int64_t size(const JsonObject& json, const std::string& key,
@@ -230,6 +231,38 @@ Gpt2Options read_gpt2(const JsonObject& json) {
   return options;
 }
 
+BertOptions read_bert(const JsonObject& json) {
+  BertOptions options;
+  options.vocab_size = size(json, "vocab_size");
+  options.max_positions = size(json, "max_position_embeddings");
+  options.num_token_types = size(json, "type_vocab_size", 2);
+  options.hidden_size = size(json, "hidden_size");
+  options.num_layers = size(json, "num_hidden_layers");
+  options.num_heads = size(json, "num_attention_heads");
+  options.intermediate_size = size(json, "intermediate_size");
+  if (options.hidden_size % options.num_heads != 0) {
+    json.fail("hidden_size",
+              concat(json.shown("hidden_size"), ", expected a multiple of num_attention_heads (",
+                     options.num_heads, ")"));
+  }
+  options.hidden_dropout = json.number("hidden_dropout_prob", 0, 0.999, 0.1);
+  options.attention_dropout = json.number("attention_probs_dropout_prob", 0, 0.999, 0.1);
+  options.layer_norm_eps = json.number("layer_norm_eps", 0, 1, 1e-12);
+  options.initializer_range = json.number("initializer_range", 0, 1000, 0.02);
+  const bool no_pad = json.mentions("pad_token_id") && !json.has("pad_token_id");
+  options.pad_token_id = no_pad ? -1 : json.integer("pad_token_id", 0, options.vocab_size - 1, 0);
+  check_activation(json, "hidden_act", "gelu", "gelu");
+  const std::string positions = json.text("position_embedding_type", "absolute");
+  refuse_if(json, "position_embedding_type", positions != "absolute",
+            "only \"absolute\" positions are supported");
+  refuse_if(json, "tie_word_embeddings", !json.boolean("tie_word_embeddings", true),
+            "only a BERT with tied embeddings is supported");
+  for (const char* key : {"is_decoder", "add_cross_attention"}) {
+    refuse_if(json, key, json.boolean(key, false), "this is not supported");
+  }
+  return options;
+}
+
 std::optional<at::ScalarType> read_dtype(const JsonObject& json) {
   const std::string key = json.has("dtype") ? "dtype" : "torch_dtype";
   const std::string name = json.text(key, "");
@@ -285,7 +318,7 @@ HfConfig read_hf_config(const std::string& path) {
   HfConfig config;
   config.model_type = json.text("model_type");
   const std::string& type = config.model_type;
-  if (type != "qwen2" && type != "llama" && type != "mistral" && type != "gpt2") {
+  if (type != "qwen2" && type != "llama" && type != "mistral" && type != "gpt2" && type != "bert") {
     json.refuse("model_type", json.shown("model_type") + ": " + kSupported);
   }
   if (json.has("quantization_config")) {
@@ -293,6 +326,8 @@ HfConfig read_hf_config(const std::string& path) {
   }
   if (type == "gpt2") {
     config.options = read_gpt2(json);
+  } else if (type == "bert") {
+    config.options = read_bert(json);
   } else {
     config.options = read_qwen2(json, type);
   }
@@ -307,6 +342,10 @@ Qwen2Options read_qwen2_config(const std::string& path) {
 
 Gpt2Options read_gpt2_config(const std::string& path) {
   return read_kind<Gpt2Options>(path, "gpt2");
+}
+
+BertOptions read_bert_config(const std::string& path) {
+  return read_kind<BertOptions>(path, "bert");
 }
 
 }  // namespace models

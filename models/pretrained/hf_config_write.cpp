@@ -86,6 +86,25 @@ void add_gpt2(OrderedJson& json, const Gpt2Options& options) {
   json["tie_word_embeddings"] = true;
 }
 
+void add_bert(OrderedJson& json, const BertOptions& options) {
+  json["vocab_size"] = options.vocab_size;
+  json["max_position_embeddings"] = options.max_positions;
+  json["type_vocab_size"] = options.num_token_types;
+  json["hidden_size"] = options.hidden_size;
+  json["num_hidden_layers"] = options.num_layers;
+  json["num_attention_heads"] = options.num_heads;
+  json["intermediate_size"] = options.intermediate_size;
+  json["hidden_act"] = "gelu";
+  json["hidden_dropout_prob"] = options.hidden_dropout;
+  json["attention_probs_dropout_prob"] = options.attention_dropout;
+  json["layer_norm_eps"] = options.layer_norm_eps;
+  json["initializer_range"] = options.initializer_range;
+  json["pad_token_id"] =
+      options.pad_token_id < 0 ? OrderedJson() : OrderedJson(options.pad_token_id);
+  json["position_embedding_type"] = "absolute";
+  json["tie_word_embeddings"] = true;
+}
+
 bool has_biases_of(const Qwen2Options& options, const std::string& model_type) {
   if (model_type == "qwen2") {
     return options.qkv_bias && !options.o_bias && !options.mlp_bias;
@@ -100,6 +119,7 @@ const char* class_name(const std::string& model_type) {
   return model_type == "qwen2"     ? "Qwen2ForCausalLM"
          : model_type == "llama"   ? "LlamaForCausalLM"
          : model_type == "mistral" ? "MistralForCausalLM"
+         : model_type == "bert"    ? "BertForMaskedLM"
                                    : "GPT2LMHeadModel";
 }
 
@@ -128,6 +148,10 @@ HfConfig make_hf_config(const Gpt2Options& options, at::ScalarType dtype) {
   return {.model_type = "gpt2", .options = options, .dtype = dtype};
 }
 
+HfConfig make_hf_config(const BertOptions& options, at::ScalarType dtype) {
+  return {.model_type = "bert", .options = options, .dtype = dtype};
+}
+
 std::string hf_config_json(const HfConfig& config) {
   OrderedJson json;
   json["architectures"] = {class_name(config.model_type)};
@@ -138,8 +162,10 @@ std::string hf_config_json(const HfConfig& config) {
                                "\" cannot have the biases of these options");
     }
     add_qwen2(json, *qwen2, config.model_type);
+  } else if (const auto* gpt2 = std::get_if<Gpt2Options>(&config.options)) {
+    add_gpt2(json, *gpt2);
   } else {
-    add_gpt2(json, std::get<Gpt2Options>(config.options));
+    add_bert(json, std::get<BertOptions>(config.options));
   }
   if (config.dtype) {
     json["torch_dtype"] = dtype_name(*config.dtype);  // transformers 5 reads it as "dtype"

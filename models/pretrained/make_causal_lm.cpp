@@ -30,6 +30,14 @@ double num_parameters(const Gpt2Options& options) {
          width * static_cast<double>(options.vocab_size + options.max_positions);
 }
 
+double num_parameters(const BertOptions& options) {
+  const auto width = static_cast<double>(options.hidden_size);
+  const double layer = width * (4 * width + 2 * static_cast<double>(options.intermediate_size));
+  const auto rows =
+      static_cast<double>(options.vocab_size + options.max_positions + options.num_token_types);
+  return static_cast<double>(options.num_layers) * layer + width * (rows + width);
+}
+
 std::string needs_text(const HfConfig& config, const torch::TensorOptions& tensor_options,
                        double bytes) {
   return concat("a ", config.model_type, " model of ", bytes / 1e9, " GB of parameters (",
@@ -44,8 +52,8 @@ std::string needs_text(const HfConfig& config, const torch::TensorOptions& tenso
 
 }  // namespace
 
-std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
-                                         const torch::TensorOptions& tensor_options) {
+std::shared_ptr<LanguageModel> make_language_model(const HfConfig& config,
+                                                   const torch::TensorOptions& tensor_options) {
   const double bytes =
       std::visit([](const auto& options) { return num_parameters(options); }, config.options) *
       static_cast<double>(tensor_options.dtype().itemsize());
@@ -63,6 +71,9 @@ std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
     if (const auto* qwen2 = std::get_if<Qwen2Options>(&config.options)) {
       return std::make_shared<Qwen2Impl>(*qwen2, tensor_options);
     }
+    if (const auto* bert = std::get_if<BertOptions>(&config.options)) {
+      return std::make_shared<BertImpl>(*bert, tensor_options);
+    }
     return std::make_shared<Gpt2Impl>(std::get<Gpt2Options>(config.options), tensor_options);
   } catch (const std::invalid_argument& error) {  // the caller may pass unchecked sizes
     throw ddp::SettingsError(error.what());
@@ -71,6 +82,16 @@ std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
   } catch (const std::bad_alloc&) {
     refuse_memory(needs, "this machine is out of memory");
   }
+}
+
+std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
+                                         const torch::TensorOptions& tensor_options) {
+  if (std::holds_alternative<BertOptions>(config.options)) {
+    throw ddp::SettingsError("a model of model_type \"" + config.model_type +
+                             "\" is not causal: it cannot predict the next token; fix: use a "
+                             "model of type qwen2, llama, mistral or gpt2");
+  }
+  return std::static_pointer_cast<CausalLm>(make_language_model(config, tensor_options));
 }
 
 }  // namespace models

@@ -16,9 +16,36 @@ namespace {
 
 using ddp::concat;
 
-constexpr const char* kHead = "lm_head.weight";
-constexpr const char* kEmbeddings[] = {"model.embed_tokens.weight", "transformer.wte.weight"};
-constexpr const char* kPrefixes[] = {"transformer.", "model."};
+/// A name that a file may use for another parameter's memory.
+struct TiedName {
+  const char* tied;
+  const char* own;
+};
+constexpr TiedName kTiedNames[] = {
+    {"lm_head.weight", "model.embed_tokens.weight"},
+    {"lm_head.weight", "transformer.wte.weight"},
+    {"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"},
+    {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
+constexpr const char* kPrefixes[] = {"transformer.", "model.", "bert."};
+constexpr const char* kBertTable = "bert.embeddings.word_embeddings.weight";
+
+/// Parts of a BERT file that its masked-language head does not use: the pooler, the next-sentence
+/// head, and the position numbers that older releases stored.
+bool is_other_bert_head(const std::string& name) {
+  return name.starts_with("bert.pooler.") || name.starts_with("pooler.") ||
+         name.starts_with("cls.seq_relationship.") || name.ends_with("embeddings.position_ids");
+}
+
+/// The first BERT releases call weight and bias of a LayerNorm gamma and beta.
+std::string with_norm_names(const std::string& name) {
+  for (const auto& [old, now] :
+       {std::pair{"LayerNorm.gamma", "weight"}, {"LayerNorm.beta", "bias"}}) {
+    if (name.ends_with(old)) {
+      return name.substr(0, name.rfind('.') + 1) + now;
+    }
+  }
+  return name;
+}
 
 bool is_adapter(const std::string& name) {
   return name.ends_with(".lora_A.weight") || name.ends_with(".lora_B.weight");
@@ -38,7 +65,8 @@ bool is_old_buffer(const std::string& name) {
   return name.ends_with(".rotary_emb.inv_freq");
 }
 
-std::string module_name(const std::string& name, const ddp::TensorMap& module) {
+std::string module_name(const std::string& stored, const ddp::TensorMap& module) {
+  const std::string name = with_norm_names(stored);
   if (module.count(name) == 0) {
     for (const char* prefix : kPrefixes) {
       if (module.count(prefix + name) != 0) {
@@ -69,23 +97,20 @@ bool same_bytes(const StoredWeights& stored, const StoredTensor& a, const Stored
   return true;
 }
 
-// A file may hold the head of a tied model, with or without the embedding.
-void tie_head(const StoredWeights& stored, const ddp::TensorMap& module, MatchedWeights& weights) {
-  const auto head = weights.find(kHead);
-  if (head == weights.end() || module.count(kHead) != 0) {
-    return;
-  }
-  for (const char* name : kEmbeddings) {
-    if (module.count(name) == 0) {
+// A file may hold the tied name of a parameter, with or without the parameter's own.
+void resolve_tied_names(const StoredWeights& stored, const ddp::TensorMap& module,
+                        MatchedWeights& weights) {
+  for (const auto& [tied, own] : kTiedNames) {
+    const auto found = weights.find(tied);
+    if (found == weights.end() || module.count(tied) != 0 || module.count(own) == 0) {
       continue;
     }
-    const auto [embedding, added] = weights.emplace(name, head->second);
-    if (!added && !same_bytes(stored, *embedding->second, *head->second)) {
-      throw ddp::MismatchError(concat(stored.source, ": lm_head.weight differs from ", name,
+    const auto [other, added] = weights.emplace(own, found->second);
+    if (!added && !same_bytes(stored, *other->second, *found->second)) {
+      throw ddp::MismatchError(concat(stored.source, ": ", tied, " differs from ", own,
                                       ", but this model ties them (tie_word_embeddings)"));
     }
-    weights.erase(kHead);
-    return;
+    weights.erase(tied);
   }
 }
 
@@ -97,9 +122,10 @@ at::ScalarType weight_dtype(const StoredTensor& tensor) {
 
 WeightMatch match_weights(const StoredWeights& stored, const ddp::TensorMap& module) {
   WeightMatch match;
+  const bool is_bert = module.count(kBertTable) != 0;
   for (const auto& tensor : stored.tensors) {
     const std::string name = module_name(tensor.name, module);
-    if (module.count(name) == 0 && is_old_buffer(name)) {
+    if (module.count(name) == 0 && (is_old_buffer(name) || (is_bert && is_other_bert_head(name)))) {
       continue;
     }
     if (tensor.dtype != "F32" && tensor.dtype != "BF16" && tensor.dtype != "F16") {
@@ -112,7 +138,7 @@ WeightMatch match_weights(const StoredWeights& stored, const ddp::TensorMap& mod
                            other->second->name + "' and as '" + tensor.name + "'");
     }
   }
-  tie_head(stored, module, match.weights);
+  resolve_tied_names(stored, module, match.weights);
   ddp::TensorMap expected;
   for (const auto& [name, tensor] : module) {
     if (!is_adapter(name)) {

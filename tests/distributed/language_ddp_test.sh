@@ -26,6 +26,10 @@ case $(basename "$program") in
     model=(model.layers=2 model.hidden=32 model.heads=2 model.positions=64 tokens.max_seq_len=60 sample.max_new_tokens=20)
     dropout=(model.dropout=0.1) no_dropout=(model.dropout=0) bf16=(model.dtype=bf16)
     ;;
+  bert_ddp)
+    model=(model.layers=2 model.hidden=32 model.heads=2 model.positions=64 tokens.max_seq_len=60 tokens.num_samples=600)
+    dropout=(model.dropout=0.1 model.attention_dropout=0.1) no_dropout=(model.dropout=0 model.attention_dropout=0) bf16=(model.dtype=bf16)
+    ;;
   *) fail "unknown program $program" ;;
 esac
 
@@ -72,7 +76,7 @@ case $scenario in
       grep -qE "^adapters .*changed from" "$work/1.log" || fail "the adapters did not change"
       grep -qE "^base .*, unchanged$" "$work/1.log" || fail "the base changed"
     else
-      grep -q "^--- sample 1" "$work/1.log" || fail "no sample of text"
+      [ "$(basename "$program")" = bert_ddp ] || grep -q "^--- sample 1" "$work/1.log" || fail "no sample of text"
       # Gradients travel as those of a mean: neither a loss scale of 65536 nor float16 on the wire overflows.
       (run "$work/half.log" amp.dtype=fp16 ddp.comm_hook=fp16_compress train.max_steps=2 train.batch_size=$((12 / ranks)) \
         metrics.log_every=1 metrics.run_name=half) || fail "exit code $? in float16"
@@ -256,6 +260,18 @@ case $scenario in
   refuses)
     saving=(train.max_steps=2)
     refused 64 "unknown setting 'data.path'; did you mean tokens.path" data.path=/nonexistent
+    if [ "$(basename "$program")" = bert_ddp ]; then
+      refused 64 "tokens.layout=pad: a masked model reads a whole row.*fix: tokens.layout=pack" tokens.layout=pad
+      refused 64 "tokens.max_seq_len=128 is longer than the model's 64 positions" tokens.max_seq_len=128
+      refused 65 "vocabulary.safetensors has no special token .MASK..*fix: prepare the data" tokens.path="${data%/*}/chat-sample"
+      refused 65 "vocabulary of 2048 .*the model has 100" model.vocab_size=100
+      refused 64 "masking.masked_share" masking.masked_share=1.5
+      refused 64 "model.init=pretrained needs model.path" model.init=pretrained
+      mkdir -p "$work/gpt2"
+      cp "$(dirname "$0")/../golden/lm/gpt2/config.json" "$work/gpt2"
+      refused 64 "config.json: key .model_type. is .gpt2., but bert is needed here" model.init=pretrained model.path="$work/gpt2"
+      exit 0
+    fi
     refused 64 "unknown setting 'train.label_smoothing'" train.label_smoothing=0.3
     saving=(train.max_steps=2 train.batch_size=$((8 / ranks)) checkpoint.dir="$work/checkpoints")
     (run "$work/1.log" "${saving[@]}") || fail "exit code $?"

@@ -5,10 +5,12 @@
   lm/qwen2       grouped-query attention with biases, bfloat16, model.safetensors; adapter/ by PEFT
   lm/llama       llama3 rope scaling, tied embeddings, float16, two shards and their index; adapter/
   lm/gpt2        float32, names without "transformer." and with the attn.bias masks of older releases
+  lm/bert        float32, with the pooler and the LayerNorm.gamma and beta of the first releases
   lm/*/case.safetensors
       input_ids, labels (as transformers takes them: not shifted, -100 is not counted), and in float32
       logits [batch, seq, vocab], loss (mean over the labels that count); with the adapter adapter.logits,
-      adapter.loss and grad.<PEFT's key> of adapter.loss; for GPT-2 grad.<parameter>, dropout 0
+      adapter.loss and grad.<PEFT's key> of adapter.loss; for GPT-2 and BERT
+      grad.<parameter>, dropout 0; for BERT labels in place (not shifted) and token_type_ids
 
 Needs torch, transformers, peft and safetensors. usage: make_lm_golden.py [OUT]   (default: beside this file)
 """
@@ -20,7 +22,7 @@ import sys
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -51,7 +53,7 @@ def saved(model, folder, dtype, **how):
     """`model` rounded to dtype and saved, then loaded as transformers loads it, in float32."""
     shutil.rmtree(folder, ignore_errors=True)
     model.to(dtype).save_pretrained(folder, **how)
-    (folder / "generation_config.json").unlink()
+    (folder / "generation_config.json").unlink(missing_ok=True)  # BERT has none
     config = json.loads((folder / "config.json").read_text())
     config.pop("transformers_version")
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -141,12 +143,39 @@ def gpt2(out):
     save_file(case, out / "case.safetensors")
 
 
+def bert(out):
+    torch.manual_seed(14)
+    model = BertForMaskedLM(BertConfig(
+        vocab_size=53, max_position_embeddings=24, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=40, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    randomize(model)
+    model = saved(model, out, torch.float32)
+    older = {}
+    for key, value in load_file(out / "model.safetensors").items():
+        key = key.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        older[key] = value
+    older["cls.predictions.decoder.bias"] = older["cls.predictions.bias"].clone()
+    older["bert.pooler.dense.weight"], older["bert.pooler.dense.bias"] = torch.zeros(16, 16), torch.zeros(16)
+    save_file(older, out / "model.safetensors", metadata={"format": "pt"})
+    input_ids = torch.randint(0, 53, (3, 16))
+    token_type_ids = (torch.arange(16) > 9).long().expand(3, 16).contiguous()
+    labels = torch.where(torch.rand(3, 16) < 0.3, torch.randint(0, 53, (3, 16)), -100)
+    result = model(input_ids=input_ids, token_type_ids=token_type_ids, labels=labels)
+    result.loss.backward()
+    case = {"input_ids": input_ids, "token_type_ids": token_type_ids, "labels": labels,
+            "logits": result.logits.detach(), "loss": result.loss.detach()}
+    for name, p in model.named_parameters():
+        case["grad." + name] = p.grad
+    save_file(case, out / "case.safetensors")
+
+
 def main(out):
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     qwen2(out / "qwen2")
     llama(out / "llama")
     gpt2(out / "gpt2")
+    bert(out / "bert")
     # What was saved is what was computed with.
     case = load_file(out / "llama" / "case.safetensors")
     base = LlamaForCausalLM.from_pretrained(out / "llama", dtype=torch.float32)

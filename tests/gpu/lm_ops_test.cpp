@@ -77,6 +77,38 @@ TEST_CASE("linear_cross_entropy equals float64, padded or not, in chunks or at o
   }
 }
 
+TEST_CASE("linear_cross_entropy with a bias equals float64, padded or not, in chunks or at once") {
+  torch::manual_seed(7);
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    const bool is_float = dtype == torch::kFloat;
+    for (const int64_t vocab : {1024, 1001}) {
+      for (const bool padded : {false, true}) {
+        for (const int64_t chunk : {0, 100}) {
+          CAPTURE(is_float, vocab, padded, chunk);
+          const auto hidden = leaf({300, 64}, dtype), labels = labels_for(300, vocab);
+          const auto bias = leaf({vocab}, dtype, 0.5);
+          auto weight = leaf({vocab, 64}, dtype, 0.125);
+          if (padded) {
+            ddp::ops::pad_rows(weight);
+          }
+          const auto h = reference_of(hidden), w = reference_of(weight), b = reference_of(bias);
+          const auto expected = torch::cross_entropy_loss(torch::linear(h, w, b), labels, {},
+                                                          at::Reduction::Sum, -100);
+          const auto result = ddp::ops::linear_cross_entropy(hidden, weight, labels,
+                                                             {.chunk_tokens = chunk, .bias = bias});
+          CHECK(relative_error(result.loss_sum, expected) < (is_float ? 1e-6 : 1e-3));
+          const auto grads = grad({result.loss_sum * 0.5}, {hidden, weight, bias});
+          const auto wanted = grad({expected * 0.5}, {h, w, b});
+          for (std::size_t i = 0; i < 3; ++i) {
+            CAPTURE(i);
+            CHECK(relative_error(grads[i], wanted[i]) < (is_float ? 1e-5 : kBf16Tolerance));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("linear_cross_entropy under autocast gives float32 leaves float32 gradients") {
   torch::manual_seed(2);
   const auto hidden = leaf({200, 64}, torch::kFloat), weight = leaf({1001, 64}, torch::kFloat, 0.1);

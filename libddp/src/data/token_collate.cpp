@@ -7,6 +7,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/data/token_dataset.hpp"
+#include "ddp/data/token_masking.hpp"
 #include "ddp/detail/check.hpp"
 
 namespace ddp {
@@ -52,6 +53,25 @@ void add_documents(const std::vector<TokenExample>& examples, int64_t width, Tok
   std::copy(offsets.begin(), offsets.end(), batch.document_offsets.mutable_data_ptr<int32_t>());
 }
 
+// Replaces labels [rows, width] by those of the targets, padded to `count`. The places that only
+// pad are 0: their labels are ignored.
+void gather_targets(int64_t count, TokenBatch& batch) {
+  const auto labels = batch.labels;
+  batch.labels = at::full({count}, kIgnoredLabel, at::kLong);
+  batch.target_positions = at::zeros({count}, at::kLong);
+  const auto* all = labels.const_data_ptr<int64_t>();
+  auto* target = batch.labels.mutable_data_ptr<int64_t>();
+  auto* place = batch.target_positions.mutable_data_ptr<int64_t>();
+  int64_t found = 0;
+  for (int64_t i = 0; i < labels.numel(); ++i) {
+    if (all[i] != kIgnoredLabel) {
+      DDP_CHECK(found < count, found, " of ", count);
+      target[found] = all[i];
+      place[found++] = i;
+    }
+  }
+}
+
 }  // namespace
 
 void for_each_tensor(TokenBatch& batch, const TensorVisitor& visit) {
@@ -59,6 +79,7 @@ void for_each_tensor(TokenBatch& batch, const TensorVisitor& visit) {
   visit(batch.labels);
   visit(batch.position_ids);
   visit(batch.document_offsets);
+  visit(batch.target_positions);
   visit(batch.max_document_length);
   visit(batch.num_documents);
   visit(batch.num_tokens);
@@ -72,10 +93,23 @@ TokenCollate::TokenCollate(TokenLayout layout, int64_t max_seq_len)
   }
 }
 
+TokenCollate::TokenCollate(const TokenDataset& dataset, std::shared_ptr<const TokenMasking> masking)
+    : TokenCollate(dataset) {
+  masking_ = std::move(masking);
+  if (masking_ != nullptr && dataset.options().layout == TokenLayout::Pad) {
+    throw SettingsError(
+        "tokens.layout=pad: a masked model reads a whole row, so its tokens would read the "
+        "padding; fix: tokens.layout=pack, or stream");
+  }
+}
+
 TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
   TokenBatch batch;
   int64_t width = packed_ ? max_seq_len_ : 0;
-  for (const auto& example : examples) {
+  for (auto& example : examples) {
+    if (masking_ != nullptr) {
+      masking_->mask(example);
+    }
     const auto length = static_cast<int64_t>(example.input_ids.size());
     DDP_CHECK(length <= max_seq_len_, length, " > ", max_seq_len_);
     width = std::max(width, length);
@@ -96,6 +130,9 @@ TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
   if (packed_) {
     batch.position_ids = stack_rows(examples, &TokenExample::positions, width, 0);
     add_documents(examples, width, batch);
+  }
+  if (masking_ != nullptr && !masking_->options().full_head) {
+    gather_targets(batch.size() * masking_->max_targets(width), batch);
   }
   return batch;
 }

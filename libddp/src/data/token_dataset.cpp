@@ -272,6 +272,8 @@ void TokenDataset::Rows::append(const Piece& piece, TokenExample& example) const
 TokenExample TokenDataset::Rows::get(int64_t index, int64_t epoch) const {
   DDP_CHECK(index >= 0 && index < size(), index, " of ", size());
   TokenExample example;
+  example.index = index;
+  example.epoch = split_ == Split::Train ? epoch : 0;
   if (options_.layout == TokenLayout::Stream) {
     append(window(index, epoch), example);
   } else if (options_.layout == TokenLayout::Pad) {

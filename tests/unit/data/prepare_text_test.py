@@ -135,4 +135,20 @@ folder = prepare(write("words.txt", WORDS), path("pieces"), "--tokenizer", path(
                  "--eval-fraction", "0.3")
 assert folder.text("train", 0) == " " + WORDS[:int(len(WORDS) * 0.7)] + "</s>"
 assert b"\xe2" in folder.words and b"or" in folder.words
-print("bytes, characters, BPE")
+
+# WordPiece: BERT's special tokens come first, and every document is [CLS] text [SEP].
+SPEECHES = "\n\n".join(f"First Citizen:\nSpeak, speak {i % 7} words and unspoken." for i in range(60))
+speeches = write("speeches.txt", SPEECHES)
+folder = prepare(speeches, path("wordpiece"), "--tokenizer", "wordpiece", "--vocab-size", "60", "--separator", "\\n\\n")
+BERT_TOKENS = [b"[PAD]", b"[UNK]", b"[CLS]", b"[SEP]", b"[MASK]"]
+assert folder.words[:5] == BERT_TOKENS, folder.words[:5]
+assert folder.words[5:] == sorted(folder.words[5:]) and any(word.startswith(b"##") for word in folder.words)
+assert folder.metadata["end_of_text"] == "3"
+ids = list(folder.ids("train", 1))
+assert ids[0] == 2 and ids[-1] == 3 and min(ids[1:-1]) > 4, ids
+joined = b" ".join(folder.words[i] for i in ids[1:-1]).replace(b" ##", b"")
+assert joined == b"first citizen : speak , speak 1 words and unspoken .", joined
+again = prepare(speeches, path("wordpiece_again"), "--tokenizer", path("wordpiece"), "--separator", "\\n\\n")
+assert list(again.ids("train", 1)) == ids and again.metadata["tokenizer"] == folder.metadata["tokenizer"]
+refused(script, 64, ["--vocab-size 10", "at least"], speeches, path("x"), "--tokenizer", "wordpiece", "--vocab-size", "10")
+print("bytes, characters, BPE, WordPiece")

@@ -48,6 +48,42 @@ TEST_CASE("linear_cross_entropy equals cross_entropy of a linear layer") {
   }
 }
 
+TEST_CASE("linear_cross_entropy adds a bias and gives it the gradient of its column") {
+  torch::manual_seed(4);
+  const auto labels = torch::tensor({3, -100, 0, 12, 5, -100, 7}, torch::kLong);
+  for (const bool padded : {false, true}) {
+    for (const int64_t chunk : {0, 3}) {
+      CAPTURE(padded, chunk);
+      const auto hidden = input({7, 6}, torch::kFloat), bias = input({13}, torch::kFloat);
+      auto weight = input({13, 6}, torch::kFloat);
+      if (padded) {
+        ddp::ops::pad_rows(weight);
+      }
+      const auto logits = torch::linear(hidden, weight, bias);
+      const auto expected = torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, -100);
+      const auto result = ddp::ops::linear_cross_entropy(hidden, weight, labels,
+                                                         {.chunk_tokens = chunk, .bias = bias});
+      CHECK(result.loss_sum.item<float>() == Approx(expected.item<float>()).epsilon(1e-6));
+      CHECK(result.num_correct.item<int64_t>() ==
+            logits.argmax(1).eq(labels).sum().item<int64_t>());
+      const auto grads = grad({result.loss_sum * 0.5}, {hidden, weight, bias});
+      const auto wanted = grad({expected * 0.5}, {hidden, weight, bias});
+      for (std::size_t i = 0; i < 3; ++i) {
+        CAPTURE(i);
+        CHECK(close(grads[i], wanted[i], 1e-5));
+      }
+      // A bias that trains over a frozen weight.
+      const auto only = ddp::ops::linear_cross_entropy(hidden.detach(), weight.detach(), labels,
+                                                       {.chunk_tokens = chunk, .bias = bias});
+      CHECK(close(grad({only.loss_sum * 0.5}, {bias})[0], wanted[2], 1e-5));
+    }
+  }
+  const auto hidden = torch::randn({7, 6}), weight = torch::randn({13, 6});
+  CHECK_THROWS_AS(
+      ddp::ops::linear_cross_entropy(hidden, weight, labels, {.bias = torch::zeros({12})}),
+      c10::Error);
+}
+
 TEST_CASE("linear_cross_entropy makes only the gradients that are wanted") {
   torch::manual_seed(2);
   const auto labels = torch::tensor({1, 2, 0}, torch::kLong);

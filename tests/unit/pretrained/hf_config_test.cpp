@@ -161,11 +161,46 @@ TEST_CASE("config.json of GPT-2 gives its sizes") {
             .intermediate_size == 100);
 }
 
+TEST_CASE("config.json of BERT is read, written, and refused by key") {
+  const json base = {
+      {"model_type", "bert"},         {"vocab_size", 100},        {"hidden_size", 24},
+      {"num_hidden_layers", 3},       {"num_attention_heads", 4}, {"intermediate_size", 60},
+      {"max_position_embeddings", 32}};
+  const auto config = read(base);
+  const auto& options = std::get<models::BertOptions>(config.options);
+  CHECK(options.layer_norm_eps == 1e-12);
+  CHECK(options.num_token_types == 2);
+  CHECK(options.pad_token_id == 0);
+  auto changed = options;
+  changed.hidden_dropout = 0.25;
+  changed.attention_dropout = 0.125;
+  changed.pad_token_id = -1;
+  const auto written =
+      json::parse(models::hf_config_json(models::make_hf_config(changed, at::kFloat)));
+  CHECK(written.at("architectures") == json({"BertForMaskedLM"}));
+  const auto again = std::get<models::BertOptions>(read(written).options);
+  CHECK(again.hidden_dropout == 0.25);
+  CHECK(again.attention_dropout == 0.125);
+  CHECK(again.pad_token_id == -1);
+  CHECK(again.intermediate_size == 60);
+  using ddp::SettingsError;
+  expect_error<SettingsError>(with(base, "hidden_act", "gelu_new"), {"hidden_act", "\"gelu\""});
+  expect_error<SettingsError>(with(base, "is_decoder", true), {"is_decoder"});
+  expect_error<SettingsError>(with(base, "position_embedding_type", "relative_key"),
+                              {"position_embedding_type"});
+  expect_error<SettingsError>(with(base, "tie_word_embeddings", false), {"tie_word_embeddings"});
+  expect_error<ddp::ReadError>(without(base, "vocab_size"), {"vocab_size"});
+  expect_error<ddp::ReadError>(with(base, "num_attention_heads", 5), {"hidden_size"});
+  CHECK_THAT(message_of<SettingsError>([&] { models::make_causal_lm(config); }),
+             Catch::Contains("\"bert\" is not causal"));
+}
+
 TEST_CASE("a config.json that these models are not is refused by key") {
   using ddp::SettingsError;
-  expect_error<SettingsError>(with(qwen2_json(), "model_type", "qwen3"),
-                              {"\"model_type\"", "\"qwen3\"", "qwen2, llama, mistral and gpt2"});
-  expect_error<SettingsError>(with(qwen2_json(), "model_type", "bert"), {"\"bert\""});
+  expect_error<SettingsError>(
+      with(qwen2_json(), "model_type", "qwen3"),
+      {"\"model_type\"", "\"qwen3\"", "qwen2, llama, mistral, gpt2 and bert"});
+  expect_error<SettingsError>(with(qwen2_json(), "model_type", "t5"), {"\"t5\""});
   for (const char* type : {"yarn", "dynamic", "longrope", "su", "mrope", "proportional"}) {
     const json rope = {
         {"rope_type", type}, {"factor", 2.0}, {"original_max_position_embeddings", 8}};

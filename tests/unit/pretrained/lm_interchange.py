@@ -12,7 +12,7 @@ try:
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file, save_file
-    from transformers import (AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
+    from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
                               MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM)
     from transformers.utils import logging
 except ImportError as error:
@@ -43,6 +43,8 @@ def make_models():
     yield "mistral", MistralForCausalLM(MistralConfig(**SIZES, head_dim=12, sliding_window=None))
     yield "gpt2", GPT2LMHeadModel(GPT2Config(vocab_size=61, n_positions=96, n_embd=32, n_layer=2, n_head=4, n_inner=50,
                                              bos_token_id=0, eos_token_id=0))
+    yield "bert", BertForMaskedLM(BertConfig(vocab_size=61, max_position_embeddings=96, hidden_size=32,
+                                             num_hidden_layers=2, num_attention_heads=4, intermediate_size=50))
 
 
 def randomize(model, std=0.3):
@@ -69,7 +71,9 @@ def check(what, ours, theirs):
 
 
 def load_strictly(folder):
-    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    is_bert = '"BertForMaskedLM"' in (folder / "config.json").read_text()
+    kind = AutoModelForMaskedLM if is_bert else AutoModelForCausalLM
+    model, info = kind.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
     return model
 
@@ -92,7 +96,7 @@ def check_model(name, model, folder):
     check(f"{name}: our full checkpoint there", logits_of(back, batch), theirs)
     for key, value in model.state_dict().items():
         assert torch.equal(back.state_dict()[key], value), key
-    if name != "gpt2":
+    if name not in ("gpt2", "bert"):
         check_adapters(name, folder, batch, batch_file)
 
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <stdexcept>
 
+#include "models/bert.hpp"
 #include "models/lora.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "models/pretrained/peft_adapter.hpp"
@@ -17,11 +18,19 @@ namespace {
 
 using Arguments = std::vector<std::string>;
 
-std::shared_ptr<models::CausalLm> load(const std::string& folder) {
-  auto model = models::make_causal_lm(models::read_hf_config(folder), at::kFloat);
+std::shared_ptr<models::LanguageModel> load(const std::string& folder) {
+  auto model = models::make_language_model(models::read_hf_config(folder), at::kFloat);
   models::load_pretrained(*model, folder);
   model->eval();
   return model;
+}
+
+at::Tensor logits_of(models::LanguageModel& model, const models::TokenInput& input) {
+  if (auto* bert = dynamic_cast<models::BertImpl*>(&model)) {
+    return bert->logits(bert->hidden_states(input));
+  }
+  auto& causal = dynamic_cast<models::CausalLm&>(model);
+  return causal.logits(causal.hidden_states(input));
 }
 
 void logits(const Arguments& arguments) {
@@ -31,9 +40,8 @@ void logits(const Arguments& arguments) {
   }
   const auto batch = ddp::load_safetensors(arguments.at(2)).tensors;
   const torch::NoGradGuard no_grad;
-  ddp::save_safetensors(
-      arguments.at(3),
-      {{"logits", model->logits(model->hidden_states(models::TokenInput{batch.at("input_ids")}))}});
+  ddp::save_safetensors(arguments.at(3),
+                        {{"logits", logits_of(*model, models::TokenInput{batch.at("input_ids")})}});
 }
 
 void train(const Arguments& arguments) {

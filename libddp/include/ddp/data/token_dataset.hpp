@@ -85,6 +85,8 @@ struct TokenExample {
   std::vector<int32_t> labels;       ///< the token that follows, or kIgnoredLabel
   std::vector<int32_t> positions;    ///< inside each document
   std::vector<int32_t> doc_lengths;  ///< of the documents in the row, in order
+  int64_t index = 0;                 ///< of the row in its data set
+  int64_t epoch = 0;                 ///< 0 in every epoch of Split::Test
 };
 
 /// Contents of a data set's rows in one epoch.
@@ -149,6 +151,8 @@ struct TokenBatch {
   at::Tensor position_ids;          ///< Pack only; undefined means 0 … seq - 1
   at::Tensor document_offsets;      ///< Pack only: int32 [segments + 1] over batch * seq tokens;
                                     ///< a segment is a document or a row's padding
+  at::Tensor target_positions;      ///< masked, without full_head: [targets], the places of the
+                                    ///< labels in the flattened batch; the labels are [targets] too
   int64_t max_document_length = 0;  ///< of the segments
   int64_t num_documents = 0;        ///< without padding
   int64_t num_tokens = 0;           ///< without padding
@@ -157,18 +161,25 @@ struct TokenBatch {
 };
 void for_each_tensor(TokenBatch& batch, const TensorVisitor& visit);
 
-/// Padding is id 0 and never a label. Packed rows are max_seq_len long; other rows have the length
-/// of the batch's longest, rounded up to a multiple of 64, at most max_seq_len.
+class TokenMasking;
+
+/// Padding is id 0 and never a label. With `masking` the labels are the hidden tokens, not the next
+/// ones. Unless it has full_head, the batch has rows * masking.max_targets(width) target_positions,
+/// however many tokens are targets; the remaining labels are kIgnoredLabel. Packed rows are
+/// max_seq_len long; other rows have the length of the batch's longest, rounded up to a multiple of
+/// 64, at most max_seq_len.
 class TokenCollate {
  public:
   TokenCollate(TokenLayout layout, int64_t max_seq_len);
   explicit TokenCollate(const TokenDataset& dataset)
       : TokenCollate(dataset.options().layout, dataset.options().max_seq_len) {}
+  TokenCollate(const TokenDataset& dataset, std::shared_ptr<const TokenMasking> masking);
   TokenBatch operator()(std::vector<TokenExample> examples) const;
 
  private:
   bool packed_;
   int64_t max_seq_len_;
+  std::shared_ptr<const TokenMasking> masking_;
 };
 
 }  // namespace ddp

@@ -175,6 +175,7 @@ inline constexpr int64_t kIgnoreIndex = -100;
 struct LinearCrossEntropyOptions {
   int64_t chunk_tokens = 0;  ///< rows of logits in memory at a time; 0: all
   int64_t ignore_index = kIgnoreIndex;
+  at::Tensor bias{};  ///< [vocab], added to the logits
 };
 struct LinearCrossEntropyResult {
   at::Tensor loss_sum;     ///< float32, 0-dim: sum over the rows that are not ignored
@@ -182,14 +183,14 @@ struct LinearCrossEntropyResult {
 };
 
 /// The head of a language model and its loss: sum over rows t of logsumexp(logits[t]) - logits[t,
-/// labels[t]], with logits = hidden weightᵀ in hidden's dtype and all sums in float32.
+/// labels[t]], with logits = hidden weightᵀ + bias in hidden's dtype and sums in float32.
 ///
 ///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
 ///
 /// A label outside the vocabulary gives NaN. The gradient of the logits takes their place, so
 /// memory holds one copy of them until the backward. With chunk_tokens the forward computes the
-/// gradients of hidden and weight instead. Products with odd row lengths are four to six times
-/// slower: see pad_rows().
+/// gradients of hidden, weight and bias instead. Products with odd row lengths are four to six
+/// times slower: see pad_rows().
 LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at::Tensor& weight,
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});

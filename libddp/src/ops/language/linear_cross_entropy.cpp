@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "ops/autocast_off.hpp"
@@ -14,6 +15,7 @@
 #include "ops/grad_target.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
+#include "ops/language/column_sums.hpp"
 #include "ops/language/head_loss_kernels.hpp"
 #endif
 
@@ -100,10 +102,37 @@ void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
   }
 }
 
-at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& padded_weight) {
+/// `bias` in `dtype`, zero for the rows that pad_rows() added; undefined without bias.
+at::Tensor padded_bias(const std::optional<at::Tensor>& bias, int64_t rows, at::ScalarType dtype) {
+  return bias ? at::constant_pad_nd(bias->detach().to(dtype), {0, rows - bias->size(0)})
+              : at::Tensor();
+}
+
+at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& padded_weight,
+                     const at::Tensor& padded_bias) {
   const auto logits = at::empty({hidden.size(0), padded_weight.size(0)}, hidden.options());
-  detail::gemm(logits, hidden, padded_weight.t());
+  detail::gemm(logits, hidden, padded_weight.t(), {.bias = padded_bias});
   return logits;
+}
+
+/// The gradient of the padded bias, in float32 (float64 for float64).
+at::Tensor column_sums(const at::Tensor& grad_logits) {
+#ifdef DDP_HAS_CUDA
+  const int64_t rows = grad_logits.size(0), columns = grad_logits.size(1);
+  if (detail::runs_own_kernels(grad_logits, grad_logits.scalar_type()) && rows > 0 &&
+      columns % 8 == 0) {
+    const c10::cuda::CUDAGuard device(grad_logits.device());
+    const auto memory = grad_logits.options().dtype(at::kFloat);
+    const auto scratch = at::empty({detail::num_column_parts(rows, columns), columns}, memory);
+    const detail::GradTarget sums{at::empty({columns}, memory)};
+    C10_CUDA_CHECK(detail::launch_column_sums(
+        grad_logits.const_data_ptr(), detail::element_of(grad_logits.scalar_type()), rows, columns,
+        scratch.mutable_data_ptr<float>(), detail::grad_out(sums), detail::stream_of(grad_logits)));
+    return sums.memory;
+  }
+#endif
+  return grad_logits.sum(0, false,
+                         grad_logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
 /// target = beta target + grad_logitsᵀ hidden. cublasLt's fastest kernels need a multiple of 8
@@ -125,16 +154,17 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
                                                 const at::Tensor& hidden, const at::Tensor& weight,
+                                                const std::optional<at::Tensor>& bias,
                                                 const at::Tensor& labels, at::ScalarType dtype,
                                                 int64_t ignore_index, bool makes_grad) {
     const AutocastOff no_autocast(hidden.device().type());
     const auto h = hidden.to(dtype).contiguous();
     const auto w = padded_rows(weight).to(dtype);
     Sums sums = new_sums(h);
-    const auto logits = logits_of(h, w);
+    const auto logits = logits_of(h, w, padded_bias(bias, w.size(0), dtype));
     add_loss(logits, labels, weight.size(0), ignore_index, makes_grad, sums);
     if (makes_grad) {
-      ctx->save_for_backward({h, w, weight, logits});
+      ctx->save_for_backward({h, w, weight, logits, bias.value_or(at::Tensor())});
       ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     }
     ctx->mark_non_differentiable({sums.correct});
@@ -146,7 +176,7 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
                                                  torch::autograd::variable_list grad_outputs) {
     detail::check_differentiated_once("linear_cross_entropy");
     if (!grad_outputs[0].defined()) {
-      return torch::autograd::variable_list(6);
+      return torch::autograd::variable_list(7);
     }
     const AutocastOff no_autocast(grad_outputs[0].device().type());
     const auto saved = ctx->get_saved_variables();
@@ -167,8 +197,19 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
       write_weight_gradient({product}, grad_logits, h);
       target.write(product.mul_(grad_outputs[0]));
     }
-    return {grad_hidden, target.result(), {}, {}, {}, {}};
+    const auto bias_target =
+        detail::grad_target(saved[4], saved[4].defined() && ctx->needs_input_grad(2));
+    if (bias_target.memory.defined()) {
+      bias_target.write(
+          column_sums(grad_logits).narrow(0, 0, weight.size(0)).mul_(grad_outputs[0]));
+    }
+    return {grad_hidden, target.result(), bias_target.result(), {}, {}, {}, {}};
   }
+};
+
+struct WantedGradients {
+  bool hidden, weight, bias;
+  bool any() const { return hidden || weight || bias; }
 };
 
 /// A few rows of logits at a time. The gradients are computed in the forward, while a chunk's
@@ -177,37 +218,49 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
                                                 const at::Tensor& hidden, const at::Tensor& weight,
+                                                const std::optional<at::Tensor>& bias,
                                                 const at::Tensor& labels, at::ScalarType dtype,
                                                 const LinearCrossEntropyOptions& options,
-                                                bool wants_hidden, bool wants_weight) {
+                                                const WantedGradients& wanted) {
     const AutocastOff no_autocast(hidden.device().type());
     const auto h = hidden.to(dtype).contiguous();
     const auto w = padded_rows(weight).to(dtype);
     Sums sums = new_sums(h);
-    at::Tensor grad_hidden, grad_weight;
-    if (wants_hidden) {
+    const auto b = padded_bias(bias, w.size(0), dtype);
+    at::Tensor grad_hidden, grad_weight, grad_bias;
+    if (wanted.hidden) {
       grad_hidden = at::empty_like(h);
     }
-    if (wants_weight) {
+    if (wanted.weight) {
       grad_weight = at::zeros(w.sizes(), w.options().dtype(at::kFloat));
+    }
+    if (wanted.bias) {
+      grad_bias = at::zeros({w.size(0)}, w.options().dtype(at::kFloat));
     }
     for (int64_t first = 0; first < h.size(0); first += options.chunk_tokens) {
       const int64_t count = std::min(options.chunk_tokens, h.size(0) - first);
       const auto rows = h.narrow(0, first, count);
-      const auto logits = logits_of(rows, w);
+      const auto logits = logits_of(rows, w, b);
       add_loss(logits, labels.narrow(0, first, count), weight.size(0), options.ignore_index,
-               wants_hidden || wants_weight, sums);
-      if (wants_hidden) {
+               wanted.any(), sums);
+      if (wanted.hidden) {
         detail::gemm(grad_hidden.narrow(0, first, count), logits, w);
       }
-      if (wants_weight) {
+      if (wanted.weight) {
         detail::gemm(grad_weight, logits.t(), rows, {.beta = 1});
       }
+      if (wanted.bias) {
+        grad_bias += column_sums(logits);
+      }
     }
-    if (wants_weight) {
+    if (wanted.weight) {
       grad_weight = grad_weight.narrow(0, 0, weight.size(0));
     }
-    ctx->save_for_backward({grad_hidden, grad_weight});
+    if (wanted.bias) {
+      grad_bias = grad_bias.narrow(0, 0, weight.size(0));
+      ctx->saved_data["bias_dtype"] = bias->scalar_type();
+    }
+    ctx->save_for_backward({grad_hidden, grad_weight, grad_bias});
     ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     ctx->saved_data["weight_dtype"] = weight.scalar_type();
     ctx->mark_non_differentiable({sums.correct});
@@ -224,7 +277,13 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
                  ? gradient.mul(grad_outputs[0]).to(ctx->saved_data[dtype].toScalarType())
                  : at::Tensor();
     };
-    return {scaled(saved[0], "hidden_dtype"), scaled(saved[1], "weight_dtype"), {}, {}, {}, {}, {}};
+    return {scaled(saved[0], "hidden_dtype"),
+            scaled(saved[1], "weight_dtype"),
+            scaled(saved[2], "bias_dtype"),
+            {},
+            {},
+            {},
+            {}};
   }
 };
 
@@ -254,19 +313,28 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
               labels.scalar_type());
   detail::check_same_device("linear_cross_entropy", hidden, "weight", weight);
   detail::check_same_device("linear_cross_entropy", hidden, "labels", labels);
+  const auto& bias = options.bias;
+  if (bias.defined()) {
+    TORCH_CHECK(bias.dim() == 1 && bias.size(0) == weight.size(0),
+                "linear_cross_entropy: the bias must be [vocab] = [", weight.size(0), "], not ",
+                bias.sizes());
+    detail::check_same_device("linear_cross_entropy", hidden, "bias", bias);
+  }
   const auto device = hidden.device().type();
   const auto dtype = at::autocast::is_autocast_enabled(device)
                          ? at::autocast::get_autocast_dtype(device)
                          : hidden.scalar_type();
-  const bool grads = at::GradMode::is_enabled();
-  const bool wants_hidden = grads && hidden.requires_grad();
-  const bool wants_weight = grads && weight.requires_grad();
+  const auto wants = [](const at::Tensor& tensor) {
+    return at::GradMode::is_enabled() && tensor.defined() && tensor.requires_grad();
+  };
+  const WantedGradients wanted{wants(hidden), wants(weight), wants(bias)};
   const bool is_chunked = options.chunk_tokens > 0 && options.chunk_tokens < hidden.size(0);
-  const auto outputs =
-      is_chunked ? ChunkedHeadLoss::apply(hidden, weight, labels, dtype, options, wants_hidden,
-                                          wants_weight)
-                 : WholeHeadLoss::apply(hidden, weight, labels, dtype, options.ignore_index,
-                                        wants_hidden || wants_weight);
+  // LibTorch refuses an undefined tensor here, but not an empty optional.
+  const auto maybe_bias = bias.defined() ? std::optional(bias) : std::nullopt;
+  const auto outputs = is_chunked ? ChunkedHeadLoss::apply(hidden, weight, maybe_bias, labels,
+                                                           dtype, options, wanted)
+                                  : WholeHeadLoss::apply(hidden, weight, maybe_bias, labels, dtype,
+                                                         options.ignore_index, wanted.any());
   return {outputs[0], outputs[1]};
 }
 

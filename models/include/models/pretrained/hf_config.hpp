@@ -11,22 +11,23 @@
 #include <variant>
 #include <vector>
 
+#include "models/bert.hpp"
 #include "models/gpt2.hpp"
 #include "models/qwen2.hpp"
 
 namespace models {
 
-/// Contents of config.json for a causal language model.
+/// Contents of config.json for a language model.
 struct HfConfig {
-  std::string model_type;  ///< qwen2, llama, mistral or gpt2
-  std::variant<Qwen2Options, Gpt2Options> options;
+  std::string model_type;  ///< qwen2, llama, mistral, gpt2 or bert
+  std::variant<Qwen2Options, Gpt2Options, BertOptions> options;
   std::optional<at::ScalarType> dtype{};  ///< dtype of the weights; unset if the file has none
   std::optional<int64_t> bos_token_id{};
   std::vector<int64_t> eos_token_ids{};  ///< tokens that end a text; empty: none given
 };
 
-/// Reads `path`, or `path`/config.json if `path` is a folder. Supports model_type gpt2, qwen2,
-/// llama and mistral (full attention, or a sliding window that max_position_embeddings never
+/// Reads `path`, or `path`/config.json if `path` is a folder. Supports model_type gpt2, bert,
+/// qwen2, llama and mistral (full attention, or a sliding window that max_position_embeddings never
 /// reaches). Rotary positions may be plain, "linear" or "llama3", given as rope_theta and
 /// rope_scaling or as the rope_parameters of transformers 5. Missing keys get transformers'
 /// defaults, except sizes, which are required.
@@ -35,12 +36,14 @@ struct HfConfig {
 /// out of range (sizes too: width 131,072, 4,096 layers, …), or if sizes do not fit together.
 /// Throws ddp::SettingsError (64) if the file is valid but asks for an unsupported feature: another
 /// architecture, another rope scaling or activation, a sliding window in use, quantized weights,
-/// dropout inside attention (qwen2, llama, mistral), an untied GPT-2.
+/// dropout inside attention (qwen2, llama, mistral), an untied GPT-2 or BERT, a BERT
+/// decoder.
 HfConfig read_hf_config(const std::string& path);
 
 /// Reads the options of one kind of model; throws ddp::SettingsError if the file is of the other.
 Qwen2Options read_qwen2_config(const std::string& path);
 Gpt2Options read_gpt2_config(const std::string& path);
+BertOptions read_bert_config(const std::string& path);
 
 /// Returns `config` as a config.json that transformers 4 and 5 load. Throws ddp::SettingsError if
 /// its model_type cannot express the options (see hf_model_type).
@@ -53,9 +56,13 @@ void write_hf_config(const std::string& folder, const HfConfig& config);
 std::string hf_model_type(const Qwen2Options& options);
 HfConfig make_hf_config(const Qwen2Options& options, at::ScalarType dtype);
 HfConfig make_hf_config(const Gpt2Options& options, at::ScalarType dtype);
+HfConfig make_hf_config(const BertOptions& options, at::ScalarType dtype);
 
 /// Creates the model with uninitialised parameters on `tensor_options`. Throws ddp::SettingsError
 /// if they do not fit into the memory there.
+std::shared_ptr<LanguageModel> make_language_model(const HfConfig& config,
+                                                   const torch::TensorOptions& tensor_options = {});
+/// The same for a causal model; throws ddp::SettingsError for another kind.
 std::shared_ptr<CausalLm> make_causal_lm(const HfConfig& config,
                                          const torch::TensorOptions& tensor_options = {});
 

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Interface of the language models as training sees them: a batch of tokens in, its loss out.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <string>
+
+#include "ddp/core/visit_tensors.hpp"
+#include "ddp/ops/language.hpp"
+
+namespace models {
+
+/// A batch of token ids. Either each row is one document from its start, optionally followed by
+/// padding whose outputs are unused. Or rows are packed, and `document_offsets` gives the document
+/// starts.
+struct TokenInput {
+  torch::Tensor input_ids;           ///< int64 [batch, seq]
+  torch::Tensor position_ids{};      ///< int64 [batch, seq]; undefined: 0 … seq - 1 in every row
+  torch::Tensor document_offsets{};  ///< packed: int32 [documents + 1] over the batch * seq tokens
+  int64_t max_document_length = 0;   ///< packed: length of the longest document
+  /// bool [batch, tokens in the cache after the step], with single new tokens: true if the row
+  /// reads it
+  torch::Tensor key_mask{};
+  torch::Tensor token_type_ids{};  ///< BERT: int64 [batch, seq]; undefined: type 0 everywhere
+  /// Masked models: int64 [count], the tokens of the flattened batch that the head sees. The labels
+  /// are then int64 [count] too. Undefined: all tokens.
+  torch::Tensor target_positions{};
+};
+
+struct LmOutput {
+  torch::Tensor loss_sum;     ///< float32, 0-dim: sum over the counted labels
+  torch::Tensor num_correct;  ///< int64, 0-dim: counted labels that have the largest logit
+};
+inline void for_each_tensor(LmOutput& output, const ddp::TensorVisitor& visit) {
+  visit(output.loss_sum);
+}
+
+/// Settings that change how results are computed, but neither the weights nor the results' meaning.
+struct LanguageModelOptions {
+  ddp::ops::AttentionBackend attention = ddp::ops::AttentionBackend::Auto;
+  int64_t loss_chunk_tokens = 0;  ///< tokens per chunk of logits; 0: the whole batch at once
+  int64_t checkpoint_every = 0;   ///< recompute every k-th layer in the backward; 0: none, 1: all
+  double head_share = 1;          ///< share of tokens that the head sees, for flops_per_token()
+};
+
+class LanguageModel : public torch::nn::Module {
+ public:
+  /// [vocab, dim]; tied models return their embedding.
+  virtual const torch::Tensor& head_weight() const = 0;
+  virtual int64_t num_layers() const = 0;
+  virtual int64_t max_positions() const = 0;
+  /// FLOPs of forward and backward per token: two per multiply-add, causal attention counted half,
+  /// nothing recomputed. That is 6 per trained matrix parameter and 4 per frozen one (no weight
+  /// gradient).
+  virtual double flops_per_token(int64_t seq_len) const = 0;
+
+  int64_t vocab_size() const { return head_weight().size(0); }
+
+  /// `labels` is int64 [batch, seq]; labels[t] is the token that position t predicts. Causal models
+  /// get them already shifted: the token after input_ids[t]. Labels equal to ops::kIgnoreIndex do
+  /// not count.
+  virtual LmOutput forward(const TokenInput& input, const torch::Tensor& labels) = 0;
+
+  LanguageModelOptions& computation() { return computation_; }
+  const LanguageModelOptions& computation() const { return computation_; }
+
+ protected:
+  /// The part of flops_per_token() that grows with the parameters.
+  double matrix_flops_per_token() const;
+  /// True if a token is multiplied by the parameter `name`, false for a lookup table.
+  virtual bool is_matrix_product(const std::string& name) const = 0;
+
+  LanguageModelOptions computation_;
+};
+
+}  // namespace models
