@@ -141,6 +141,9 @@ TEST_CASE("the configs that ship are accepted by their program") {
     if (name.starts_with("lora_")) {
       return examples::lora_sections();
     }
+    if (name.starts_with("bert_")) {
+      return examples::bert_sections();
+    }
     return name.starts_with("gpt2_") ? examples::gpt2_sections() : examples::image_sections();
   };
   int count = 0;
