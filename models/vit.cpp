@@ -47,7 +47,7 @@ struct VitBlockOptions {
 };
 
 /// The end of a residual branch: `value`, and what the op that adds the residual still applies.
-struct BranchEnd {
+struct VitBranch {
   torch::Tensor value;
   ddp::ops::BranchOptions rest{};
 };
@@ -119,7 +119,7 @@ class VitBlock : public torch::nn::Module {
 
   /// Stochastic depth scales the whole branch, so bias and dropout must come before it. Without it
   /// the op that adds the residual applies both in its own pass.
-  BranchEnd end(const torch::Tensor& product, const torch::Tensor& bias) const {
+  VitBranch end(const torch::Tensor& product, const torch::Tensor& bias) const {
     if (drop_path() == 0) {
       return {product, {.bias = bias, .dropout_p = dropout()}};
     }
