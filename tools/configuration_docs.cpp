@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "common/image_task.hpp"
 #include "common/language_options.hpp"
+#include "common/model_options.hpp"
+#include "common/vit_settings.hpp"
 #include "core/setting_row.hpp"
 #include "ddp/train/config.hpp"
 
@@ -39,8 +40,8 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   `mixup`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
 - A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. The
-  sections of lora_ddp, gpt2_ddp and bert_ddp (examples/) follow at the end, with the library's settings whose default
-  differs there.
+  sections of vit_ddp, lora_ddp, gpt2_ddp and bert_ddp (examples/) follow at the end, with the library's settings whose
+  default differs there.
 - The resolved settings are printed at the start and saved with every checkpoint. They must be equal on all ranks.
 )";
 
@@ -95,7 +96,8 @@ int main(int argc, char** argv) {
   const char* path = argv[argc - 1];
   const std::string page =
       kIntroduction +
-      ddp::settings_markdown(ddp::Config::default_rows(examples::image_sections())) +
+      ddp::settings_markdown(ddp::Config::default_rows(examples::resnet_sections())) +
+      own_sections_of("vit_ddp", examples::vit_sections()) +
       own_sections_of("lora_ddp", examples::lora_sections()) +
       own_sections_of("gpt2_ddp", examples::gpt2_sections()) +
       own_sections_of("bert_ddp", examples::bert_sections());

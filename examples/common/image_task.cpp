@@ -6,7 +6,6 @@
 #include <cmath>
 #include <utility>
 
-#include "common/model_options.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/counter_rng.hpp"
 
@@ -18,10 +17,6 @@ ddp::Batch images_of(const ImageBatch& batch, ddp::DataLoader<>& loader) {
 }
 
 }  // namespace
-
-std::vector<ddp::Section> image_sections() {
-  return {ddp::declare_section<ModelOptions>("model"), ddp::uses({"train"})};
-}
 
 ImageTask::ImageTask(const ImageParts& parts, const ImageSettings& settings)
     : parts_(parts), settings_(settings) {

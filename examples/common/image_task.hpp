@@ -4,10 +4,8 @@
 
 #include <cstdint>
 #include <functional>
-#include <vector>
 
 #include "common/training_task.hpp"
-#include "ddp/core/fields.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/ops/vision.hpp"
 #include "ddp/train/options.hpp"
@@ -65,10 +63,6 @@ class ImageTask : public TrainingTask<ImageBatch> {
   ImageParts parts_;
   ImageSettings settings_;
 };
-
-/// Sections of a program that trains this task in a TrainingLoop: section model, and all of section
-/// train.
-std::vector<ddp::Section> image_sections();
 
 inline constexpr double kMaxMixupAlpha = 4;
 

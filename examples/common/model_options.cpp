@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "ddp/reduce/sync_batch_norm.hpp"
+#include "ddp/train/config.hpp"
 #include "ddp/train/weights.hpp"
 #include "models/memory_format.hpp"
 #include "models/precision.hpp"
@@ -44,6 +45,10 @@ void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
            .min = 0,
            .max = 0.999999},
           o.ema_decay);
+}
+
+std::vector<ddp::Section> resnet_sections() {
+  return {ddp::declare_section<ModelOptions>("model"), ddp::uses({"train"})};
 }
 
 models::ResNet make_model(const ModelOptions& options, int64_t num_classes,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Section `model` of the image examples.
+// Section `model` of resnet_ddp.
 #pragma once
 
 #include <c10/core/ScalarType.h>
 
 #include <string>
+#include <vector>
 
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/fields.hpp"
@@ -24,6 +25,9 @@ struct ModelOptions {
   double ema_decay = 0.0;
 };
 void describe_fields(ModelOptions& options, ddp::FieldVisitor& visitor);
+
+/// The sections that resnet_ddp adds.
+std::vector<ddp::Section> resnet_sections();
 
 /// Creates the model on the communicator's device, ready to be wrapped. The memory format is set.
 /// Rank 0 loads the weights; wrapping broadcasts them. Weights are rounded to model.dtype, except

@@ -34,7 +34,7 @@ foreach(_setting train.grad_accum_steps=4 train.mixup=0.2 train.label_smoothing=
   ddp_add_example(quickstart_unused_${_setting} quickstart 1 ARGUMENTS ${_small} train.max_steps=2 ${_setting}
                   EXIT 64 OUTPUT "0:${_setting} has no effect")
 endforeach()
-foreach(_program quickstart resnet_ddp)
+foreach(_program quickstart resnet_ddp vit_ddp)
   ddp_add_example(${_program}_no_data ${_program} 1 ARGUMENTS ${_small} train.max_steps=2 data.path=
                   EXIT 64 OUTPUT "0:data.path is empty" "0:data.format=synthetic")
 endforeach()

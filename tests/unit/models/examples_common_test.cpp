@@ -10,8 +10,10 @@
 #include "common/data_path.hpp"
 #include "common/image_task.hpp"
 #include "common/language_options.hpp"
+#include "common/model_options.hpp"
 #include "common/run_plan.hpp"
 #include "common/training_report.hpp"
+#include "common/vit_settings.hpp"
 #include "ddp/ddp.hpp"
 #include "models/resnet.hpp"
 #include "support/catch.hpp"
@@ -144,7 +146,10 @@ TEST_CASE("the configs that ship are accepted by their program") {
     if (name.starts_with("bert_")) {
       return examples::bert_sections();
     }
-    return name.starts_with("gpt2_") ? examples::gpt2_sections() : examples::image_sections();
+    if (name.find("vit_") != std::string::npos) {
+      return examples::vit_sections();
+    }
+    return name.starts_with("gpt2_") ? examples::gpt2_sections() : examples::resnet_sections();
   };
   int count = 0;
   for (const auto& entry :
@@ -162,7 +167,7 @@ TEST_CASE("the configs that ship are accepted by their program") {
     CHECK_NOTHROW(ddp::LrSchedule(schedule));
     ++count;
   }
-  CHECK(count >= 10);
+  CHECK(count >= 17);
 }
 
 TEST_CASE("language programs refuse settings of images, and train text without a file") {

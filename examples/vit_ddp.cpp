@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trains a Vision Transformer on images, data-parallel: CIFAR-10 (official files or JPEG tar
+// shards), folders of JPEGs, or synthetic images. `--help` lists every setting.
+//
+//   mpirun -n 2 build/examples/vit_ddp --config examples/configs/vit_sample.yaml
+//   torchrun --no-python --nproc-per-node=8 build/examples/vit_ddp model.name=vit_b_16 …
+#include "common/image_trainer.hpp"
+#include "common/vit_settings.hpp"
+#include "ddp/ddp.hpp"
+
+namespace {
+
+constexpr examples::ImageProgram kProgram{
+    .name = "vit_ddp",
+    .longer_run =
+        "build/examples/vit_ddp --config examples/configs/vit_sample.yaml "
+        "train.epochs=30 checkpoint.dir=runs/vit_sample_30",
+    .cifar10_config = "examples/configs/cifar10_vit_s_4.yaml"};
+
+void train(ddp::Context& ctx, ddp::Config cfg) {
+  const auto settings = cfg.section<examples::VitSettings>("model");
+  cfg.loader.image_dtype = examples::choose_image_dtype(cfg, settings.dtype);
+  const auto data = examples::open_image_data(cfg.data);
+  auto module = examples::make_vit(settings, *data.train, ctx.communicator());
+  ddp::DistributedDataParallel model(module, ctx.communicator(), cfg.ddp);
+  // For dropout and stochastic depth. Weights were drawn with one seed on all ranks.
+  ctx.seed_ranks(cfg.context.seed);
+  examples::train_images(ctx, cfg, data,
+                         {.model = model,
+                          .module = *module,
+                          .forward = [&](const at::Tensor& x) { return model.forward(x); },
+                          .ema_decay = settings.ema_decay},
+                         kProgram);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::run(
+      argc, argv, [](ddp::Context& ctx, const ddp::Config& cfg) { train(ctx, cfg); },
+      examples::vit_sections());
+}

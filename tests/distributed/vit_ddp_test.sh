@@ -1,0 +1,85 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs vit_ddp as a user does and looks at what it prints. resnet_ddp_test.sh tests what both trainers share.
+#
+# usage: vit_ddp_test.sh learns|curve|resumes|refuses PROGRAM RANKS DATA
+#   learns    with dropout, stochastic depth, mixup and an average of the weights the loss falls
+#   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
+#   resumes   killed after a checkpoint and started again: the same bits as never interrupted, random branches included
+#   refuses   patches that do not divide the image, another number of classes, unknown names, contradicting dtypes
+set -u
+scenario=$1 program=$2 ranks=$3 data=$4
+# shellcheck source=tests/distributed/trainer_test_lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/trainer_test_lib.sh"
+
+run_on() { # run_on RANKS LOG SETTING…
+  local launch=() number=$1 log=$2
+  shift 2
+  [ "$number" -gt 1 ] && launch=(mpirun -n "$number")
+  exec "${launch[@]}" "$program" data.path="$data" data.num_samples=163 model.name=vit_ti_16 model.patch_size=16 \
+    optimizer.type=adamw optimizer.weight_decay=0.05 lr_schedule.lr=0.0005 loader.num_workers=1 loader.drop_last=true \
+    metrics.dir="$work/runs" metrics.progress=plain "$@" > "$log" 2>&1
+}
+run() { run_on "$ranks" "$@"; }
+
+regularised=(model.dropout=0.1 model.stochastic_depth=0.2)
+
+case $scenario in
+  learns)
+    (run "$work/1.log" "${regularised[@]}" train.max_steps=25 train.batch_size=$((32 / ranks)) train.mixup=0.1 \
+      train.label_smoothing=0.05 train.max_grad_norm=1 model.ema_decay=0.5) || fail "exit code $?"
+    sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$work/1.log" |
+      awk '{ found = 1; print "loss", $1, "->", $2; exit !($2 < 0.97 * $1) } END { if (!found) exit 1 }' || fail "the loss did not fall"
+    grep -q "^test accuracy .* of 163 images" "$work/1.log" || fail "not every test image was counted once"
+    [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
+    ;;
+  curve)
+    # Twelve images a step: at once, in two micro-batches, on two ranks, on four ranks that share six as 2, 2, 1 and 1.
+    # Sums are taken in another order (fp32): 1e-5 of the loss. 144 images make equal epochs of all of these.
+    common=(data.augment=none data.num_samples=144 train.max_steps=15 train.eval_every=0 metrics.log_every=1)
+    for one in "1 12 1" "1 6 2" "2 12 1" "2 6 2" "4 6 2"; do
+      read -r number batch accum <<< "$one"
+      [ "$number" -le "$ranks" ] || continue
+      name=r${number}_${batch}x$accum
+      (run_on "$number" "$work/$name.log" "${common[@]}" loader.global_batch_size="$batch" train.batch_size="$batch" \
+        train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
+      paste -d, <(cut -d, -f1,3 "$work/runs/r1_12x1/steps.csv") <(cut -d, -f1,3 "$work/runs/$name/steps.csv") |
+        awk -F, 'NR > 1 { d = $2 - $4; if ($1 != $3 || d * d > 1e-10 * $2 * $2) exit 1; worst = d * d > worst ? d * d : worst }
+                 END { print "'"$name"'", NR - 1, "rows, largest difference", sqrt(worst); exit NR != 16 }' ||
+        fail "$name: another curve than one process's: $(paste "$work/runs/r1_12x1/steps.csv" "$work/runs/$name/steps.csv")"
+    done
+    ;;
+  resumes)
+    common=("${regularised[@]}" model.ema_decay=0.9 train.max_steps=16 train.batch_size=$((16 / ranks)) train.mixup=0.2)
+    # On one rank bf16 parameters, whose float32 masters are what is saved.
+    [ "$ranks" = 1 ] && common+=(model.dtype=bf16)
+    saving=("${common[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=4 checkpoint.stop_check_seconds=0.05)
+    (run "$work/whole.log" "${common[@]}") || fail "exit code $?"
+    (run "$work/cut.log" "${saving[@]}") &
+    kill_when_saved $!
+    (run "$work/resumed.log" "${saving[@]}") || fail "exit code $? of the resumed run"
+    check_resumed "test accuracy"
+    ;;
+  refuses)
+    refused() { # refused CODE TEXT SETTING…
+      local expected=$1 text=$2 code
+      shift 2
+      (run "$work/refused.log" train.max_steps=1 "$@")
+      code=$?
+      [ $code = "$expected" ] || fail "exit code $code with $*, expected $expected"
+      grep -qF -- "$text" "$work/refused.log" || fail "with $*: no message '$text'"
+    }
+    refused 64 "patches of 5 pixels do not divide images of 32; fix: set model.patch_size to a divisor of 32" model.patch_size=5
+    refused 64 "model.name" model.name=vit_h_14
+    refused 64 "model.dropout" model.dropout=1
+    refused 64 "model.stem" model.stem=cifar
+    refused 64 "model.dtype=bf16 contradicts amp.dtype=fp16" model.dtype=bf16 amp.dtype=fp16
+    # A checkpoint of other patches is another model.
+    (run "$work/1.log" train.max_steps=1 checkpoint.dir="$work/checkpoints") || fail "exit code $?"
+    (run "$work/2.log" train.max_steps=2 checkpoint.dir="$work/checkpoints" model.patch_size=8)
+    code=$?
+    grep -o "conv_proj.weight.*" "$work/2.log" | head -n 1
+    { [ $code != 0 ] && grep -q "conv_proj.weight" "$work/2.log"; } || fail "exit code $code with other patches, and no name"
+    ;;
+  *) fail "unknown scenario $scenario" ;;
+esac
