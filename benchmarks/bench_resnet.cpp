@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of a ResNet on one resident random batch, measured like benchmarks/pytorch_resnet.py.
+// Steps of a ResNet or ViT on one resident random batch, measured like benchmarks/pytorch_resnet.py
+// and benchmarks/pytorch_vit.py. ResNets are trained with SGD, ViTs with AdamW.
 // data=FOLDER uses batches of its images (train/<class>/*.jpg), loaded concurrently.
 //
 //   bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
 //   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
 //   bench_resnet … step=graph       GraphedStep: the whole step captured once, then replayed
+//   bench_resnet model=vit_b_16 step=graph param_dtype=bf16 batch_size=128
 //   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
 //   bench_resnet … data=FOLDER num_workers=16 jpeg_decoder=nvjpeg lead_in=10
 //                                      each round begins with an empty ring
@@ -14,8 +16,8 @@
 //   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
 //
 // dtype is the dtype of the computation. With param_dtype=fp32 it uses autocast. With
-// param_dtype=bf16 all parameters except those of normalisation are bfloat16 (float32 masters in
-// the optimizer). ms is the median of `rounds` means over `steps` steps. host_ms and host_us are
+// param_dtype=bf16 all parameters except those of BatchNorm are bfloat16 (float32 masters in the
+// optimizer). ms is the median of `rounds` means over `steps` steps. host_ms and host_us are
 // the wall and CPU time in which the host issues a step into an empty queue. exposed_comm_ms is the
 // median of the rounds' last steps, on the rank that waits longest. peak_mib is device-wide, read
 // after the warm-up.
@@ -38,6 +40,7 @@
 #include "models/memory_format.hpp"
 #include "models/precision.hpp"
 #include "models/resnet.hpp"
+#include "models/vit.hpp"
 
 namespace {
 
@@ -72,7 +75,11 @@ bool has_side_streams(const Settings& settings) {
   return has_fused_ops(settings) && settings.flag("side_streams");
 }
 
-models::ResNet make_model(const Settings& settings, const ddp::Context& context) {
+bool is_vit(const Settings& settings) {
+  return settings.text("model").starts_with("vit_");
+}
+
+models::ResNet make_resnet(const Settings& settings, const ddp::Context& context) {
   const auto stem = settings.text("stem") == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
   auto module =
       models::make_resnet(settings.text("model"), {.num_classes = settings.number("num_classes"),
@@ -89,15 +96,52 @@ models::ResNet make_model(const Settings& settings, const ddp::Context& context)
   return module;
 }
 
-ddp::OptimizerOptions sgd(const Settings& settings) {
+models::Vit make_vit(const Settings& settings, const ddp::Context& context) {
+  if (!has_fused_ops(settings)) {
+    throw ddp::SettingsError("bench_resnet: ops=plain with model=" + settings.text("model") +
+                             ": only ResNets have it; fix: ops=fused");
+  }
+  auto options = models::vit_options(settings.text("model"));
+  options.image_size = settings.number("image_size");
+  options.num_classes = settings.number("num_classes");
+  const auto dtype = has_bf16_parameters(settings) ? torch::kBFloat16 : torch::kFloat32;
+  return models::Vit(options, torch::device(context.device()).dtype(dtype));
+}
+
+/// The model that setting `model` names.
+class ClassifierImpl : public torch::nn::Module {
+ public:
+  ClassifierImpl(const Settings& settings, const ddp::Context& context) {
+    if (is_vit(settings)) {
+      vit_ = register_module("vit", make_vit(settings, context));
+    } else {
+      resnet_ = register_module("resnet", make_resnet(settings, context));
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& images) {
+    return vit_ ? vit_->forward(images) : resnet_->forward(images);
+  }
+
+ private:
+  models::ResNet resnet_{nullptr};
+  models::Vit vit_{nullptr};
+};
+TORCH_MODULE(Classifier);
+
+ddp::OptimizerOptions optimizer_options(const Settings& settings) {
   ddp::OptimizerOptions options;
   options.implementation = settings.choice<ddp::OptimizerImplementation>(
       "optimizer", {{"auto", ddp::OptimizerImplementation::Auto},
                     {"flat", ddp::OptimizerImplementation::Flat},
                     {"list", ddp::OptimizerImplementation::List}});
-  options.weight_decay = 5e-4;
-  options.momentum = 0.9;
-  options.nesterov = true;
+  if (is_vit(settings)) {
+    options.type = ddp::OptimizerType::AdamW;
+    options.weight_decay = 0.05;
+  } else {
+    options.weight_decay = 5e-4;
+    options.momentum = 0.9;
+    options.nesterov = true;
+  }
   return options;
 }
 
@@ -150,7 +194,8 @@ class Trainer {
       : settings_(settings),
         amp_{.dtype = has_bf16_parameters(settings) ? ddp::AmpDtype::Off
                                                     : bench::amp_dtype(settings, "dtype")},
-        module_(make_model(settings, context)) {
+        module_(settings, context),
+        lr_(is_vit(settings) ? 1e-3 : 0.1) {
     if (settings.text("data").empty()) {
       batch_ = random_batch(settings, context.device());
     } else {
@@ -164,13 +209,13 @@ class Trainer {
       options.comm_hook = settings.text("comm_hook");
       options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<Model>(module_, context.communicator(), options);
-      optimizer_ = ddp::make_optimizer(*model_, sgd(settings));
+      optimizer_ = ddp::make_optimizer(*model_, optimizer_options(settings));
     } else {
       ddp::NamedParameters parameters;
       for (const auto& item : module_->named_parameters()) {
         parameters.push_back({item.key(), item.value()});
       }
-      optimizer_ = ddp::make_optimizer(parameters, sgd(settings));
+      optimizer_ = ddp::make_optimizer(parameters, optimizer_options(settings));
     }
     if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}, {"load", false}})) {
       capture(context);
@@ -183,9 +228,9 @@ class Trainer {
       batch_ = {std::move(images), std::move(target)};
     }
     if (graphed_) {
-      (*graphed_)(batch_, {.lr = kLr, .step = num_steps_++});
+      (*graphed_)(batch_, {.lr = lr_, .step = num_steps_++});
     } else {
-      run(batch_, {.lr = kLr});
+      run(batch_, {.lr = lr_, .step = num_steps_++});
     }
   }
   /// Exposed time of the last step; an empty function if nothing is reduced.
@@ -197,9 +242,8 @@ class Trainer {
   }
 
  private:
-  using Model = ddp::DistributedDataParallel<models::ResNet>;
+  using Model = ddp::DistributedDataParallel<Classifier>;
   using Step = std::function<torch::Tensor(const ImageBatch&, const ddp::StepScalars&)>;
-  static constexpr double kLr = 0.1;
 
   torch::Tensor run(const ImageBatch& batch, const ddp::StepScalars& scalars) {
     if (model_) {
@@ -237,10 +281,11 @@ class Trainer {
   ddp::AmpOptions amp_;
   ImageBatch batch_;
   std::unique_ptr<ddp::DataLoader<>> loader_;
-  models::ResNet module_;
+  Classifier module_;
   std::unique_ptr<Model> model_;
   std::unique_ptr<ddp::Optimizer> optimizer_;
   std::unique_ptr<ddp::GraphedStep<ImageBatch, torch::Tensor>> graphed_;
+  double lr_;
   int64_t num_steps_ = 0;
 };
 

@@ -42,7 +42,8 @@ def compare(bench, out, case):
     common = [f"model={model}", f"{benchmark['size']}={size}", f"batch_size={global_batch // world}"]
     settings = interleaved.split_settings(extra, ("libddp", "pytorch"))
     tag = case.replace(":", "_").replace(",", "_").replace("=", "-")
-    programs = dict(libddp=bench, pytorch=os.path.join(interleaved.HERE, benchmark["peer"]))
+    peer = "pytorch_vit.py" if model.startswith("vit_") else benchmark["peer"]
+    programs = dict(libddp=bench, pytorch=os.path.join(interleaved.HERE, peer))
     measured = interleaved.run({name: [program] + common + settings[name] for name, program in programs.items()},
                                world, os.path.join(out, tag))
     result = dict(case=case, world=world, unit=benchmark["unit"])
