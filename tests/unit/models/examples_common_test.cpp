@@ -9,6 +9,7 @@
 
 #include "common/data_path.hpp"
 #include "common/image_task.hpp"
+#include "common/image_trainer.hpp"
 #include "common/language_options.hpp"
 #include "common/model_options.hpp"
 #include "common/run_plan.hpp"
@@ -279,4 +280,49 @@ TEST_CASE("convert_sync_batchnorm reaches every norm of a ResNet, and changes no
   CHECK(model->named_parameters().keys() == names);
   const auto images = torch::randn({4, 3, 16, 16});
   CHECK(torch::allclose(model->forward(images), plain->forward(images), 1e-4, 1e-4));
+}
+
+TEST_CASE("a ViT takes its sizes from the settings and the data") {
+  const auto data =
+      ddp::make_dataset({.format = ddp::DataFormat::Synthetic, .image_size = 24, .num_classes = 7});
+  const auto communicator = ddp::make_single_communicator(torch::kCPU);
+  examples::VitSettings settings;
+  settings.name = "vit_ti_16";
+  settings.patch_size = 6;
+  settings.dropout = 0.25;
+  settings.stochastic_depth = 0.5;
+  settings.dtype = torch::kBFloat16;
+  const auto module = examples::make_vit(settings, *data, communicator);
+  const auto& options = module->options();
+  CHECK(options.image_size == 24);
+  CHECK(options.patch_size == 6);
+  CHECK(options.num_classes == 7);
+  CHECK(options.hidden_size == 192);
+  CHECK(options.dropout == 0.25);
+  CHECK(options.stochastic_depth == 0.5);
+  for (const auto& parameter : module->parameters()) {
+    CHECK(parameter.scalar_type() == torch::kBFloat16);
+  }
+  settings.patch_size = 0;  // that of the name, 16
+  CHECK(testing::message_of<ddp::SettingsError>([&] {
+          examples::make_vit(settings, *data, communicator);
+        }).find("patches of 16 pixels do not divide images of 24; fix: set model.patch_size") !=
+        std::string::npos);
+}
+
+TEST_CASE("images come in the model's compute dtype, but whole for mixup") {
+  ddp::Config cfg;
+  const auto chosen = [&](c10::ScalarType dtype) {
+    return examples::choose_image_dtype(cfg, dtype);
+  };
+  CHECK(chosen(torch::kFloat32) == ddp::ImageDtype::Auto);
+  CHECK(chosen(torch::kBFloat16) == ddp::ImageDtype::Bf16);
+  cfg.amp.dtype = ddp::AmpDtype::Fp16;
+  CHECK(chosen(torch::kFloat32) == ddp::ImageDtype::Fp16);
+  CHECK_THROWS_AS(chosen(torch::kBFloat16), ddp::SettingsError);
+  cfg.amp.dtype = ddp::AmpDtype::Bf16;
+  CHECK(chosen(torch::kFloat32) == ddp::ImageDtype::Bf16);
+  cfg.train.mixup = 0.2;
+  CHECK(chosen(torch::kFloat32) == ddp::ImageDtype::Auto);
+  CHECK(chosen(torch::kBFloat16) == ddp::ImageDtype::Auto);
 }
