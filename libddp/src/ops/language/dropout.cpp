@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <cmath>
 #include <mutex>
 #include <optional>
@@ -48,17 +49,17 @@ at::Tensor add_branch_by_aten(const at::Tensor& branch, const at::Tensor& residu
 #ifdef DDP_HAS_CUDA
 namespace {
 
-/// With the probability rounded to a multiple of 2^-32, and the scale for that.
+/// With the probability rounded to a multiple of 2^-16, but not to 0, and the scale for that.
 DropoutDraws draws_of(double p) {
-  constexpr double kNumbers = 4294967296.0;
-  const double threshold = std::floor(p * kNumbers);
+  constexpr double kNumbers = 65536;
+  const double threshold = p > 0 ? std::clamp(std::round(p * kNumbers), 1.0, kNumbers - 1) : 0;
   return {.threshold = static_cast<uint32_t>(threshold),
           .scale = static_cast<float>(1.0 / (1.0 - threshold / kNumbers))};
 }
 
 }  // namespace
 
-DropoutDraws new_draws(double p, at::Device device, at::Tensor& drawn) {
+DropoutDraws new_draws(double p, at::Device device, at::Tensor& drawn, uint64_t calls) {
   auto draws = draws_of(p);
   if (draws.threshold == 0) {
     return draws;
@@ -67,8 +68,8 @@ DropoutDraws new_draws(double p, at::Device device, at::Tensor& drawn) {
   draws.drawn = drawn.mutable_data_ptr<int64_t>();
   auto generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
-  const auto state =
-      at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_cuda_state(kDrawsOfThread);
+  const auto state = at::check_generator<at::CUDAGeneratorImpl>(generator)->philox_cuda_state(
+      calls * kDrawsOfThread);
   if (state.captured_) {
     draws.device_seed = state.seed_.ptr;
     draws.device_offset = state.offset_.ptr;

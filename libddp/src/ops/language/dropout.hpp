@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
 
 #include "ddp/ops/language.hpp"
@@ -26,9 +27,9 @@ inline std::optional<at::Tensor> optional_of(const at::Tensor& tensor) {
 }
 
 #ifdef DDP_HAS_CUDA
-/// Reserves numbers of the generator of `device`. The kernel stores what it used in `drawn`, int64
-/// [2], which is allocated here. p = 0 reserves nothing.
-DropoutDraws new_draws(double p, at::Device device, at::Tensor& drawn);
+/// Reserves the numbers of `calls` calls of the generator of `device`. The kernel stores what it
+/// used in `drawn`, int64 [2], which is allocated here. p = 0 reserves nothing.
+DropoutDraws new_draws(double p, at::Device device, at::Tensor& drawn, uint64_t calls = 1);
 
 /// The same numbers again, for the backward.
 DropoutDraws repeated_draws(double p, const at::Tensor& drawn);

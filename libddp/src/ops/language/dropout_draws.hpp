@@ -6,10 +6,10 @@
 
 namespace ddp::ops::detail {
 
-/// One call's numbers of the Philox generator (Salmon et al., SC 2011), as PyTorch's generator
-/// reserves them. While a graph is captured, seed and offset are known only on the device.
+/// One call's numbers of a Philox generator, as PyTorch's generator reserves them. While a graph is
+/// captured, seed and offset are known only on the device.
 struct DropoutDraws {
-  uint32_t threshold = 0;  ///< elements with a smaller number are zeroed; 0: nothing is drawn
+  uint32_t threshold = 0;  ///< elements whose 16 bits are smaller are zeroed; 0: nothing is drawn
   float scale = 1;         ///< of the others
   uint64_t seed = 0;
   uint64_t offset = 0;
@@ -18,7 +18,7 @@ struct DropoutDraws {
   int64_t* drawn = nullptr;                ///< [2]: the kernel stores the seed and offset it used
 };
 
-/// What a generator must advance by for each call: a thread draws for eight elements.
-inline constexpr uint64_t kDrawsOfThread = 8;
+/// What the generator advances by for each call: a thread draws four words for eight elements.
+inline constexpr uint64_t kDrawsOfThread = 4;
 
 }  // namespace ddp::ops::detail
