@@ -94,14 +94,16 @@ class BertLayer : public torch::nn::Module {
   }
 
  private:
-  // Three products: state dicts, optimizer and gradient buckets see three separate weights, and one
-  // merged product would copy them in every step.
   torch::Tensor attention(const torch::Tensor& x, const LayerCall& call) {
-    const auto heads = [&](const Linear& linear) {
-      return linear.forward(x).view({x.size(0), x.size(1), num_heads_, -1});
-    };
-    return attend(heads(query_), heads(key_), heads(value_), call, index_,
-                  is_training() ? attention_dropout_ : 0.0);
+    const std::vector<torch::Tensor> weights = {query_.weight, key_.weight, value_.weight};
+    const std::vector<torch::Tensor> biases = {query_.bias, key_.bias, value_.bias};
+    // A `.to()` separates them.
+    ddp::ops::join_rows(weights);
+    ddp::ops::join_rows(biases);
+    const auto qkv = ddp::ops::linear(x, ddp::ops::joined_rows(weights),
+                                      {.bias = ddp::ops::joined_rows(biases)});
+    const auto [query, key, value] = ddp::ops::split_heads(qkv, num_heads_, num_heads_);
+    return attend(query, key, value, call, index_, is_training() ? attention_dropout_ : 0.0);
   }
 
   Linear query_, key_, value_, intermediate_;

@@ -89,8 +89,9 @@ class Gpt2Block : public torch::nn::Module {
 
  private:
   torch::Tensor attention(const torch::Tensor& x, const LayerCall& call, double dropout_p) {
-    const auto qkv = c_attn_.forward(x).view({x.size(0), x.size(1), 3, num_heads_, -1}).unbind(2);
-    return attend(qkv[0], qkv[1], qkv[2], call, index_, dropout_p);
+    const auto [query, key, value] =
+        ddp::ops::split_heads(c_attn_.forward(x), num_heads_, num_heads_);
+    return attend(query, key, value, call, index_, dropout_p);
   }
 
   LayerNorm ln_1_, ln_2_;

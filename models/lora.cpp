@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <utility>
 
 #include "ddp/ops/language.hpp"
 #include "decoder_parts.hpp"
@@ -41,19 +42,18 @@ LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias
 }
 
 torch::Tensor LinearImpl::forward(const torch::Tensor& input) {
-  if (!lora_a.defined()) {
-    return ddp::ops::linear(input, weight, {.bias = bias});
-  }
-  return ddp::ops::lora_linear(
-      input, weight, bias, lora_a, lora_b,
-      {.scale = lora_scale_, .dropout_p = is_training() ? lora_dropout_ : 0.0});
+  return forward_add(input, {});
 }
 
 torch::Tensor LinearImpl::forward_add(const torch::Tensor& input, const torch::Tensor& residual) {
-  if (!lora_a.defined()) {
+  if (!has_lora()) {
     return ddp::ops::linear(input, weight, {.bias = bias, .residual = residual});
   }
-  return residual + forward(input);
+  return ddp::ops::lora_linear(input, weight, lora_a, lora_b,
+                               {.scale = lora_scale_,
+                                .dropout_p = is_training() ? lora_dropout_ : 0.0,
+                                .bias = bias,
+                                .residual = residual});
 }
 
 void LinearImpl::add_lora(const LoraOptions& options) {
@@ -91,6 +91,51 @@ void LinearImpl::merge_lora() {
   unregister_module("lora_B");
   lora_a = torch::Tensor();
   lora_b = torch::Tensor();
+}
+
+JoinedLinears::JoinedLinears(std::vector<Linear> layers) : layers_(std::move(layers)) {}
+
+torch::Tensor JoinedLinears::forward(const torch::Tensor& input) const {
+  const auto& first = *layers_.front();
+  std::vector<torch::Tensor> weights, biases, as, bs, results;
+  std::vector<int64_t> out_sizes;
+  bool have_adapters = true, have_none = true;
+  for (const auto& layer : layers_) {
+    const bool equals_first =
+        layer->has_lora() && first.has_lora() && layer->lora_a.sizes() == first.lora_a.sizes() &&
+        layer->lora_scale() == first.lora_scale() && layer->lora_dropout() == first.lora_dropout();
+    have_adapters = have_adapters && equals_first;
+    have_none = have_none && !layer->has_lora();
+    weights.push_back(layer->weight);
+    out_sizes.push_back(layer->weight.size(0));
+    if (layer->bias.defined()) {
+      biases.push_back(layer->bias);
+    }
+    as.push_back(layer->lora_a);
+    bs.push_back(layer->lora_b);
+  }
+  if (!have_adapters && !have_none) {
+    for (auto layer : layers_) {
+      results.push_back(layer->forward(input));
+    }
+    return torch::cat(results, -1);
+  }
+  // A `.to()` separates them.
+  ddp::ops::join_rows(weights);
+  torch::Tensor bias;
+  if (!biases.empty()) {
+    ddp::ops::join_rows(biases);
+    bias = ddp::ops::joined_rows(biases);
+  }
+  const auto weight = ddp::ops::joined_rows(weights);
+  if (have_none) {
+    return ddp::ops::linear(input, weight, {.bias = bias});
+  }
+  return ddp::ops::lora_linear(input, weight, ddp::ops::joined_rows(as), ddp::ops::joined_rows(bs),
+                               {.scale = first.lora_scale(),
+                                .dropout_p = first.is_training() ? first.lora_dropout() : 0.0,
+                                .bias = bias,
+                                .out_sizes = out_sizes});
 }
 
 LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options) {

@@ -18,21 +18,26 @@ struct Qwen2Call : LayerCall {
 class Qwen2Layer : public torch::nn::Module {
  public:
   Qwen2Layer(const Qwen2Options& o, const torch::TensorOptions& memory, std::size_t index)
-      : head_dim_(o.head_dim), eps_(o.rms_norm_eps), index_(index) {
+      : num_heads_(o.num_heads),
+        num_kv_heads_(o.num_kv_heads),
+        eps_(o.rms_norm_eps),
+        index_(index) {
     auto attention = register_module("self_attn", std::make_shared<Group>());
     const int64_t q_width = o.num_heads * o.head_dim, kv_width = o.num_kv_heads * o.head_dim;
-    q_proj_ =
-        attention->register_module("q_proj", Linear(o.hidden_size, q_width, o.qkv_bias, memory));
-    k_proj_ =
-        attention->register_module("k_proj", Linear(o.hidden_size, kv_width, o.qkv_bias, memory));
-    v_proj_ =
-        attention->register_module("v_proj", Linear(o.hidden_size, kv_width, o.qkv_bias, memory));
+    const auto projection = [&](const char* name, int64_t width) {
+      return attention->register_module(name, Linear(o.hidden_size, width, o.qkv_bias, memory));
+    };
+    const auto q_proj = projection("q_proj", q_width), k_proj = projection("k_proj", kv_width);
+    qkv_proj_ = JoinedLinears({q_proj, k_proj, projection("v_proj", kv_width)});
     o_proj_ =
         attention->register_module("o_proj", Linear(q_width, o.hidden_size, o.o_bias, memory));
     auto mlp = register_module("mlp", std::make_shared<Group>());
     const int64_t wide = o.intermediate_size;
-    gate_proj_ = mlp->register_module("gate_proj", Linear(o.hidden_size, wide, o.mlp_bias, memory));
-    up_proj_ = mlp->register_module("up_proj", Linear(o.hidden_size, wide, o.mlp_bias, memory));
+    const auto widening = [&](const char* name) {
+      return mlp->register_module(name, Linear(o.hidden_size, wide, o.mlp_bias, memory));
+    };
+    const auto gate_proj = widening("gate_proj");
+    gate_up_proj_ = JoinedLinears({gate_proj, widening("up_proj")});
     down_proj_ = mlp->register_module("down_proj", Linear(wide, o.hidden_size, o.mlp_bias, memory));
     input_norm_ = norm_weight("input_layernorm", o, memory);
     post_attention_norm_ = norm_weight("post_attention_layernorm", o, memory);
@@ -43,8 +48,7 @@ class Qwen2Layer : public torch::nn::Module {
     const auto [to_attend, skipped] = ddp::ops::rms_norm(hidden, input_norm_, eps_);
     const auto attended = o_proj_->forward_add(attention(to_attend, call), skipped);
     const auto [x, skipped_mlp] = ddp::ops::rms_norm(attended, post_attention_norm_, eps_);
-    return down_proj_->forward_add(ddp::ops::swiglu(gate_proj_->forward(x), up_proj_->forward(x)),
-                                   skipped_mlp);
+    return down_proj_->forward_add(ddp::ops::swiglu(gate_up_proj_.forward(x)), skipped_mlp);
   }
 
  private:
@@ -54,20 +58,16 @@ class Qwen2Layer : public torch::nn::Module {
     return new_parameter(*group, "weight", {o.hidden_size}, memory);
   }
   torch::Tensor attention(const torch::Tensor& x, const Qwen2Call& call) {
-    const auto heads = [&](const torch::Tensor& projected) {
-      return projected.view({x.size(0), x.size(1), -1, head_dim_});
-    };
-    const auto query = ddp::ops::apply_rotary(heads(q_proj_->forward(x)), call.angles);
-    const auto key = ddp::ops::apply_rotary(heads(k_proj_->forward(x)), call.angles);
-    const auto value = heads(v_proj_->forward(x));
+    const auto [query, key, value] =
+        ddp::ops::split_heads(qkv_proj_.forward(x), num_heads_, num_kv_heads_, call.angles);
     return attend(query, key, value, call, index_);
   }
 
-  Linear q_proj_{nullptr}, k_proj_{nullptr}, v_proj_{nullptr}, o_proj_{nullptr};
-  Linear gate_proj_{nullptr}, up_proj_{nullptr}, down_proj_{nullptr};
+  JoinedLinears qkv_proj_, gate_up_proj_;
+  Linear o_proj_{nullptr}, down_proj_{nullptr};
   torch::Tensor input_norm_;
   torch::Tensor post_attention_norm_;
-  int64_t head_dim_;
+  int64_t num_heads_, num_kv_heads_;
   double eps_;
   std::size_t index_;
 };

@@ -101,20 +101,19 @@ class VitBlock : public torch::nn::Module {
   double drop_path() const { return is_training() ? options_.drop_path : 0.0; }
 
   torch::Tensor attention(const torch::Tensor& x) const {
-    const int64_t batch = x.size(0), seq = x.size(1);
-    const auto qkv = in_proj_.forward(x).view({batch, seq, 3, options_.num_heads, -1}).unbind(2);
+    auto [query, key, value] =
+        ddp::ops::split_heads(in_proj_.forward(x), options_.num_heads, options_.num_heads);
     ddp::ops::AttentionOptions attention{
         .is_causal = false, .dropout_p = is_training() ? options_.attention_dropout : 0.0};
-    auto query = qkv[0];
     if (options_.is_last) {
       // Fused kernels are made for many queries. One row of scores is small enough to be stored.
       query = query.narrow(1, 0, 1);
       attention.backend = ddp::ops::AttentionBackend::Math;
     }
-    return ddp::ops::attention(query.transpose(1, 2), qkv[1].transpose(1, 2),
-                               qkv[2].transpose(1, 2), attention)
+    return ddp::ops::attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
+                               attention)
         .transpose(1, 2)
-        .reshape({batch, query.size(1), options_.hidden_size});
+        .reshape({x.size(0), query.size(1), options_.hidden_size});
   }
 
   /// Stochastic depth scales the whole branch, so bias and dropout must come before it. Without it

@@ -201,7 +201,7 @@ TEST_CASE("swiglu and rotary positions equal float64, for transposed gradients t
   const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf);
   const auto gate = leaf({3, 70, 64}, dtype, 2), up = leaf({3, 70, 64}, dtype);
   const auto gate2 = reference_of(gate), up2 = reference_of(up);
-  const auto y = ddp::ops::swiglu(gate, up);
+  const auto y = ddp::ops::swiglu(torch::cat({gate, up}, -1));
   const auto y2 = torch::silu(gate2) * up2;
   const auto factors = torch::randn({70, 3, 64}, torch::kCUDA).to(dtype).transpose(0, 1);
   CHECK(relative_error(y, y2) < tolerance_of(dtype));
@@ -214,7 +214,10 @@ TEST_CASE("swiglu and rotary positions equal float64, for transposed gradients t
       ddp::ops::make_rotary_tables({.head_dim = head_dim}, 300, torch::kCUDA),
       torch::randint(300, {2, 50}, torch::kLong).to(torch::kCUDA));
   const auto x = leaf({2, 50, 3, head_dim}, dtype);
-  const auto turned = ddp::ops::apply_rotary(x, angles);
+  const auto heads = ddp::ops::split_heads(torch::cat({x, x, x}, 2).flatten(2), 3, 3, angles);
+  const auto& turned = heads.query;
+  CHECK(torch::equal(heads.key, turned));
+  CHECK(torch::equal(heads.value, x));
   const auto a = x.to(torch::kDouble).narrow(3, 0, head_dim / 2),
              b = x.to(torch::kDouble).narrow(3, head_dim / 2, head_dim / 2);
   const auto expected =

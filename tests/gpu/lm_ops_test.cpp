@@ -161,8 +161,8 @@ TEST_CASE("lora_linear drops in the backward what it dropped in the forward") {
     const auto b = torch::eye(n, memory).requires_grad_(true);
     const ddp::ops::LoraLinearOptions options = {.scale = 0.5, .dropout_p = p};
     torch::manual_seed(3);
-    const auto out = ddp::ops::lora_linear(x, torch::zeros({n, n}, memory), {}, a, b, options);
-    const auto next = ddp::ops::lora_linear(x, torch::zeros({n, n}, memory), {}, a, b, options);
+    const auto out = ddp::ops::lora_linear(x, torch::zeros({n, n}, memory), a, b, options);
+    const auto next = ddp::ops::lora_linear(x, torch::zeros({n, n}, memory), a, b, options);
     const auto mask = out.detach().ne(0).to(torch::kDouble).view({tokens, n});
     const double share = 1 - mask.mean().item<double>();
     CHECK(std::abs(share - p) < 6 * std::sqrt(p * (1 - p) / static_cast<double>(mask.numel())));
@@ -186,7 +186,7 @@ TEST_CASE("lora_linear equals its formula in bfloat16, with adapters in float32 
     const auto weight = leaf({192, 256}, torch::kBFloat16, 0.06).detach();
     const auto bias = leaf({192}, torch::kBFloat16).detach();
     const auto a = leaf({16, 256}, adapter_dtype, 0.06), b = leaf({192, 16}, adapter_dtype, 0.3);
-    const auto out = ddp::ops::lora_linear(x, weight, bias, a, b, {.scale = 2});
+    const auto out = ddp::ops::lora_linear(x, weight, a, b, {.scale = 2, .bias = bias});
     const auto xr = reference_of(x), ar = reference_of(a), br = reference_of(b);
     const auto expected = torch::linear(xr, weight.to(torch::kDouble), bias.to(torch::kDouble)) +
                           2 * torch::linear(torch::linear(xr, ar), br);
@@ -209,7 +209,7 @@ TEST_CASE("swiglu equals silu(gate) * up in float64, forward and backward") {
     const double tolerance = dtype == torch::kFloat ? 1e-6 : kBf16Tolerance;
     const auto gate = leaf({64, 1000}, dtype, 2), up = leaf({64, 1000}, dtype);
     const auto g = reference_of(gate), u = reference_of(up);
-    const auto out = ddp::ops::swiglu(gate, up), expected = torch::silu(g) * u;
+    const auto out = ddp::ops::swiglu(torch::cat({gate, up}, -1)), expected = torch::silu(g) * u;
     CHECK(relative_error(out, expected) < tolerance);
     const auto direction = torch::randn_like(expected);
     const auto grads = grad({out}, {gate, up}, {direction.to(dtype)});
@@ -232,7 +232,10 @@ TEST_CASE("rotary embedding turns in float32 whatever its input is, and turns ba
     const auto sin = tables.sin.index({positions}).unsqueeze(2).to(torch::kDouble);
     const auto first = r.narrow(-1, 0, 64), second = r.narrow(-1, 64, 64);
     const auto expected = torch::cat({first * cos - second * sin, second * cos + first * sin}, -1);
-    const auto out = ddp::ops::apply_rotary(x, angles);
+    const auto heads = ddp::ops::split_heads(torch::cat({x, x, x}, 2).flatten(2), 4, 4, angles);
+    const auto& out = heads.query;
+    CHECK(torch::equal(heads.key, out));
+    CHECK(torch::equal(heads.value, x));
     CHECK(out.scalar_type() == dtype);
     CHECK(relative_error(out, expected) < tolerance);
     const auto direction = torch::randn_like(expected);

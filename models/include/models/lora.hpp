@@ -56,6 +56,20 @@ class LinearImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Linear);
 
+/// Linear layers that read the same input, such as q, k and v, computed as one. Their weights share
+/// one memory, but stay the layers' own parameters with the layers' names.
+class JoinedLinears {
+ public:
+  JoinedLinears() = default;
+  /// At most three layers, all with a bias or none.
+  explicit JoinedLinears(std::vector<Linear> layers);
+  /// The layers' results side by side. Layers with different adapters are computed one by one.
+  torch::Tensor forward(const torch::Tensor& input) const;
+
+ private:
+  std::vector<Linear> layers_;
+};
+
 /// Result of add_lora, for programs that print it.
 struct LoraSummary {
   std::vector<std::string> layers;  ///< names of the layers with an adapter

@@ -287,7 +287,7 @@ TEST_CASE("gradients that carry no graph refuse create_graph") {
     refuses("stem_convolution", ddp::ops::stem_convolution(image, stem, algorithm), stem);
   }
   const auto rows = leaf({6, 8}), base = leaf({5, 8}), a = leaf({2, 8}), b = leaf({5, 2});
-  refuses("lora_linear", ddp::ops::lora_linear(rows, base.detach(), {}, a, b, {}), rows);
+  refuses("lora_linear", ddp::ops::lora_linear(rows, base.detach(), a, b), rows);
   const auto labels = torch::zeros({6}, torch::kLong);
   refuses("linear_cross_entropy", ddp::ops::linear_cross_entropy(rows, base, labels).loss_sum,
           rows);

@@ -142,7 +142,7 @@ TEST_CASE("lora_linear equals its formula, also where A and B are of another dty
     const auto weight = torch::randn({5, 8}, torch::kDouble);
     const auto bias = torch::randn({5}, torch::kDouble);
     const auto a = input({4, 8}, dtype), b = input({5, 4}, dtype);
-    const auto out = ddp::ops::lora_linear(x, weight, bias, a, b, {.scale = 2});
+    const auto out = ddp::ops::lora_linear(x, weight, a, b, {.scale = 2, .bias = bias});
     const auto expected =
         torch::linear(x, weight, bias) +
         2 * torch::linear(torch::linear(x, a.to(torch::kDouble)), b.to(torch::kDouble));
@@ -162,7 +162,7 @@ TEST_CASE("lora_linear's backward drops what its forward dropped") {
   const auto weight = torch::randn({5, 64}, torch::kDouble);
   const auto a = input({4, 64}), b = input({5, 4});
   torch::manual_seed(6);
-  const auto out = ddp::ops::lora_linear(x, weight, {}, a, b, {.scale = 0.5, .dropout_p = 0.4});
+  const auto out = ddp::ops::lora_linear(x, weight, a, b, {.scale = 0.5, .dropout_p = 0.4});
   torch::manual_seed(6);
   const auto dropped = std::get<0>(torch::native_dropout(x, 0.4, true));
   const auto expected =
@@ -177,10 +177,69 @@ TEST_CASE("lora_linear's backward drops what its forward dropped") {
   }
 }
 
+TEST_CASE("lora_linear of several layers equals each layer alone, with its own dropout") {
+  const auto x = input({4, 64});
+  const auto residual = input({4, 12});
+  const auto weight = torch::randn({12, 64}, torch::kDouble);
+  const auto bias = torch::randn({12}, torch::kDouble);
+  const auto a = input({6, 64}), b = input({12, 2});
+  const std::vector<int64_t> out_sizes = {5, 3, 4};
+  for (const double p : {0.0, 0.4}) {
+    torch::manual_seed(6);
+    const auto out = ddp::ops::lora_linear(
+        x, weight, a, b,
+        {.scale = 0.5, .dropout_p = p, .bias = bias, .residual = residual, .out_sizes = out_sizes});
+    torch::manual_seed(6);
+    std::vector<torch::Tensor> results;
+    int64_t row = 0, rank = 0;
+    for (const int64_t size : out_sizes) {
+      results.push_back(ddp::ops::lora_linear(
+          x, weight.narrow(0, row, size), a.narrow(0, rank, 2), b.narrow(0, row, size),
+          {.scale = 0.5, .dropout_p = p, .bias = bias.narrow(0, row, size)}));
+      row += size;
+      rank += 2;
+    }
+    const auto expected = torch::cat(results, 1) + residual;
+    CHECK(close(out, expected));
+    const auto weights = torch::randn_like(out);
+    const auto grads = grad({out}, {x, a, b, residual}, {weights});
+    const auto wanted = grad({expected}, {x, a, b, residual}, {weights});
+    for (std::size_t i = 0; i < 4; ++i) {
+      CHECK(close(grads[i], wanted[i]));
+    }
+  }
+  CHECK_THROWS_WITH(ddp::ops::lora_linear(x, weight, a, b, {.out_sizes = {5, 3}}),
+                    Catch::Contains("do not fit each other"));
+}
+
+TEST_CASE("joined rows share the parts' memory and pass their gradients on") {
+  const auto first = input({2, 3}), second = input({4, 3}), third = input({1, 3});
+  const auto values = torch::cat({first, second, third}).detach();
+  CHECK(close(ddp::ops::joined_rows({first, second, third}), values));
+  ddp::ops::join_rows({first, second, third});
+  const auto joined = ddp::ops::joined_rows({first, second, third});
+  CHECK(joined.data_ptr() == first.data_ptr());
+  CHECK(second.data_ptr() == static_cast<double*>(first.data_ptr()) + 6);
+  CHECK(close(joined, values));
+  CHECK(second.is_leaf());
+  const auto weights = torch::randn_like(joined);
+  const auto grads = grad({joined}, {first, second, third}, {weights});
+  CHECK(close(grads[0], weights.narrow(0, 0, 2)));
+  CHECK(close(grads[1], weights.narrow(0, 2, 4)));
+  CHECK(close(grads[2], weights.narrow(0, 6, 1)));
+  // Parts in another order are not adjacent, and a frozen part gets no gradient.
+  CHECK(close(ddp::ops::joined_rows({second, first}), torch::cat({second, first})));
+  const auto frozen = torch::randn({2, 3}, torch::kDouble);
+  const auto mixed = ddp::ops::joined_rows({frozen, first});
+  CHECK(close(grad({mixed}, {first}, {torch::ones_like(mixed)})[0], torch::ones_like(first)));
+  CHECK_THROWS_WITH(ddp::ops::joined_rows({first, input({2, 4})}),
+                    Catch::Contains("does not fit the first"));
+}
+
 TEST_CASE("swiglu's gradient is right to second order of a finite difference") {
   torch::manual_seed(7);
   const auto gate = input({3, 4}), up = input({3, 4});
-  const auto out = ddp::ops::swiglu(gate, up);
+  const auto out = ddp::ops::swiglu(torch::cat({gate, up}, 1));
   const auto expected = torch::silu(gate) * up;
   CHECK(close(out, expected));
   const auto weights = torch::randn_like(out);
@@ -188,7 +247,7 @@ TEST_CASE("swiglu's gradient is right to second order of a finite difference") {
   const auto wanted = grad({expected}, {gate, up}, {weights});
   CHECK(close(grads[0], wanted[0]));
   CHECK(close(grads[1], wanted[1]));
-  CHECK_THROWS(ddp::ops::swiglu(gate, input({3, 5})));
+  CHECK_THROWS(ddp::ops::swiglu(input({3, 5})));
 }
 
 TEST_CASE("rotary embedding turns pairs by position times frequency, and back") {
@@ -196,8 +255,10 @@ TEST_CASE("rotary embedding turns pairs by position times frequency, and back") 
   const auto tables = ddp::ops::make_rotary_tables({.head_dim = 4, .theta = 100}, 16, torch::kCPU);
   const auto positions = torch::tensor({0, 1, 5, 9, 2, 15}, torch::kLong).view({2, 3});
   const auto angles = ddp::ops::rotary_angles(tables, positions);
-  const auto x = input({2, 3, 2, 4});
-  const auto out = ddp::ops::apply_rotary(x, angles);
+  const auto x = input({2, 3, 2, 4}), key = input({2, 3, 1, 4}), value = input({2, 3, 1, 4});
+  const auto qkv = torch::cat({x, key, value}, 2).flatten(2);
+  const auto heads = ddp::ops::split_heads(qkv, 2, 1, angles);
+  const auto out = heads.query;
   for (int64_t i = 0; i < 6; ++i) {
     const auto position = positions.view({-1})[i].item<double>();
     for (int64_t pair = 0; pair < 2; ++pair) {
@@ -211,8 +272,17 @@ TEST_CASE("rotary embedding turns pairs by position times frequency, and back") 
     }
   }
   // A rotation's gradient is the inverse rotation, which returns the input.
-  const auto back = grad({out}, {x}, {out.detach()});
+  const auto back = grad({out, heads.key, heads.value}, {x, key, value},
+                         {out.detach(), heads.key.detach(), heads.value.detach()});
   CHECK(close(back[0], x, 1e-5));
+  CHECK(close(back[1], key, 1e-5));
+  CHECK(torch::equal(heads.value, value));
+  CHECK(torch::equal(back[2], value));
+  CHECK_FALSE(close(heads.key, key));
+  const auto plain = ddp::ops::split_heads(torch::cat({x, key, value}, 2).flatten(2), 2, 1);
+  CHECK(torch::equal(plain.query, x));
+  CHECK(torch::equal(plain.key, key));
+  CHECK_THROWS_WITH(ddp::ops::split_heads(qkv, 3, 1, angles), Catch::Contains("is not [batch"));
 }
 
 TEST_CASE("checkpoint gives the same gradients, dropout included, and keeps nothing") {

@@ -84,8 +84,20 @@ struct RotaryAngles {
 };
 RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positions);
 
-/// Rotates x [..., seq, heads, head_dim] by `angles`; computes in float32, returns x's dtype.
-at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles);
+/// [batch, seq, heads or kv_heads, head_dim] each
+struct AttentionHeads {
+  at::Tensor query, key, value;
+};
+
+/// Splits the results of the q, k and v projections, and rotates queries and keys by `angles` if
+/// given (in float32).
+///
+///   qkv [batch, seq, (heads + 2 kv_heads) * head_dim]: queries, keys, values
+///
+/// The heads may share qkv's memory, and on CUDA the rotation is written there: do not read qkv
+/// afterwards. The backward writes one gradient of qkv.
+AttentionHeads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
+                           const RotaryAngles& angles = {});
 
 struct LinearOptions {
   at::Tensor bias{};        ///< [out]
@@ -130,7 +142,8 @@ struct BranchOptions {
 ///   branch and residual [..., dim] -> [..., dim]
 ///
 /// In bf16 and fp16 on CUDA (dim a multiple of 8) no mask is stored: the backward draws the same
-/// numbers again, and the bias's gradient comes from the same pass.
+/// numbers again, and the bias's gradient comes from the same pass. p is rounded to a multiple of
+/// 2^-16 there.
 at::Tensor add_branch(const at::Tensor& branch, const at::Tensor& residual,
                       const BranchOptions& options = {});
 /// layer_norm() of that sum, which is the result's `residual`; on CUDA in one pass.
@@ -150,25 +163,40 @@ struct GeluOptions {
 /// here instead of to linear().
 at::Tensor gelu(const at::Tensor& x, const GeluOptions& options = {});
 
-/// silu(gate) * up of equal shapes (Shazeer, arXiv:2002.05202). Saves only its inputs.
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+/// silu(gate) * up (Shazeer, arXiv:2002.05202). Saves only its input.
+///
+///   gate_up [..., 2 * width], gate first -> [..., width]
+at::Tensor swiglu(const at::Tensor& gate_up);
+
+/// Moves `parts`, which differ in the first dimension only, into one memory, where they follow each
+/// other: the weights of layers that read the same input, for one product. Values, names and
+/// gradients stay; a `.to()` separates them again.
+void join_rows(const std::vector<at::Tensor>& parts);
+/// All rows of `parts`; after join_rows() without a copy. The gradient goes to the parts (at most
+/// three).
+at::Tensor joined_rows(const std::vector<at::Tensor>& parts);
 
 struct LoraLinearOptions {
-  double scale = 1;      ///< alpha / rank
-  double dropout_p = 0;  ///< of the low-rank branch's input; 0 outside training
+  double scale = 1;       ///< alpha / rank
+  double dropout_p = 0;   ///< of the low-rank branch's input; 0 outside training
+  at::Tensor bias{};      ///< [out]
+  at::Tensor residual{};  ///< [..., out], added to the result
+  /// Several layers that read the same input, with all their rows in `weight` and in B and all
+  /// their ranks in A: the number of outputs of each. Each draws its own dropout.
+  std::vector<int64_t> out_sizes{};
 };
 
-/// x Wᵀ + bias + scale * (dropout(x) Aᵀ) Bᵀ: a frozen layer with a trained low-rank update (Hu et
-/// al., arXiv:2106.09685). The product B A is never formed.
+/// x Wᵀ + bias + residual + scale * (dropout(x) Aᵀ) Bᵀ: a frozen layer with a trained low-rank
+/// update (Hu et al., arXiv:2106.09685). The product B A is never formed.
 ///
-///   input [..., in], weight [out, in], bias [out] or undefined,
-///   lora_a [rank, in], lora_b [out, rank]
+///   input [..., in], weight [out, in], lora_a [layers * rank, in], lora_b [out, rank]
+///   -> [..., out]
 ///
 /// Computes in the common dtype of input and weight. A and B may be float32 (then also their
-/// gradients). `weight` and `bias` get no gradient. Saves `input` (dropout: also its mask).
-at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                       const at::Tensor& lora_a, const at::Tensor& lora_b,
-                       const LoraLinearOptions& options);
+/// gradients). `weight` and `bias` get no gradient. In bf16 and fp16 on CUDA (in a multiple of 64,
+/// rank of 8) no mask is stored: the backward draws the same numbers again.
+at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& lora_a,
+                       const at::Tensor& lora_b, LoraLinearOptions options = {});
 
 inline constexpr int64_t kIgnoreIndex = -100;
 

@@ -10,7 +10,7 @@ namespace ddp::ops::detail {
 
 struct GemmOptions {
   double beta = 0;         ///< 0: `out` is overwritten, 1: added to
-  at::Tensor bias = {};    ///< [n] in `a`'s dtype, added to every row; needs beta 0
+  at::Tensor bias = {};    ///< [n] in `a`'s dtype, added to every row
   at::Tensor addend = {};  ///< [m, n] in `out`'s dtype, row-major, added; needs beta 0
 };
 

@@ -52,6 +52,30 @@ __global__ void add_parts(const float* parts, int64_t num_parts, int64_t columns
   }
 }
 
+constexpr int kWideVector = 4;
+
+/// add_parts() where columns are many and parts few: a thread has kWideVector columns.
+template <typename Out>
+__global__ void add_wide_parts(const float* parts, int64_t num_parts, int64_t columns, Out* out,
+                               float beta) {
+  const int64_t column = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * kWideVector;
+  if (column >= columns) {
+    return;
+  }
+  float4 sum = {0, 0, 0, 0};
+#pragma unroll 4
+  for (int64_t part = 0; part < num_parts; ++part) {
+    const float4 next = *reinterpret_cast<const float4*>(parts + part * columns + column);
+    sum = {sum.x + next.x, sum.y + next.y, sum.z + next.z, sum.w + next.w};
+  }
+  const float sums[kWideVector] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+  for (int j = 0; j < kWideVector; ++j) {
+    const float before = beta == 0.0F ? 0.0F : to_float(out[column + j]);
+    out[column + j] = from_float<Out>(before + sums[j]);
+  }
+}
+
 }  // namespace
 
 int num_column_parts(int64_t rows, int64_t columns) {
@@ -62,6 +86,13 @@ cudaError_t launch_add_parts(const float* in, int64_t parts, int64_t columns, co
                              cudaStream_t stream) {
   return with_float_type(out.element, [&](auto tag) {
     using Out = typename decltype(tag)::type;
+    constexpr int64_t kManyColumns = 65536;
+    constexpr int kThreads = 256;
+    if (columns >= kManyColumns && columns % kWideVector == 0) {
+      add_wide_parts<<<num_blocks(columns / kWideVector, kThreads), kThreads, 0, stream>>>(
+          in, parts, columns, static_cast<Out*>(out.data), out.beta);
+      return cudaGetLastError();
+    }
     add_parts<<<num_blocks(columns, kColumnLanes), dim3(kColumnLanes, kColumnRows), 0, stream>>>(
         in, parts, columns, static_cast<Out*>(out.data), out.beta);
     return cudaGetLastError();

@@ -8,26 +8,34 @@
 
 namespace ddp::ops::detail {
 
-/// out = silu(gate) * up. All of `count` elements (a multiple of 8) of bf16 or fp16, 16-byte
-/// aligned.
-cudaError_t launch_swiglu(const void* gate, const void* up, Element element, int64_t count,
+/// gate_up [rows, 2 width] -> out [rows, width] = silu(gate) * up, where gate is the first half of
+/// a row. Of bf16 or fp16, 16-byte aligned; width is a multiple of 8.
+cudaError_t launch_swiglu(const void* gate_up, Element element, int64_t rows, int64_t width,
                           void* out, cudaStream_t stream);
-cudaError_t launch_swiglu_backward(const void* grad, const void* gate, const void* up,
-                                   Element element, int64_t count, void* grad_gate, void* grad_up,
+/// grad [rows, width] -> grad_gate_up [rows, 2 width]
+cudaError_t launch_swiglu_backward(const void* grad, const void* gate_up, Element element,
+                                   int64_t rows, int64_t width, void* grad_gate_up,
                                    cudaStream_t stream);
 
-/// [batch, seq, heads, head_dim] with a dense last dimension; head_dim a multiple of 16, strides in
-/// elements and multiples of 8.
-struct RotaryShape {
-  int64_t batch, seq, heads, head_dim;
-  int64_t batch_stride, seq_stride, head_stride;  ///< of the input; the output is contiguous
-  Element element;                                ///< bf16 or fp16
+/// [batch, seq, heads, head_dim] with a dense last dimension; strides in elements, multiples of 8.
+struct HeadSource {
+  const void* data = nullptr;
+  int64_t heads = 0;
+  int64_t batch_stride = 0, seq_stride = 0, head_stride = 0;
+};
+/// Up to three sources of heads, which lie side by side in rows of `width` elements.
+struct HeadRows {
+  int64_t batch, seq, width, head_dim;  ///< head_dim a multiple of 16
+  Element element;                      ///< bf16 or fp16
+  HeadSource sources[3] = {};
 };
 
-/// Rotates by the angles of each position, or by their opposites.
+/// Rotates the heads of the first two sources by the angles of each position, or by their
+/// opposites, and copies those of the third. A source may be the same place of `out`.
 ///
-///   cos, sin float32 [batch, seq, head_dim / 2]
-cudaError_t launch_rotary(const RotaryShape& shape, const void* x, const float* cos,
-                          const float* sin, bool opposite, void* out, cudaStream_t stream);
+///   cos, sin float32 [batch, seq, head_dim / 2], nullptr: all are copied
+///   out [batch, seq, width]
+cudaError_t launch_rotary(const HeadRows& rows, const float* cos, const float* sin, bool opposite,
+                          void* out, cudaStream_t stream);
 
 }  // namespace ddp::ops::detail

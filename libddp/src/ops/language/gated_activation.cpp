@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <vector>
+
 #include "ops/autocast_off.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
@@ -14,71 +16,68 @@ namespace ddp::ops {
 namespace {
 
 #ifdef DDP_HAS_CUDA
-bool fits_kernels(const at::Tensor& gate, const at::Tensor& up) {
+bool fits_kernels(const at::Tensor& gate_up) {
   return !at::GradMode::is_enabled() &&  // enabled in a backward: create_graph=true
-         detail::runs_own_kernels(gate, gate.scalar_type()) && gate.numel() > 0 &&
-         gate.numel() % 8 == 0 && up.scalar_type() == gate.scalar_type();
-}
-
-at::Tensor swiglu_by_kernel(const at::Tensor& gate_in, const at::Tensor& up_in) {
-  const c10::cuda::CUDAGuard device(gate_in.device());
-  const auto gate = detail::dense(gate_in), up = detail::dense(up_in);
-  const auto out = at::empty_like(gate);
-  C10_CUDA_CHECK(detail::launch_swiglu(gate.const_data_ptr(), up.const_data_ptr(),
-                                       detail::element_of(gate.scalar_type()), gate.numel(),
-                                       out.mutable_data_ptr(), detail::stream_of(gate)));
-  return out;
-}
-
-torch::autograd::variable_list swiglu_backward_by_kernel(const at::Tensor& grad_in,
-                                                         const at::Tensor& gate_in,
-                                                         const at::Tensor& up_in) {
-  const c10::cuda::CUDAGuard device(gate_in.device());
-  const auto grad = detail::dense(grad_in), gate = detail::dense(gate_in),
-             up = detail::dense(up_in);
-  const auto grad_gate = at::empty_like(gate), grad_up = at::empty_like(up);
-  C10_CUDA_CHECK(detail::launch_swiglu_backward(
-      grad.const_data_ptr(), gate.const_data_ptr(), up.const_data_ptr(),
-      detail::element_of(gate.scalar_type()), gate.numel(), grad_gate.mutable_data_ptr(),
-      grad_up.mutable_data_ptr(), detail::stream_of(gate)));
-  return {grad_gate, grad_up};
+         detail::runs_own_kernels(gate_up, gate_up.scalar_type()) && gate_up.numel() > 0 &&
+         gate_up.size(-1) % 16 == 0;
 }
 #endif
+
+std::vector<int64_t> half_sizes(const at::Tensor& gate_up) {
+  auto sizes = gate_up.sizes().vec();
+  sizes.back() /= 2;
+  return sizes;
+}
 
 // Composed by autograd, the op would also save silu(gate), a third of an MLP's memory.
 class Swiglu : public torch::autograd::Function<Swiglu> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate,
-                            const at::Tensor& up) {
-    ctx->save_for_backward({gate, up});
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate_up) {
+    ctx->save_for_backward({gate_up});
+    const auto sizes = half_sizes(gate_up);
 #ifdef DDP_HAS_CUDA
-    if (fits_kernels(gate, up)) {
-      return swiglu_by_kernel(gate, up);
+    if (fits_kernels(gate_up)) {
+      const c10::cuda::CUDAGuard device(gate_up.device());
+      const auto in = detail::dense(gate_up);
+      const auto out = at::empty(sizes, in.options());
+      C10_CUDA_CHECK(detail::launch_swiglu(
+          in.const_data_ptr(), detail::element_of(in.scalar_type()), out.numel() / sizes.back(),
+          sizes.back(), out.mutable_data_ptr(), detail::stream_of(in)));
+      return out;
     }
 #endif
-    return at::silu(gate).mul_(up);
+    return at::silu(gate_up.narrow(-1, 0, sizes.back()))
+        .mul_(gate_up.narrow(-1, sizes.back(), sizes.back()));
   }
+
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad_outputs) {
-    const auto saved = ctx->get_saved_variables();
-    const auto &gate = saved[0], &up = saved[1], &grad = grad_outputs[0];
+    const auto gate_up = ctx->get_saved_variables()[0];
+    const auto& grad = grad_outputs[0];
+    const int64_t width = grad.size(-1);
 #ifdef DDP_HAS_CUDA
-    if (fits_kernels(gate, up)) {
-      return swiglu_backward_by_kernel(grad, gate, up);
+    if (fits_kernels(gate_up)) {
+      const c10::cuda::CUDAGuard device(gate_up.device());
+      const auto in = detail::dense(gate_up), dense_grad = detail::dense(grad);
+      const auto out = at::empty(in.sizes(), in.options());
+      C10_CUDA_CHECK(detail::launch_swiglu_backward(
+          dense_grad.const_data_ptr(), in.const_data_ptr(), detail::element_of(in.scalar_type()),
+          grad.numel() / width, width, out.mutable_data_ptr(), detail::stream_of(in)));
+      return {out};
     }
 #endif
-    const AutocastOff no_autocast(gate.device().type());
-    return {at::silu_backward(grad * up, gate), at::silu(gate).mul_(grad)};
+    const AutocastOff no_autocast(gate_up.device().type());
+    const auto gate = gate_up.narrow(-1, 0, width), up = gate_up.narrow(-1, width, width);
+    return {at::cat({at::silu_backward(grad * up, gate), at::silu(gate).mul_(grad)}, -1)};
   }
 };
 
 }  // namespace
 
-at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
-  TORCH_CHECK(gate.sizes() == up.sizes(), "swiglu: gate ", gate.sizes(), " and up ", up.sizes(),
-              " differ");
-  detail::check_same_device("swiglu", gate, "up", up);
-  return Swiglu::apply(gate, up);
+at::Tensor swiglu(const at::Tensor& gate_up) {
+  TORCH_CHECK(gate_up.dim() > 0 && gate_up.size(-1) % 2 == 0, "swiglu: the last dimension of ",
+              gate_up.sizes(), " does not hold gate and up, two equal halves");
+  return Swiglu::apply(gate_up);
 }
 
 }  // namespace ddp::ops

@@ -171,10 +171,18 @@ __device__ void write_part(int dim, const float (&sums)[kVectors][kVector], floa
   }
 }
 
+/// What the registers allow a backward.
+constexpr int blocks_per_multiprocessor(bool is_rms, int group, int vectors) {
+  if (is_rms) {
+    return group > kWarp && vectors < kMaxVectors ? 3 : 2;
+  }
+  return vectors < kMaxVectors ? 2 : 1;
+}
+
 // With g = grad_y * weight and n = (x - mean) * rstd:
 //   grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_skip;  RMSNorm: without mean(g)
 template <typename T, typename W, bool kRms, bool kAdds, int kGroup, int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors < kMaxVectors ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(kRms, kGroup, kVectors))
     backward(int64_t rows, int dim, DropoutDraws draws, const T* grad_y, const T* grad_skip,
              const T* x, const W* weight, const float* mean_in, const float* rstd_in, T* grad_x,
              T* grad_branch, NormParts parts) {
@@ -214,7 +222,9 @@ __global__ void __launch_bounds__(kThreads, kVectors < kMaxVectors ? 2 : 1)
         for (int j = 0; j < kVector; ++j) {
           n[v][j] = (n[v][j] - mean) * rstd;
           weight_sums[v][j] += g[v][j] * n[v][j];
-          bias_sums[v][j] += g[v][j];
+          if constexpr (!kRms) {
+            bias_sums[v][j] += g[v][j];
+          }
           g[v][j] *= scale[j];
           sums.x += g[v][j];
           sums.y += g[v][j] * n[v][j];
@@ -352,7 +362,8 @@ cudaError_t launch_layer_norm(const NormRows& shape, const NormBranch& branch, c
 
 int num_norm_parts(const NormRows& shape, int multiprocessors) {
   const int64_t needed = (shape.rows + rows_per_block(shape.dim) - 1) / rows_per_block(shape.dim);
-  return static_cast<int>(std::clamp<int64_t>(needed, 1, int64_t{2} * multiprocessors));
+  return static_cast<int>(
+      std::clamp<int64_t>(needed, 1, int64_t{shape.is_rms ? 3 : 2} * multiprocessors));
 }
 
 cudaError_t launch_layer_norm_backward(const NormRows& shape, bool adds_branch,

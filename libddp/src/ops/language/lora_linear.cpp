@@ -1,100 +1,332 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/language.hpp"
-
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
+#include <tuple>
+#include <vector>
 
+#include "ddp/ops/language.hpp"
 #include "ops/autocast_off.hpp"
+#include "ops/gemm/gemm.hpp"
+#include "ops/grad_target.hpp"
+#include "ops/language/dropout.hpp"
 #include "ops/tensor_launch.hpp"
+#ifdef DDP_HAS_CUDA
+#include "ops/language/column_sums.hpp"
+#include "ops/language/lora_kernels.hpp"
+#endif
 
 namespace ddp::ops {
 namespace {
 
-at::Tensor rows(const at::Tensor& tensor) {
-  return tensor.reshape({-1, tensor.size(-1)});
-}
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
 
-/// With x' = dropout(x), t = x' Aᵀ:   y = x Wᵀ + b + s t Bᵀ
-///
-///   u = s dy B   dB = s dyᵀ t   dA = uᵀ x'   dx = dy W + dropout'(u A)
-class LoraLinear : public torch::autograd::Function<LoraLinear> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& input,
-                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                            const at::Tensor& lora_a, const at::Tensor& lora_b,
-                            const LoraLinearOptions& options) {
-    const AutocastOff no_autocast(input.device().type());
-    const auto dtype = input.scalar_type();
-    const auto b = lora_b.to(dtype);
-    auto output = at::linear(input, weight, bias);
-    at::Tensor mask;
-    auto dropped = rows(input);
-    if (options.dropout_p > 0) {
-      std::tie(dropped, mask) = at::native_dropout(dropped, options.dropout_p, true);
-    }
-    const auto t = at::mm(dropped, lora_a.to(dtype).t());
-    rows(output).addmm_(t, b.t(), 1, options.scale);
-    ctx->save_for_backward({input, weight, lora_a, lora_b, t, mask});
-    ctx->saved_data["scale"] = options.scale;
-    ctx->saved_data["dropout_p"] = options.dropout_p;
-    ctx->saved_data["needs_input"] = input.requires_grad();
-    return output;
-  }
+/// What the layers of a call and their adapters share.
+struct Adapters {
+  int64_t rank;
+  std::vector<int64_t> out_sizes;
+  double scale;
+  double dropout_p;
 
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                 torch::autograd::variable_list grad_outputs) {
-    detail::check_differentiated_once("lora_linear");
-    const auto saved = ctx->get_saved_variables();
-    const auto &input = saved[0], &weight = saved[1], &t = saved[4], &mask = saved[5];
-    const AutocastOff no_autocast(input.device().type());
-    const auto dtype = input.scalar_type();
-    const double scale = ctx->saved_data["scale"].toDouble();
-    const double keep_scale = 1 / (1 - ctx->saved_data["dropout_p"].toDouble());
-    const auto dy = rows(grad_outputs[0]);
-    const auto a = saved[2].to(dtype);
-    const auto b = saved[3].to(dtype);
-    const auto u = at::mm(dy, b * scale);
-    auto x = rows(input);
-    if (mask.defined()) {
-      x = at::native_dropout_backward(x, mask, keep_scale);
+  int64_t count() const { return static_cast<int64_t>(out_sizes.size()); }
+
+  /// Calls `call(out, rank)` with each layer's slice of the outputs and of the ranks.
+  template <typename Call>
+  void for_each(Call&& call) const {
+    int64_t begin = 0, first_rank = 0;
+    for (const int64_t size : out_sizes) {
+      call(at::indexing::Slice(begin, begin + size),
+           at::indexing::Slice(first_rank, first_rank + rank));
+      begin += size;
+      first_rank += rank;
     }
-    at::Tensor grad_input;
-    if (ctx->saved_data["needs_input"].toBool()) {
-      grad_input = at::mm(dy, weight);
-      if (mask.defined()) {
-        grad_input.add_(at::native_dropout_backward(at::mm(u, a), mask, keep_scale));
-      } else {
-        grad_input.addmm_(u, a);
-      }
-      grad_input = grad_input.view(input.sizes());
-    }
-    const auto grad_a = at::mm(u.t(), x).to(saved[2].scalar_type());
-    const auto grad_b = at::mm(dy.t(), t).mul_(scale).to(saved[3].scalar_type());
-    return {grad_input, {}, {}, grad_a, grad_b, {}};
   }
 };
 
+using at::indexing::Slice;
+
+at::Tensor columns(const at::Tensor& matrix, const Slice& slice) {
+  return matrix.index({Slice(), slice});
+}
+at::Tensor as_rows(const at::Tensor& tensor) {
+  return tensor.reshape({-1, tensor.size(-1)});
+}
+at::Tensor rows(const at::Tensor& matrix, const Slice& slice) {
+  return matrix.index({slice});
+}
+
+/// The thin products with the dropped input x', by kernels that draw the masks again each time, or
+/// by ATen with stored masks, which defines them.
+class DroppedInput {
+ public:
+  /// In the forward: draws the masks. `stored` is what the backward must be given.
+  DroppedInput(const at::Tensor& x, const Adapters& adapters)
+      : x_(x), adapters_(adapters), by_kernels_(fits_kernels()) {
+    if (adapters.dropout_p == 0) {
+      return;
+    }
+#ifdef DDP_HAS_CUDA
+    if (by_kernels_) {
+      draws_ = detail::new_draws(adapters.dropout_p, x.device(), stored_,
+                                 static_cast<uint64_t>(adapters.count()));
+      return;
+    }
+#endif
+    std::vector<at::Tensor> masks;
+    for (int64_t i = 0; i < adapters.count(); ++i) {
+      masks.push_back(std::get<1>(at::native_dropout(x, adapters.dropout_p, true)));
+    }
+    stored_ = at::stack(masks);
+  }
+  /// In the backward.
+  DroppedInput(const at::Tensor& x, const Adapters& adapters, const at::Tensor& stored)
+      : x_(x), adapters_(adapters), by_kernels_(fits_kernels()), stored_(stored) {
+#ifdef DDP_HAS_CUDA
+    if (by_kernels_) {
+      draws_ = detail::repeated_draws(adapters.dropout_p, stored_);
+    }
+#endif
+  }
+
+  const at::Tensor& stored() const {
+    return stored_;
+  }
+
+  /// t = x' Aᵀ of all layers, side by side.
+  at::Tensor product(const at::Tensor& a) const {
+    if (adapters_.dropout_p == 0) {
+      const auto t = at::empty({x_.size(0), a.size(0)}, x_.options());
+      detail::gemm(t, x_, a.t());
+      return t;
+    }
+    const auto t = at::empty({x_.size(0), a.size(0)}, x_.options());
+#ifdef DDP_HAS_CUDA
+    if (by_kernels_) {
+      const auto parts =
+          at::empty({detail::num_product_parts(shape()), t.numel()}, t.options().dtype(at::kFloat));
+      C10_CUDA_CHECK(
+          detail::launch_dropped_product(shape(), x_.const_data_ptr(), a.const_data_ptr(), draws_,
+                                         parts.mutable_data_ptr<float>(), detail::stream_of(x_)));
+      add_parts(parts, {t});
+      return t;
+    }
+#endif
+    for_each_layer([&](const at::Tensor& mask, const Slice& ranks) {
+      columns(t, ranks).copy_(at::mm(dropped(x_, mask), rows(a, ranks).t()));
+    });
+    return t;
+  }
+
+  /// dropout'(u A), summed over the layers.
+  at::Tensor sum(const at::Tensor& u, const at::Tensor& a) const {
+    auto grad = at::empty(x_.sizes(), x_.options());
+    if (adapters_.dropout_p == 0) {
+      detail::gemm(grad, u, a);
+      return grad;
+    }
+#ifdef DDP_HAS_CUDA
+    if (by_kernels_) {
+      C10_CUDA_CHECK(detail::launch_dropped_sum(shape(), u.const_data_ptr(), a.const_data_ptr(),
+                                                draws_, grad.mutable_data_ptr(),
+                                                detail::stream_of(x_)));
+      return grad;
+    }
+#endif
+    grad.zero_();
+    for_each_layer([&](const at::Tensor& mask, const Slice& ranks) {
+      grad.add_(dropped(at::mm(columns(u, ranks), rows(a, ranks)), mask));
+    });
+    return grad;
+  }
+
+  /// target = the gradient of A, uᵀ x'.
+  void gradient(const at::Tensor& u, const detail::GradTarget& target) const {
+    if (adapters_.dropout_p == 0) {
+      detail::gemm_into(target, u.t(), x_);
+      return;
+    }
+#ifdef DDP_HAS_CUDA
+    if (by_kernels_) {
+      const auto parts = at::empty({detail::num_gradient_parts(shape()), u.size(1) * x_.size(1)},
+                                   x_.options().dtype(at::kFloat));
+      C10_CUDA_CHECK(
+          detail::launch_dropped_gradient(shape(), u.const_data_ptr(), x_.const_data_ptr(), draws_,
+                                          parts.mutable_data_ptr<float>(), detail::stream_of(x_)));
+      add_parts(parts, target);
+      return;
+    }
+#endif
+    for_each_layer([&](const at::Tensor& mask, const Slice& ranks) {
+      detail::gemm_into(rows(target.memory, ranks), target.beta, columns(u, ranks).t(),
+                        dropped(x_, mask));
+    });
+  }
+
+ private:
+  bool fits_kernels() const {
+    return detail::runs_own_kernels(x_, x_.scalar_type()) && x_.numel() > 0 &&
+           x_.size(1) % 64 == 0 && adapters_.rank % 8 == 0 &&
+           adapters_.rank * adapters_.count() <= 1024;
+  }
+#ifdef DDP_HAS_CUDA
+  static void add_parts(const at::Tensor& parts, const detail::GradTarget& target) {
+    C10_CUDA_CHECK(detail::launch_add_parts(parts.const_data_ptr<float>(), parts.size(0),
+                                            parts.size(1), detail::grad_out(target),
+                                            detail::stream_of(parts)));
+  }
+  detail::LoraShape shape() const {
+    return {.rows = x_.size(0),
+            .in = x_.size(1),
+            .rank = adapters_.rank,
+            .layers = adapters_.count(),
+            .element = detail::element_of(x_.scalar_type())};
+  }
+#endif
+  at::Tensor dropped(const at::Tensor& values, const at::Tensor& mask) const {
+    return at::native_dropout_backward(values, mask, 1 / (1 - adapters_.dropout_p));
+  }
+  template <typename Call>
+  void for_each_layer(Call&& call) const {
+    int64_t layer = 0;
+    adapters_.for_each([&](const Slice&, const Slice& ranks) { call(stored_[layer++], ranks); });
+  }
+
+  const at::Tensor& x_;
+  const Adapters& adapters_;
+  bool by_kernels_;
+  at::Tensor stored_;
+#ifdef DDP_HAS_CUDA
+  detail::DropoutDraws draws_;
+#endif
+};
+
+/// With x' = dropout(x), t = x' Aᵀ:   y = x Wᵀ + b + residual + s t Bᵀ
+///
+///   u = s dy B   dB = s dyᵀ t   dA = uᵀ x'   dx = dy W + dropout'(u A)
+///
+/// The thin products run first, so that the wide ones add to their results in passing.
+class LoraLinear : public torch::autograd::Function<LoraLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias,
+                            const std::optional<at::Tensor>& residual, const at::Tensor& lora_a,
+                            const at::Tensor& lora_b, const LoraLinearOptions& options) {
+    const AutocastOff no_autocast(input.device().type());
+    const auto dtype = input.scalar_type();
+    const Adapters adapters{.rank = lora_b.size(1),
+                            .out_sizes = options.out_sizes,
+                            .scale = options.scale,
+                            .dropout_p = options.dropout_p};
+    const auto x = detail::dense(as_rows(input));
+    const auto a = detail::dense(lora_a.to(dtype)), b = scaled(lora_b, dtype, options.scale);
+    const DroppedInput dropped(x, adapters);
+    const auto t = dropped.product(a);
+    auto sizes = input.sizes().vec();
+    sizes.back() = weight.size(0);
+    const auto out = at::empty(sizes, x.options());
+    const auto y = out.view({-1, weight.size(0)});
+    const auto skipped = residual ? as_rows(*residual).contiguous() : at::Tensor();
+    adapters.for_each([&](const Slice& outs, const Slice& ranks) {
+      detail::gemm(columns(y, outs), columns(t, ranks), rows(b, outs).t(),
+                   {.addend = skipped.defined() ? columns(skipped, outs) : at::Tensor()});
+    });
+    detail::gemm(y, x, weight.t(), {.beta = 1, .bias = bias.value_or(at::Tensor())});
+    ctx->save_for_backward({x, weight, lora_a, lora_b, t, dropped.stored()});
+    ctx->saved_data["scale"] = options.scale;
+    ctx->saved_data["dropout_p"] = options.dropout_p;
+    ctx->saved_data["out_sizes"] = options.out_sizes;
+    ctx->saved_data["input_sizes"] = input.sizes().vec();
+    ctx->saved_data["needs_input"] = input.requires_grad();
+    ctx->saved_data["adds"] = residual.has_value();
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
+    detail::check_differentiated_once("lora_linear");
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &weight = saved[1], &lora_a = saved[2], &lora_b = saved[3],
+               &t = saved[4], &stored = saved[5];
+    const AutocastOff no_autocast(x.device().type());
+    const auto dtype = x.scalar_type();
+    const Adapters adapters{.rank = lora_b.size(1),
+                            .out_sizes = ctx->saved_data["out_sizes"].toIntVector(),
+                            .scale = ctx->saved_data["scale"].toDouble(),
+                            .dropout_p = ctx->saved_data["dropout_p"].toDouble()};
+    const DroppedInput dropped(x, adapters, stored);
+    const auto dy = detail::dense(as_rows(grad_outputs[0]));
+    const auto a = detail::dense(lora_a.to(dtype)), b = scaled(lora_b, dtype, adapters.scale);
+    const auto u = at::empty({x.size(0), a.size(0)}, x.options());
+    const auto grad_b = detail::grad_target(lora_b);
+    const auto scaled_t = t * adapters.scale;
+    adapters.for_each([&](const Slice& outs, const Slice& ranks) {
+      detail::gemm(columns(u, ranks), columns(dy, outs), rows(b, outs));
+      detail::gemm_into(rows(grad_b.memory, outs), grad_b.beta, columns(dy, outs).t(),
+                        columns(scaled_t, ranks));
+    });
+    const auto grad_a = detail::grad_target(lora_a);
+    dropped.gradient(u, grad_a);
+    at::Tensor grad_input;
+    if (ctx->saved_data["needs_input"].toBool()) {
+      const auto grad = dropped.sum(u, a);
+      detail::gemm(grad, dy, weight, {.beta = 1});
+      grad_input = grad.view(ctx->saved_data["input_sizes"].toIntVector());
+    }
+    const bool adds = ctx->saved_data["adds"].toBool();
+    return {grad_input,      {}, {}, adds ? grad_outputs[0] : at::Tensor(), grad_a.result(),
+            grad_b.result(), {}};
+  }
+
+ private:
+  static at::Tensor scaled(const at::Tensor& lora_b, at::ScalarType dtype, double scale) {
+    return detail::dense((lora_b * scale).to(dtype));
+  }
+};
+
+void check_shapes(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& lora_a,
+                  const at::Tensor& lora_b, const LoraLinearOptions& options) {
+  int64_t out = 0;
+  for (const int64_t size : options.out_sizes) {
+    out += size;
+  }
+  const auto layers = static_cast<int64_t>(options.out_sizes.size());
+  TORCH_CHECK(weight.dim() == 2 && lora_a.dim() == 2 && lora_b.dim() == 2 && input.dim() > 0 &&
+                  input.size(-1) == weight.size(1) && lora_a.size(1) == weight.size(1) &&
+                  lora_b.size(0) == weight.size(0) && out == weight.size(0) &&
+                  lora_a.size(0) == layers * lora_b.size(1),
+              "lora_linear: input ", input.sizes(), ", weight ", weight.sizes(), ", A ",
+              lora_a.sizes(), " and B ", lora_b.sizes(), " do not fit each other for ", layers,
+              " layers of ", options.out_sizes, " outputs");
+  TORCH_CHECK(options.dropout_p >= 0 && options.dropout_p < 1,
+              "lora_linear: dropout_p = ", options.dropout_p,
+              ": it must be at least 0 and below 1");
+}
+
 }  // namespace
 
-at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                       const at::Tensor& lora_a, const at::Tensor& lora_b,
-                       const LoraLinearOptions& options) {
+at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& lora_a,
+                       const at::Tensor& lora_b, LoraLinearOptions options) {
+  if (options.out_sizes.empty()) {
+    options.out_sizes = {weight.size(0)};
+  }
+  check_shapes(input, weight, lora_a, lora_b, options);
   const auto device = input.device().type();
-  std::optional<at::Tensor> maybe_bias;
-  if (bias.defined()) {
-    maybe_bias = bias;
-  }
-  if (!at::autocast::is_autocast_enabled(device)) {
-    return LoraLinear::apply(input, weight, maybe_bias, lora_a, lora_b, options);
-  }
-  const auto dtype = at::autocast::get_autocast_dtype(device);
-  return LoraLinear::apply(at::autocast::cached_cast(dtype, input, device),
-                           at::autocast::cached_cast(dtype, weight, device),
-                           at::autocast::cached_cast(dtype, maybe_bias, device), lora_a, lora_b,
-                           options);
+  const auto cast = [&](const at::Tensor& tensor) {
+    if (!tensor.defined() || !at::autocast::is_autocast_enabled(device)) {
+      return tensor;
+    }
+    return at::autocast::cached_cast(at::autocast::get_autocast_dtype(device), tensor, device);
+  };
+  const auto x = cast(input);
+  // A residual of another dtype keeps it: the sum is then made by PyTorch.
+  const auto& residual = options.residual;
+  const bool adds = residual.defined() && residual.scalar_type() == x.scalar_type();
+  const auto out = LoraLinear::apply(x, cast(weight), detail::optional_of(cast(options.bias)),
+                                     detail::optional_of(adds ? residual : at::Tensor()), lora_a,
+                                     lora_b, options);
+  return residual.defined() && !adds ? residual + out : out;
 }
 
 }  // namespace ddp::ops

@@ -4,7 +4,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
 #include <stdexcept>
+#include <vector>
 
 #include "ops/autocast_off.hpp"
 #include "ops/tensor_launch.hpp"
@@ -51,44 +53,12 @@ at::Tensor inverse_frequencies(const RotaryOptions& o) {
   return frequencies;
 }
 
-#ifdef DDP_HAS_CUDA
-/// Heads of whole 16-byte parts, at any distance, whose last dimension is dense.
-bool fits_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
-  const auto holds_vectors = [&](int64_t dimension) { return x.stride(dimension) % 8 == 0; };
-  return detail::runs_own_kernels(x, x.scalar_type()) && x.dim() == 4 && x.numel() > 0 &&
-         x.stride(3) == 1 && x.size(3) % 16 == 0 && holds_vectors(0) && holds_vectors(1) &&
-         holds_vectors(2) && detail::is_aligned(x) && cos.is_contiguous() && sin.is_contiguous() &&
-         cos.scalar_type() == at::kFloat &&
-         cos.numel() == x.size(0) * x.size(1) * (x.size(3) / 2) && sin.numel() == cos.numel();
-}
-
-at::Tensor rotate_by_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                            bool opposite) {
-  const c10::cuda::CUDAGuard device(x.device());
-  const auto out = at::empty(x.sizes(), x.options());
-  C10_CUDA_CHECK(detail::launch_rotary({.batch = x.size(0),
-                                        .seq = x.size(1),
-                                        .heads = x.size(2),
-                                        .head_dim = x.size(3),
-                                        .batch_stride = x.stride(0),
-                                        .seq_stride = x.stride(1),
-                                        .head_stride = x.stride(2),
-                                        .element = detail::element_of(x.scalar_type())},
-                                       x.const_data_ptr(), cos.const_data_ptr<float>(),
-                                       sin.const_data_ptr<float>(), opposite,
-                                       out.mutable_data_ptr(), detail::stream_of(x)));
-  return out;
-}
-#endif
-
 /// [x1, x2] -> [x1 cos - x2 sin, x2 cos + x1 sin]; `direction` -1 is the inverse.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
                   double direction) {
-#ifdef DDP_HAS_CUDA
-  if (!at::GradMode::is_enabled() && fits_kernel(x, cos, sin)) {  // enabled: create_graph=true
-    return rotate_by_kernel(x, cos, sin, direction < 0);
+  if (!cos.defined()) {
+    return x;
   }
-#endif
   const int64_t half = x.size(-1) / 2;
   const auto x1 = x.narrow(-1, 0, half), x2 = x.narrow(-1, half, half);
   auto output = at::empty(x.sizes(), x.options());
@@ -97,18 +67,107 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   return output;
 }
 
-class ApplyRotary : public torch::autograd::Function<ApplyRotary> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
-                            const at::Tensor& cos, const at::Tensor& sin) {
-    ctx->save_for_backward({cos, sin});
-    return rotate(x, cos, sin, 1);
+/// `tensor`'s memory as a tensor that autograd does not take for a view.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  auto alias = at::empty({0}, tensor.options());
+  alias.set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  return alias;
+}
+
+#ifdef DDP_HAS_CUDA
+bool fits_kernel(const at::Tensor& qkv, int64_t head_dim, const at::Tensor& cos) {
+  return detail::runs_own_kernels(qkv, qkv.scalar_type()) && qkv.numel() > 0 &&
+         qkv.is_contiguous() && head_dim % 16 == 0 && detail::is_aligned(qkv) &&
+         (!cos.defined() || (cos.scalar_type() == at::kFloat &&
+                             cos.numel() == qkv.size(0) * qkv.size(1) * (head_dim / 2)));
+}
+
+/// `heads` [batch, seq, heads, head_dim] at any distance, but in whole vectors.
+detail::HeadSource source_of(const at::Tensor& heads) {
+  return {.data = heads.const_data_ptr(),
+          .heads = heads.size(2),
+          .batch_stride = heads.stride(0),
+          .seq_stride = heads.stride(1),
+          .head_stride = heads.stride(2)};
+}
+
+at::Tensor in_vectors(const at::Tensor& heads) {
+  const bool fits = heads.stride(3) == 1 && heads.stride(0) % 8 == 0 && heads.stride(1) % 8 == 0 &&
+                    heads.stride(2) % 8 == 0 && detail::is_aligned(heads);
+  return fits ? heads : detail::dense(heads);
+}
+
+/// Writes the heads of `parts`, rotated but for the last part's, side by side into `out` [batch,
+/// seq, width].
+void rotate_by_kernel(const std::vector<at::Tensor>& parts, const at::Tensor& cos,
+                      const at::Tensor& sin, bool opposite, const at::Tensor& out) {
+  const c10::cuda::CUDAGuard device(out.device());
+  detail::HeadRows rows{.batch = out.size(0),
+                        .seq = out.size(1),
+                        .width = out.size(2),
+                        .head_dim = parts[0].size(3),
+                        .element = detail::element_of(out.scalar_type())};
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    rows.sources[i] = source_of(parts[i]);
   }
+  const auto angles = [&](const at::Tensor& table) {
+    return cos.defined() ? table.const_data_ptr<float>() : nullptr;
+  };
+  C10_CUDA_CHECK(detail::launch_rotary(rows, angles(cos), angles(sin), opposite,
+                                       out.mutable_data_ptr(), detail::stream_of(out)));
+}
+#endif
+
+class SplitHeads : public torch::autograd::Function<SplitHeads> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
+                                                const at::Tensor& qkv,
+                                                const std::optional<at::Tensor>& maybe_cos,
+                                                const std::optional<at::Tensor>& maybe_sin,
+                                                int64_t heads, int64_t kv_heads) {
+    const auto cos = maybe_cos.value_or(at::Tensor()), sin = maybe_sin.value_or(at::Tensor());
+    ctx->save_for_backward({cos, sin});
+    ctx->saved_data["sizes"] = qkv.sizes().vec();
+    const int64_t head_dim = qkv.size(2) / (heads + 2 * kv_heads);
+    const auto all = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads, head_dim});
+    const auto query = all.narrow(2, 0, heads), key = all.narrow(2, heads, kv_heads);
+    const auto value = alias_of(all.narrow(2, heads + kv_heads, kv_heads));
+    ctx->saved_data["heads"] = heads;
+#ifdef DDP_HAS_CUDA
+    if (fits_kernel(qkv, head_dim, cos)) {
+      if (cos.defined()) {
+        rotate_by_kernel({query, key}, cos, sin, false, qkv);
+        qkv.unsafeGetTensorImpl()->bump_version();
+      }
+      return {alias_of(query), alias_of(key), value};
+    }
+#endif
+    return {cos.defined() ? rotate(query, cos, sin, 1) : alias_of(query),
+            cos.defined() ? rotate(key, cos, sin, 1) : alias_of(key), value};
+  }
+
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                 torch::autograd::variable_list grad_outputs) {
+                                                 torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const AutocastOff no_autocast(saved[0].device().type());
-    return {rotate(grad_outputs[0], saved[0], saved[1], -1), {}, {}};
+    const auto &cos = saved[0], &sin = saved[1];
+    const AutocastOff no_autocast(grads[0].device().type());
+    const auto sizes = ctx->saved_data["sizes"].toIntVector();
+#ifdef DDP_HAS_CUDA
+    if (!at::GradMode::is_enabled()) {  // enabled: create_graph=true
+      const auto qkv = at::empty(sizes, grads[0].options());
+      if (fits_kernel(qkv, grads[0].size(3), cos)) {
+        rotate_by_kernel({in_vectors(grads[0]), in_vectors(grads[1]), in_vectors(grads[2])}, cos,
+                         sin, true, qkv);
+        return {qkv, {}, {}, {}, {}};
+      }
+    }
+#endif
+    return {at::cat({rotate(grads[0], cos, sin, -1), rotate(grads[1], cos, sin, -1), grads[2]}, 2)
+                .view(sizes),
+            {},
+            {},
+            {},
+            {}};
   }
 };
 
@@ -131,10 +190,22 @@ RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positio
   return {take(tables.cos), take(tables.sin)};
 }
 
-at::Tensor apply_rotary(const at::Tensor& x, const RotaryAngles& angles) {
-  detail::check_same_device("apply_rotary", x, "cos", angles.cos);
-  detail::check_same_device("apply_rotary", x, "sin", angles.sin);
-  return ApplyRotary::apply(x, angles.cos, angles.sin);
+AttentionHeads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
+                           const RotaryAngles& angles) {
+  TORCH_CHECK(
+      qkv.dim() == 3 && heads > 0 && kv_heads > 0 && qkv.size(2) % (heads + 2 * kv_heads) == 0,
+      "split_heads: qkv ", qkv.sizes(), " is not [batch, seq, (", heads, " + 2 * ", kv_heads,
+      ") * head_dim]");
+  if (angles.cos.defined()) {
+    detail::check_same_device("split_heads", qkv, "cos", angles.cos);
+    detail::check_same_device("split_heads", qkv, "sin", angles.sin);
+  }
+  const auto dense = [](const at::Tensor& table) {
+    return table.defined() ? std::optional(table.contiguous()) : std::nullopt;
+  };
+  const auto split =
+      SplitHeads::apply(qkv.contiguous(), dense(angles.cos), dense(angles.sin), heads, kv_heads);
+  return {split[0], split[1], split[2]};
 }
 
 }  // namespace ddp::ops

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "ops/kernel_types.cuh"
+#include "ops/tensor_core.cuh"
 #include "ops/vision/stem_kernels.hpp"
-#include "ops/vision/tensor_core.cuh"
 
 namespace ddp::ops::detail {
 
