@@ -4,6 +4,8 @@
 //
 //   bench_lm model=qwen2-7b seq_len=4096 batch_size=2           LoRA, one JSON line on rank 0
 //   bench_lm model=gpt2 seq_len=1024 batch_size=16 dropout=0.1  all parameters
+//   bench_lm … base_dtype=fp8   LoRA: frozen weights are multiplied in FP8
+//   bench_lm … accumulate=16    a step accumulates the batch 16 times
 //   bench_lm … step=graph       GraphedStep: the whole step captured once, then replayed
 //   bench_lm … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
 //   bench_lm … wrap=compare     world 1: wrapped and plain loop in rounds of one process
@@ -19,6 +21,7 @@
 #include <array>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <tuple>
@@ -59,6 +62,8 @@ const Settings::Values kDefaults = {{"model", "qwen2-7b"},
                                     {"lora_alpha", "128"},
                                     {"lora_dropout", "0.05"},
                                     {"lora_dtype", "fp32"},
+                                    {"base_dtype", "dtype"},
+                                    {"accumulate", "1"},
                                     {"checkpoint_every", "0"},
                                     {"loss_chunk_tokens", "0"},
                                     {"bucket_cap_mb", "25"},
@@ -168,6 +173,7 @@ ModelPtr build(const Settings& settings, const models::Qwen2Options& sizes,
     lora.alpha = settings.real("lora_alpha");
     lora.dropout = settings.real("lora_dropout");
     lora.dtype = torch_dtype(settings, "lora_dtype");
+    lora.fp8_base = settings.choice<bool>("base_dtype", {{"dtype", false}, {"fp8", true}});
     models::add_lora(*model, lora);
   }
   return model.ptr();
@@ -291,7 +297,8 @@ class Trainer {
   /// Returns this trainer's settings and figures as the body of a JSON object.
   std::string describe(const Loop& loop, int world_size) const {
     const auto seq_len = settings_.number("seq_len");
-    const double tokens = static_cast<double>(settings_.number("batch_size") * seq_len);
+    const double tokens = static_cast<double>(settings_.number("batch_size") * seq_len *
+                                              settings_.number("accumulate"));
     const double tokens_s = tokens / loop.median_ms() * 1000;
     int64_t num_trained = 0;
     for (const auto& parameter : trained_) {
@@ -335,15 +342,24 @@ class Trainer {
     const auto& [ids, labels] = batch;
     const models::TokenInput input{.input_ids = ids};
     models::LmOutput output;
-    {
-      ddp::Autocast autocast(amp_);
-      output = model_ ? model_->forward(input, labels) : module_->forward(input, labels);
-    }
-    mark();
-    if (model_) {
-      model_->weighted_backward(output.loss_sum, num_labels_);
-    } else {
-      (output.loss_sum / num_labels_).backward();
+    const auto batches = settings_.number("accumulate");
+    for (int64_t i = 0; i < batches; ++i) {
+      std::optional<ddp::NoSync> no_sync;
+      if (model_ && i + 1 < batches) {
+        no_sync.emplace(*model_);
+      }
+      {
+        ddp::Autocast autocast(amp_);
+        output = model_ ? model_->forward(input, labels) : module_->forward(input, labels);
+      }
+      if (i == 0) {
+        mark();
+      }
+      if (model_) {
+        model_->weighted_backward(output.loss_sum, num_labels_);
+      } else {
+        (output.loss_sum / (num_labels_ * static_cast<double>(batches))).backward();
+      }
     }
     mark();
     if (settings_.real("clip") > 0) {

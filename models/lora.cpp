@@ -33,6 +33,32 @@ void check(const LoraOptions& options) {
 
 }  // namespace
 
+namespace detail {
+
+const ddp::ops::Fp8Weight& Fp8Copy::of(const std::vector<torch::Tensor>& weights,
+                                       const std::string& layer) {
+  uint32_t version = 0;
+  for (const auto& weight : weights) {
+    version += static_cast<uint32_t>(weight._version());
+  }
+  const void* const data = weights.front().const_data_ptr();
+  if (!copy_ || data != data_ || version != version_) {
+    const torch::NoGradGuard no_grad;
+    auto copy = ddp::ops::quantize_weight(ddp::ops::joined_rows(weights));
+    if (!copy.scales.isfinite().all().item<bool>()) {
+      throw std::runtime_error("FP8: the frozen weight of " + layer +
+                               " holds infinite or NaN values, which no scale represents; check "
+                               "the base's files");
+    }
+    copy_ = std::move(copy);
+    data_ = data;
+    version_ = version;
+  }
+  return *copy_;
+}
+
+}  // namespace detail
+
 LinearImpl::LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
                        const torch::TensorOptions& tensor_options) {
   weight = detail::new_parameter(*this, "weight", {out_features, in_features}, tensor_options);
@@ -49,14 +75,17 @@ torch::Tensor LinearImpl::forward_add(const torch::Tensor& input, const torch::T
   if (!has_lora()) {
     return ddp::ops::linear(input, weight, {.bias = bias, .residual = residual});
   }
-  return ddp::ops::lora_linear(input, weight, lora_a, lora_b,
-                               {.scale = lora_scale_,
-                                .dropout_p = is_training() ? lora_dropout_ : 0.0,
-                                .bias = bias,
-                                .residual = residual});
+  ddp::ops::LoraLinearOptions options{.scale = lora_scale_,
+                                      .dropout_p = is_training() ? lora_dropout_ : 0.0,
+                                      .bias = bias,
+                                      .residual = residual};
+  if (fp8_base_) {
+    options.fp8 = fp8_.of({weight}, name_);
+  }
+  return ddp::ops::lora_linear(input, weight, lora_a, lora_b, std::move(options));
 }
 
-void LinearImpl::add_lora(const LoraOptions& options) {
+void LinearImpl::add_lora(const LoraOptions& options, const std::string& name) {
   check(options);
   if (has_lora()) {
     detail::refuse("LoRA: this layer already has an adapter");
@@ -66,8 +95,8 @@ void LinearImpl::add_lora(const LoraOptions& options) {
     bias.requires_grad_(false);
   }
   const auto memory = weight.options().dtype(options.dtype);
-  const auto add = [&](const char* name, torch::IntArrayRef shape) {
-    auto group = register_module(name, std::make_shared<detail::Group>());
+  const auto add = [&](const char* matrix, torch::IntArrayRef shape) {
+    auto group = register_module(matrix, std::make_shared<detail::Group>());
     return detail::new_parameter(*group, "weight", shape, memory);
   };
   lora_a = add("lora_A", {options.rank, weight.size(1)});
@@ -77,6 +106,8 @@ void LinearImpl::add_lora(const LoraOptions& options) {
   lora_alpha_ = options.alpha;
   lora_scale_ = options.alpha / static_cast<double>(options.rank);
   lora_dropout_ = options.dropout;
+  fp8_base_ = options.fp8_base;
+  name_ = name;
 }
 
 void LinearImpl::merge_lora() {
@@ -95,7 +126,10 @@ void LinearImpl::merge_lora() {
 
 JoinedLinears::JoinedLinears(std::vector<Linear> layers) : layers_(std::move(layers)) {}
 
-torch::Tensor JoinedLinears::forward(const torch::Tensor& input) const {
+torch::Tensor JoinedLinears::compute(const torch::Tensor& input, bool gated) const {
+  const auto activated = [gated](const torch::Tensor& results) {
+    return gated ? ddp::ops::swiglu(results) : results;
+  };
   const auto& first = *layers_.front();
   std::vector<torch::Tensor> weights, biases, as, bs, results;
   std::vector<int64_t> out_sizes;
@@ -118,7 +152,7 @@ torch::Tensor JoinedLinears::forward(const torch::Tensor& input) const {
     for (auto layer : layers_) {
       results.push_back(layer->forward(input));
     }
-    return torch::cat(results, -1);
+    return activated(torch::cat(results, -1));
   }
   // A `.to()` separates them.
   ddp::ops::join_rows(weights);
@@ -129,13 +163,18 @@ torch::Tensor JoinedLinears::forward(const torch::Tensor& input) const {
   }
   const auto weight = ddp::ops::joined_rows(weights);
   if (have_none) {
-    return ddp::ops::linear(input, weight, {.bias = bias});
+    return activated(ddp::ops::linear(input, weight, {.bias = bias}));
+  }
+  ddp::ops::LoraLinearOptions options{.scale = first.lora_scale(),
+                                      .dropout_p = first.is_training() ? first.lora_dropout() : 0.0,
+                                      .bias = bias,
+                                      .out_sizes = out_sizes,
+                                      .gated = gated};
+  if (first.has_fp8_base()) {
+    options.fp8 = fp8_.of(weights, first.name());
   }
   return ddp::ops::lora_linear(input, weight, ddp::ops::joined_rows(as), ddp::ops::joined_rows(bs),
-                               {.scale = first.lora_scale(),
-                                .dropout_p = first.is_training() ? first.lora_dropout() : 0.0,
-                                .bias = bias,
-                                .out_sizes = out_sizes});
+                               std::move(options));
 }
 
 LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options) {
@@ -157,7 +196,7 @@ LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options) {
       }
     }
     if (wanted) {
-      linear->add_lora(options);
+      linear->add_lora(options, item.key());
       summary.layers.push_back(item.key());
     }
   }

@@ -48,7 +48,7 @@ class Qwen2Layer : public torch::nn::Module {
     const auto [to_attend, skipped] = ddp::ops::rms_norm(hidden, input_norm_, eps_);
     const auto attended = o_proj_->forward_add(attention(to_attend, call), skipped);
     const auto [x, skipped_mlp] = ddp::ops::rms_norm(attended, post_attention_norm_, eps_);
-    return down_proj_->forward_add(ddp::ops::swiglu(gate_up_proj_.forward(x)), skipped_mlp);
+    return down_proj_->forward_add(gate_up_proj_.forward_gated(x), skipped_mlp);
   }
 
  private:

@@ -84,6 +84,60 @@ TEST_CASE("lora_linear of several layers equals float64 with each layer's own dr
   }
 }
 
+TEST_CASE("quantize_weight and FP8 products equal those of the definition on the CPU") {
+  torch::manual_seed(12);
+  const auto c = GENERATE(Case{200, 128, 8, {48, 16, 32}}, Case{333, 192, 64, {128, 64}},
+                          Case{16, 64, 8, {40}}, Case{1, 64, 16, {16, 16}});
+  int64_t out = 0;
+  for (const int64_t size : c.out_sizes) {
+    out += size;
+  }
+  const bool gated = GENERATE(false, true);
+  CAPTURE(c.tokens, c.in, out, gated);
+  const auto layers = static_cast<int64_t>(c.out_sizes.size());
+  const auto run = [&](at::Device device, const std::vector<torch::Tensor>& values) {
+    std::vector<torch::Tensor> on_device;
+    for (const auto& value : values) {
+      on_device.push_back(value.detach().to(device).requires_grad_(value.requires_grad()));
+    }
+    const auto y = ddp::ops::lora_linear(on_device[0], on_device[3], on_device[1], on_device[2],
+                                         {.scale = 0.5,
+                                          .bias = on_device[4],
+                                          .out_sizes = c.out_sizes,
+                                          .gated = gated,
+                                          .fp8 = ddp::ops::quantize_weight(on_device[3])});
+    auto results = grad({y}, {on_device[0], on_device[1], on_device[2]},
+                        {on_device[5].detach().narrow(1, 0, y.size(1))});
+    results.push_back(y);
+    return results;
+  };
+  // A row of zeros, a large and a small one.
+  auto x = leaf({c.tokens, c.in}, torch::kBFloat16).detach();
+  x[0].mul_(c.tokens > 1 ? 0 : 1);
+  x[-1].mul_(1e4);
+  x[c.tokens / 2].mul_(1e-6);
+  x.requires_grad_(true);
+  const std::vector<torch::Tensor> values = {x,
+                                             leaf({layers * c.rank, c.in}, torch::kBFloat16, 0.2),
+                                             leaf({out, c.rank}, torch::kBFloat16, 0.2),
+                                             leaf({out, c.in}, torch::kBFloat16, 0.1).detach(),
+                                             leaf({out}, torch::kBFloat16).detach(),
+                                             leaf({c.tokens, out}, torch::kBFloat16).detach()};
+  const auto weight = ddp::ops::quantize_weight(values[3]);
+  const auto expected = ddp::ops::quantize_weight(values[3].cpu());
+  CHECK(torch::equal(weight.values.cpu().view(torch::kByte), expected.values.view(torch::kByte)));
+  CHECK(torch::equal(weight.scales.cpu(), expected.scales));
+  CHECK(torch::equal(weight.transposed_values.cpu().view(torch::kByte),
+                     expected.transposed_values.view(torch::kByte)));
+  const auto results = run(torch::kCUDA, values), wanted = run(torch::kCPU, values);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    CAPTURE(i);
+    // Where bf16 results of both devices differ in the last bit, FP8 may round to neighbours.
+    CHECK(relative_error(results[i], wanted[i]) <
+          (gated ? 0.05 : 1.5 * tolerance_of(torch::kBFloat16)));
+  }
+}
+
 TEST_CASE("lora_linear drops with the given probability, and each layer differently") {
   constexpr int64_t n = 64, tokens = 4096;
   constexpr double p = 0.05;

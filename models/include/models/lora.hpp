@@ -10,8 +10,11 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "ddp/ops/language.hpp"
 
 namespace models {
 
@@ -23,7 +26,26 @@ struct LoraOptions {
   std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                              "gate_proj", "up_proj", "down_proj"};
   torch::Dtype dtype = torch::kFloat32;  ///< dtype of A and B
+  /// Multiply with the frozen weights of these layers in FP8: see ops::Fp8Weight. The weights keep
+  /// their memory and dtype, and their FP8 copies take as much as bf16 weights.
+  bool fp8_base = false;
 };
+
+namespace detail {
+/// A frozen weight's copy in FP8, made at the first use and again after the weight has changed.
+class Fp8Copy {
+ public:
+  /// Of the rows of `weights`, which are adjacent (ops::join_rows()). Throws std::runtime_error
+  /// naming `layer` if they are not finite.
+  const ddp::ops::Fp8Weight& of(const std::vector<torch::Tensor>& weights,
+                                const std::string& layer);
+
+ private:
+  std::optional<ddp::ops::Fp8Weight> copy_;
+  const void* data_ = nullptr;
+  uint32_t version_ = 0;
+};
+}  // namespace detail
 
 /// y = x Wᵀ + b, with torch.nn.Linear's names and initialisation, and an optional adapter.
 class LinearImpl : public torch::nn::Module {
@@ -36,13 +58,15 @@ class LinearImpl : public torch::nn::Module {
   torch::Tensor forward_add(const torch::Tensor& input, const torch::Tensor& residual);
 
   /// Freezes weight and bias and registers lora_A.weight and lora_B.weight.
-  void add_lora(const LoraOptions& options);
+  void add_lora(const LoraOptions& options, const std::string& name = "");
   /// Adds scale * B A to the weight and removes the adapter.
   void merge_lora();
   bool has_lora() const { return lora_a.defined(); }
   double lora_scale() const { return lora_scale_; }  ///< alpha / rank
   double lora_alpha() const { return lora_alpha_; }
   double lora_dropout() const { return lora_dropout_; }
+  bool has_fp8_base() const { return fp8_base_; }
+  const std::string& name() const { return name_; }  ///< as add_lora() was told
 
   torch::Tensor weight;  ///< [out, in]
   torch::Tensor bias;    ///< [out]; undefined without a bias
@@ -53,6 +77,9 @@ class LinearImpl : public torch::nn::Module {
   double lora_alpha_ = 0;
   double lora_scale_ = 0;
   double lora_dropout_ = 0;
+  bool fp8_base_ = false;
+  std::string name_;
+  detail::Fp8Copy fp8_;
 };
 TORCH_MODULE(Linear);
 
@@ -64,10 +91,15 @@ class JoinedLinears {
   /// At most three layers, all with a bias or none.
   explicit JoinedLinears(std::vector<Linear> layers);
   /// The layers' results side by side. Layers with different adapters are computed one by one.
-  torch::Tensor forward(const torch::Tensor& input) const;
+  torch::Tensor forward(const torch::Tensor& input) const { return compute(input, false); }
+  /// swiglu(forward(input)), of gate and up.
+  torch::Tensor forward_gated(const torch::Tensor& input) const { return compute(input, true); }
 
  private:
+  torch::Tensor compute(const torch::Tensor& input, bool gated) const;
+
   std::vector<Linear> layers_;
+  mutable detail::Fp8Copy fp8_;
 };
 
 /// Result of add_lora, for programs that print it.

@@ -212,6 +212,57 @@ TEST_CASE("lora_linear of several layers equals each layer alone, with its own d
                     Catch::Contains("do not fit each other"));
 }
 
+TEST_CASE("FP8 weights have a scale per row and per column, each with its largest number") {
+  torch::manual_seed(8);
+  auto weight = torch::randn({6, 16});
+  weight[2].zero_();
+  weight[3].mul_(1e-5);
+  const auto fp8 = ddp::ops::quantize_weight(weight);
+  const auto restored = fp8.values.to(torch::kFloat) * fp8.scales.unsqueeze(1);
+  const auto turned =
+      (fp8.transposed_values.to(torch::kFloat) * fp8.transposed_scales.unsqueeze(1)).t();
+  // e4m3 has three bits after the leading one: half of 2^-3 of each element.
+  CHECK(((restored - weight).abs() <= weight.abs() / 16 + 1e-7 * fp8.scales.unsqueeze(1))
+            .all()
+            .item<bool>());
+  CHECK(close(turned, weight, 0.07));
+  CHECK(fp8.values.to(torch::kFloat).abs().amax(1).eq(448).sum().item<int64_t>() == 5);
+  CHECK(fp8.scales[2].item<float>() == 1);
+  CHECK(fp8.transposed_values.to(torch::kFloat).abs().amax(1).eq(448).all().item<bool>());
+}
+
+TEST_CASE("lora_linear with an FP8 base multiplies what FP8 holds, and leaves the adapter exact") {
+  torch::manual_seed(9);
+  const auto quantized = [](const torch::Tensor& matrix) {
+    const auto scales = matrix.abs().amax(1, true) / 448;
+    return (matrix / scales).to(torch::kFloat8_e4m3fn).to(torch::kFloat) * scales;
+  };
+  const auto x = input({5, 32}, torch::kFloat), a = input({4, 32}, torch::kFloat),
+             b = input({6, 4}, torch::kFloat);
+  const auto weight = torch::randn({6, 32}), bias = torch::randn({6});
+  const auto out = ddp::ops::lora_linear(
+      x, weight, a, b, {.scale = 2, .bias = bias, .fp8 = ddp::ops::quantize_weight(weight)});
+  const auto branch = 2 * torch::linear(torch::linear(x, a), b);
+  CHECK(close(out, torch::linear(quantized(x), quantized(weight), bias) + branch, 1e-4));
+  const auto dy = torch::randn_like(out);
+  const auto grads = grad({out}, {x, a, b}, {dy});
+  const auto of_branch = grad({branch}, {x, a, b}, {dy}, /*retain_graph=*/true);
+  const auto of_base = quantized(dy).mm(quantized(weight.t().contiguous()).t());
+  CHECK(close(grads[0], of_base + of_branch[0], 1e-4));
+  CHECK(close(grads[1], of_branch[1], 1e-4));
+  CHECK(close(grads[2], of_branch[2], 1e-4));
+
+  const auto gated =
+      ddp::ops::lora_linear(x, weight, a, b, {.scale = 2, .bias = bias, .gated = true});
+  const auto composed = ddp::ops::swiglu(torch::linear(x, weight, bias) + branch);
+  CHECK(close(gated, composed, 1e-4));
+  const auto dh = torch::randn_like(gated);
+  const auto of_gated = grad({gated}, {x, a, b}, {dh}), wanted = grad({composed}, {x, a, b}, {dh});
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    CHECK(close(of_gated[i], wanted[i], 1e-4));
+  }
+}
+
 TEST_CASE("joined rows share the parts' memory and pass their gradients on") {
   const auto first = input({2, 3}), second = input({4, 3}), third = input({1, 3});
   const auto values = torch::cat({first, second, third}).detach();

@@ -176,6 +176,14 @@ void join_rows(const std::vector<at::Tensor>& parts);
 /// three).
 at::Tensor joined_rows(const std::vector<at::Tensor>& parts);
 
+/// A frozen weight [out, in] in FP8 (e4m3), once for the forward and once for the backward, each
+/// with a float32 scale per row of its matrix, which makes the row's largest magnitude 448.
+struct Fp8Weight {
+  at::Tensor values, scales;                        ///< float8_e4m3fn [out, in], float32 [out]
+  at::Tensor transposed_values, transposed_scales;  ///< float8_e4m3fn [in, out], float32 [in]
+};
+Fp8Weight quantize_weight(const at::Tensor& weight);
+
 struct LoraLinearOptions {
   double scale = 1;       ///< alpha / rank
   double dropout_p = 0;   ///< of the low-rank branch's input; 0 outside training
@@ -184,6 +192,13 @@ struct LoraLinearOptions {
   /// Several layers that read the same input, with all their rows in `weight` and in B and all
   /// their ranks in A: the number of outputs of each. Each draws its own dropout.
   std::vector<int64_t> out_sizes{};
+  /// The layers are gate and up: returns swiglu() of their results, [..., out / 2], whose backward
+  /// then makes the FP8 gradient in the same pass. Without residual.
+  bool gated = false;
+  /// Of `weight`, which is then not read: rows of the input and of the result's gradient are
+  /// converted to FP8 likewise for the products with it. In bf16 on CUDA with compute capability
+  /// 9.0 tensor cores multiply FP8 (sizes multiples of 16); elsewhere the same numbers as float32.
+  std::optional<Fp8Weight> fp8{};
 };
 
 /// x Wᵀ + bias + residual + scale * (dropout(x) Aᵀ) Bᵀ: a frozen layer with a trained low-rank

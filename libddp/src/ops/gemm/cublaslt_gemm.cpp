@@ -16,6 +16,7 @@
 
 #include "ops/choice_book.hpp"
 #include "ops/streams/private_stream.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops::detail {
 namespace {
@@ -69,9 +70,18 @@ int64_t alignment_of(const void* data) {
 }
 
 cudaDataType cuda_type(at::ScalarType dtype) {
-  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf,
-              "gemm: unsupported dtype ", dtype);
-  return dtype == at::kFloat ? CUDA_R_32F : dtype == at::kHalf ? CUDA_R_16F : CUDA_R_16BF;
+  switch (dtype) {
+    case at::kFloat:
+      return CUDA_R_32F;
+    case at::kBFloat16:
+      return CUDA_R_16BF;
+    case at::kHalf:
+      return CUDA_R_16F;
+    case at::kFloat8_e4m3fn:
+      return CUDA_R_8F_E4M3;
+    default:
+      TORCH_CHECK(false, "gemm: unsupported dtype ", dtype);
+  }
 }
 
 /// One product, with row-major dimensions.
@@ -83,12 +93,15 @@ struct Problem {
   const void* addend;  ///< C of the product; `out` if nothing else is added
   int64_t addend_leading;
   const void* bias;
+  const void* a_scales;  ///< of FP8 factors
+  const void* b_scales;
   cudaDataType type, out_type;
-  float beta;
+  float alpha, beta;
   int device;
   bool deterministic;  ///< the same algorithm in every run, without measuring
 
   bool has_addend() const { return addend != out; }
+  bool is_fp8() const { return type == CUDA_R_8F_E4M3; }
 
   using Key = std::array<int64_t, 18>;
   Key key() const {
@@ -143,8 +156,14 @@ class Plan {
     set(CUBLASLT_MATMUL_DESC_TRANSB, p.a.row_major ? CUBLAS_OP_N : CUBLAS_OP_T);
     if (p.bias != nullptr) {
       set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.type);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.is_fp8() ? p.out_type : p.type);
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    }
+    if (p.is_fp8()) {
+      set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+      set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+      set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F);
+      set_scales(p);
     }
     set_layout(b_, p.type, p.b.row_major ? p.n : p.k, p.b.row_major ? p.k : p.n, p.b.leading);
     set_layout(a_, p.type, p.a.row_major ? p.k : p.m, p.a.row_major ? p.m : p.k, p.a.leading);
@@ -159,8 +178,10 @@ class Plan {
     if (p.bias != nullptr) {
       set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     }
-    const float one = 1;
-    check(cublasLtMatmul(handle_, desc_.value, &one, p.b.data, b_.value, p.a.data, a_.value,
+    if (p.is_fp8()) {
+      set_scales(p);
+    }
+    check(cublasLtMatmul(handle_, desc_.value, &p.alpha, p.b.data, b_.value, p.a.data, a_.value,
                          &p.beta, addend, addend_.value, out, out_.value, &choice.algo, workspace,
                          choice.workspaceSize, stream),
           "cublasLtMatmul");
@@ -176,6 +197,11 @@ class Plan {
   void set(cublasLtMatmulDescAttributes_t attribute, T value) {
     check(cublasLtMatmulDescSetAttribute(desc_.value, attribute, &value, sizeof value),
           "cublasLtMatmulDescSetAttribute");
+  }
+
+  void set_scales(const Problem& p) {
+    set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b_scales);
+    set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a_scales);
   }
 
   void propose(const Problem& p) {
@@ -273,8 +299,11 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
                   .addend = addend.defined() ? addend.const_data_ptr() : out.const_data_ptr(),
                   .addend_leading = addend.defined() ? row_leading(addend, "addend") : out_leading,
                   .bias = options.bias.defined() ? options.bias.const_data_ptr() : nullptr,
+                  .a_scales = detail::data_or_null(options.a_scales),
+                  .b_scales = detail::data_or_null(options.b_scales),
                   .type = cuda_type(a.scalar_type()),
                   .out_type = cuda_type(out.scalar_type()),
+                  .alpha = static_cast<float>(options.alpha),
                   .beta = addend.defined() ? 1.0F : static_cast<float>(options.beta),
                   .device = a.device().index(),
                   .deterministic = at::globalContext().deterministicAlgorithms()};

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory moves one read and one write of each logit. A block keeps its row in shared memory if two
-// blocks' rows fit a multiprocessor; a longer row is read again, mostly from the L2 cache.
+// Memory moves one read and one write of each logit: a block keeps the beginning of its row in
+// shared memory and reads the rest again, from the end, where most of it is still in the L2 cache.
 #include "ops/language/head_loss_kernels.hpp"
 
+#include <algorithm>
 #include <limits>
 
 #include "ops/kernel_types.cuh"
@@ -90,9 +91,10 @@ __device__ void add(const float (&x)[kCount], int64_t c, Softmax& own) {
   }
 }
 
-/// Reads whole vectors in front of `whole`, and the elements behind it one by one.
-template <typename T, bool kKeeps>
-__device__ Softmax of_row(const T* row, int64_t whole, int64_t vocab) {
+/// Reads whole vectors in front of `whole`, and the elements behind it one by one. Keeps those in
+/// front of `num_kept`.
+template <typename T>
+__device__ Softmax of_row(const T* row, int64_t whole, int64_t num_kept, int64_t vocab) {
   Softmax own;
   for (int64_t first = int64_t{threadIdx.x} * kVector; first < whole; first += kAhead * kStride) {
     Vector8<T> ahead[kAhead];
@@ -111,7 +113,7 @@ __device__ Softmax of_row(const T* row, int64_t whole, int64_t vocab) {
         for (int j = 0; j < kVector; ++j) {
           x[j] = to_float(ahead[u].values[j]);
         }
-        if constexpr (kKeeps) {
+        if (c < num_kept) {
           *reinterpret_cast<uint4*>(kept<T>(c)) = ahead[u].bits;
         }
         add(x, c, own);
@@ -126,14 +128,18 @@ __device__ Softmax of_row(const T* row, int64_t whole, int64_t vocab) {
 }
 
 /// Replaces the row's logits by softmax - 1 at the label, and the padding's by 0.
-template <typename T, bool kKeeps>
-__device__ void write_gradient(T* logits, int64_t whole, const HeadLogits& in, int64_t label,
-                               float log_sum, float loss) {
+template <typename T>
+__device__ void write_gradient(T* logits, int64_t whole, int64_t num_kept, const HeadLogits& in,
+                               int64_t label, float log_sum, float loss) {
   const float at_label = expm1f(-loss);  // near 1 a rounded probability would lose the difference
+  const int64_t own = int64_t{threadIdx.x} * kVector;
 #pragma unroll 4
-  for (int64_t c = int64_t{threadIdx.x} * kVector; c < whole; c += kStride) {
+  for (int64_t c = (whole - 1) / kStride * kStride + own; c >= 0; c -= kStride) {
+    if (c >= whole) {
+      continue;
+    }
     float x[kVector];
-    load8(kKeeps ? kept<T>(c) : logits + c, 1, x);
+    load8(c < num_kept ? kept<T>(c) : logits + c, 1, x);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       x[j] = fast_exp(x[j] - log_sum);
@@ -152,9 +158,9 @@ __device__ void write_gradient(T* logits, int64_t whole, const HeadLogits& in, i
   }
 }
 
-template <typename T, bool kKeeps>
+template <typename T>
 __global__ void __launch_bounds__(kThreads, 2)
-    row_losses(HeadLogits in, bool make_grad, HeadLossSums out) {
+    row_losses(HeadLogits in, int64_t num_kept, bool make_grad, HeadLossSums out) {
   const int64_t row = blockIdx.x;
   T* const logits = static_cast<T*>(in.logits) + row * in.leading;
   const int64_t whole = in.vocab / kVector * kVector;
@@ -173,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const bool is_valid = label >= 0 && label < in.vocab;
   const float of_label = is_valid ? to_float(logits[label]) : kNan;
   // of_block() also orders the readers of the label's logit before its writer.
-  const auto softmax = of_block(of_row<T, kKeeps>(logits, whole, in.vocab));
+  const auto softmax = of_block(of_row(logits, whole, num_kept, in.vocab));
   // An invalid label gives NaN, found by checks of loss and gradients.
   const float log_sum = is_valid ? softmax.largest + logf(softmax.sum) : kNan;
   const float loss = log_sum - of_label;
@@ -182,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     out.row_marks[row] = softmax.place == label && !isnan(loss) ? 1 : 0;
   }
   if (make_grad) {
-    write_gradient<T, kKeeps>(logits, whole, in, label, log_sum, loss);
+    write_gradient(logits, whole, num_kept, in, label, log_sum, loss);
   }
 }
 
@@ -211,14 +217,16 @@ __global__ void add_rows(int64_t rows, HeadLossSums out) {
   }
 }
 
-/// Whether a block of this device may have `bytes` of shared memory besides its own variables.
-bool can_keep(int64_t bytes) {
-  constexpr int64_t kOwnBytes = 1024;
+/// The bytes of a row of `bytes` that a block of this device keeps.
+int64_t kept_bytes(int64_t bytes) {
+  constexpr int64_t kOwnBytes = 1024;  // the block's other variables
   int device = 0, limit = 0;
-  return bytes <= kMaxKeptBytes && cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) ==
-             cudaSuccess &&
-         bytes + kOwnBytes <= limit;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) !=
+          cudaSuccess) {
+    return 0;
+  }
+  return std::min({bytes, kMaxKeptBytes, limit - kOwnBytes}) / 16 * 16;
 }
 
 }  // namespace
@@ -231,18 +239,14 @@ cudaError_t launch_head_loss(const HeadLogits& in, bool make_grad, const HeadLos
   return with_compute_type(in.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto blocks = static_cast<unsigned>(in.rows);
-    const int64_t bytes = in.leading * static_cast<int64_t>(sizeof(T));
-    if (make_grad && can_keep(bytes)) {
-      const auto size = static_cast<int>(bytes);
-      const auto status = cudaFuncSetAttribute(row_losses<T, true>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize, size);
-      if (status != cudaSuccess) {
-        return status;
-      }
-      row_losses<T, true><<<blocks, kThreads, size, stream>>>(in, make_grad, out);
-    } else {
-      row_losses<T, false><<<blocks, kThreads, 0, stream>>>(in, make_grad, out);
+    const int64_t bytes = make_grad ? kept_bytes(in.leading * static_cast<int64_t>(sizeof(T))) : 0;
+    const auto status = cudaFuncSetAttribute(
+        row_losses<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (status != cudaSuccess) {
+      return status;
     }
+    row_losses<T><<<blocks, kThreads, static_cast<size_t>(bytes), stream>>>(
+        in, bytes / static_cast<int64_t>(sizeof(T)), make_grad, out);
     add_rows<<<1, kThreads, 0, stream>>>(in.rows, out);
     return cudaGetLastError();
   });

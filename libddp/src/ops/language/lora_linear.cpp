@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "ddp/ops/language.hpp"
@@ -12,6 +13,8 @@
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/language/dropout.hpp"
+#include "ops/language/fp8.hpp"
+#include "ops/language/gated_activation.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include "ops/language/column_sums.hpp"
@@ -207,7 +210,8 @@ class DroppedInput {
 ///
 ///   u = s dy B   dB = s dyᵀ t   dA = uᵀ x'   dx = dy W + dropout'(u A)
 ///
-/// The thin products run first, so that the wide ones add to their results in passing.
+/// The thin products run first, so that the wide ones add to their results in passing. A gated call
+/// continues with swiglu(y).
 class LoraLinear : public torch::autograd::Function<LoraLinear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
@@ -221,26 +225,38 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
                             .scale = options.scale,
                             .dropout_p = options.dropout_p};
     const auto x = detail::dense(as_rows(input));
-    const auto a = detail::dense(lora_a.to(dtype)), b = scaled(lora_b, dtype, options.scale);
+    const auto a = detail::dense(lora_a.to(dtype)), b = lora_b.to(dtype);
     const DroppedInput dropped(x, adapters);
     const auto t = dropped.product(a);
     auto sizes = input.sizes().vec();
     sizes.back() = weight.size(0);
-    const auto out = at::empty(sizes, x.options());
+    auto out = at::empty(sizes, x.options());
     const auto y = out.view({-1, weight.size(0)});
     const auto skipped = residual ? as_rows(*residual).contiguous() : at::Tensor();
     adapters.for_each([&](const Slice& outs, const Slice& ranks) {
       detail::gemm(columns(y, outs), columns(t, ranks), rows(b, outs).t(),
-                   {.addend = skipped.defined() ? columns(skipped, outs) : at::Tensor()});
+                   {.alpha = options.scale,
+                    .addend = skipped.defined() ? columns(skipped, outs) : at::Tensor()});
     });
-    detail::gemm(y, x, weight.t(), {.beta = 1, .bias = bias.value_or(at::Tensor())});
-    ctx->save_for_backward({x, weight, lora_a, lora_b, t, dropped.stored()});
+    const auto shift = bias.value_or(at::Tensor());
+    if (options.fp8) {
+      multiply_fp8(y, detail::quantize_rows(x), options.fp8->values, options.fp8->scales, shift);
+    } else {
+      detail::gemm(y, x, weight.t(), {.beta = 1, .bias = shift});
+    }
+    const auto fp8 = options.fp8.value_or(Fp8Weight{});
+    ctx->save_for_backward({x, options.fp8 ? fp8.transposed_values : weight, lora_a, lora_b, t,
+                            dropped.stored(), fp8.transposed_scales,
+                            options.gated ? y : at::Tensor()});
     ctx->saved_data["scale"] = options.scale;
     ctx->saved_data["dropout_p"] = options.dropout_p;
     ctx->saved_data["out_sizes"] = options.out_sizes;
     ctx->saved_data["input_sizes"] = input.sizes().vec();
     ctx->saved_data["needs_input"] = input.requires_grad();
     ctx->saved_data["adds"] = residual.has_value();
+    if (options.gated) {
+      out = detail::swiglu_forward(out);
+    }
     return out;
   }
 
@@ -248,7 +264,7 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
     detail::check_differentiated_once("lora_linear");
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &lora_a = saved[2], &lora_b = saved[3],
-               &t = saved[4], &stored = saved[5];
+               &t = saved[4], &stored = saved[5], &fp8_scales = saved[6], &gate_up = saved[7];
     const AutocastOff no_autocast(x.device().type());
     const auto dtype = x.scalar_type();
     const Adapters adapters{.rank = lora_b.size(1),
@@ -256,22 +272,35 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
                             .scale = ctx->saved_data["scale"].toDouble(),
                             .dropout_p = ctx->saved_data["dropout_p"].toDouble()};
     const DroppedInput dropped(x, adapters, stored);
-    const auto dy = detail::dense(as_rows(grad_outputs[0]));
-    const auto a = detail::dense(lora_a.to(dtype)), b = scaled(lora_b, dtype, adapters.scale);
+    auto dy = detail::dense(as_rows(grad_outputs[0]));
+    detail::QuantizedRows dy_fp8;
+    if (gate_up.defined() && fp8_scales.defined()) {
+      auto gradient = detail::swiglu_backward_fp8(dy, gate_up);
+      dy = std::move(gradient.rows);
+      dy_fp8 = std::move(gradient.in_fp8);
+    } else if (gate_up.defined()) {
+      dy = detail::swiglu_backward(dy, gate_up);
+    } else if (fp8_scales.defined()) {
+      dy_fp8 = detail::quantize_rows(dy);
+    }
+    const auto a = detail::dense(lora_a.to(dtype)), b = lora_b.to(dtype);
     const auto u = at::empty({x.size(0), a.size(0)}, x.options());
     const auto grad_b = detail::grad_target(lora_b);
-    const auto scaled_t = t * adapters.scale;
     adapters.for_each([&](const Slice& outs, const Slice& ranks) {
-      detail::gemm(columns(u, ranks), columns(dy, outs), rows(b, outs));
+      detail::gemm(columns(u, ranks), columns(dy, outs), rows(b, outs), {.alpha = adapters.scale});
       detail::gemm_into(rows(grad_b.memory, outs), grad_b.beta, columns(dy, outs).t(),
-                        columns(scaled_t, ranks));
+                        columns(t, ranks), adapters.scale);
     });
     const auto grad_a = detail::grad_target(lora_a);
     dropped.gradient(u, grad_a);
     at::Tensor grad_input;
     if (ctx->saved_data["needs_input"].toBool()) {
       const auto grad = dropped.sum(u, a);
-      detail::gemm(grad, dy, weight, {.beta = 1});
+      if (fp8_scales.defined()) {
+        multiply_fp8(grad, dy_fp8, weight, fp8_scales, {});
+      } else {
+        detail::gemm(grad, dy, weight, {.beta = 1});
+      }
       grad_input = grad.view(ctx->saved_data["input_sizes"].toIntVector());
     }
     const bool adds = ctx->saved_data["adds"].toBool();
@@ -280,8 +309,12 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
   }
 
  private:
-  static at::Tensor scaled(const at::Tensor& lora_b, at::ScalarType dtype, double scale) {
-    return detail::dense((lora_b * scale).to(dtype));
+  /// out += x weightᵀ + bias, where `scales` are of the weight's rows.
+  static void multiply_fp8(const at::Tensor& out, const detail::QuantizedRows& x,
+                           const at::Tensor& weight, const at::Tensor& scales,
+                           const at::Tensor& bias) {
+    detail::gemm(out, x.values, weight.t(),
+                 {.beta = 1, .bias = bias, .a_scales = x.scales, .b_scales = scales});
   }
 };
 
@@ -302,6 +335,9 @@ void check_shapes(const at::Tensor& input, const at::Tensor& weight, const at::T
   TORCH_CHECK(options.dropout_p >= 0 && options.dropout_p < 1,
               "lora_linear: dropout_p = ", options.dropout_p,
               ": it must be at least 0 and below 1");
+  TORCH_CHECK(!options.gated || (weight.size(0) % 2 == 0 && !options.residual.defined()),
+              "lora_linear: a gated call needs gate and up, two equal halves of its ",
+              weight.size(0), " outputs, and no residual");
 }
 
 }  // namespace
