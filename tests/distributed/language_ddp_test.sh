@@ -261,7 +261,6 @@ case $scenario in
     saving=(train.max_steps=2)
     refused 64 "unknown setting 'data.path'; did you mean tokens.path" data.path=/nonexistent
     if [ "$(basename "$program")" = bert_ddp ]; then
-      refused 64 "tokens.layout=pad: a masked model reads a whole row.*fix: tokens.layout=pack" tokens.layout=pad
       refused 64 "tokens.max_seq_len=128 is longer than the model's 64 positions" tokens.max_seq_len=128
       refused 65 "vocabulary.safetensors has no special token .MASK..*fix: prepare the data" tokens.path="${data%/*}/chat-sample"
       refused 65 "vocabulary of 2048 .*the model has 100" model.vocab_size=100

@@ -148,9 +148,11 @@ class TokenDataset {
 struct TokenBatch {
   at::Tensor input_ids;
   at::Tensor labels;                ///< already shifted; kIgnoredLabel: not in the loss
-  at::Tensor position_ids;          ///< Pack only; undefined means 0 … seq - 1
-  at::Tensor document_offsets;      ///< Pack only: int32 [segments + 1] over batch * seq tokens;
-                                    ///< a segment is a document or a row's padding
+  at::Tensor position_ids;          ///< Pack, and masked rows with padding; else undefined, which
+                                    ///< means 0 … seq - 1
+  at::Tensor document_offsets;      ///< defined if position_ids are: int32 [segments + 1] over
+                                    ///< batch * seq tokens; a segment is a document or a row's
+                                    ///< padding
   at::Tensor target_positions;      ///< masked, without full_head: [targets], the places of the
                                     ///< labels in the flattened batch; the labels are [targets] too
   int64_t max_document_length = 0;  ///< of the segments
