@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 #include <set>
+#include <string>
 
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
@@ -153,6 +154,19 @@ TEST_CASE("masking refuses other vocabularies and shares") {
   CHECK(message_of<ddp::DataError>([&] {
           TokenMasking(chat, {});
         }).find("has no special token [MASK]; fix") != std::string::npos);
+  const data_test::TempFolder folder;
+  const auto path = (folder.path() / "vocabulary.safetensors").string();
+  const auto file = ddp::load_safetensors(dataset.vocabulary().path());
+  for (const std::string token : {"[MASK]", "[CLS]", "[SEP]", "[UNK]"}) {
+    auto tensors = file.tensors;
+    auto special = tensors.at("special").clone();
+    special[dataset.vocabulary().find(token).value()] = 0;
+    tensors["special"] = special;
+    ddp::save_safetensors(path, tensors, file.metadata);
+    CHECK(message_of<ddp::DataError>([&] {
+            TokenMasking(ddp::Vocabulary(path), {});
+          }).find("has no special token " + token + "; fix") != std::string::npos);
+  }
   CHECK(message_of<ddp::SettingsError>([&] {
           TokenMasking(dataset.vocabulary(), {.masked_share = 0});
         }).find("masking.masked_share=0 must lie") != std::string::npos);
