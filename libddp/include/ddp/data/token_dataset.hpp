@@ -137,7 +137,8 @@ class TokenDataset {
   const Vocabulary& vocabulary() const;    ///< throws DataError if the folder has none
   const TokenDataOptions& options() const;
   const TokenStatistics& statistics() const;
-  std::string summary() const;  ///< the statistics in one log line
+  /// The statistics in one log line. `masked`: without the counts of targets, which masks draw.
+  std::string summary(bool masked = false) const;
 
  private:
   class Rows;
