@@ -9,10 +9,10 @@ fused AdamW, written as a careful user writes it.
 A qwen2 model is trained with LoRA: base and adapters in bf16 (dtype=fp32: both in fp32), no autocast.
 lora_dtype=fp32 keeps the adapters in fp32 under autocast. lora_rank=0 trains all of it. A gpt2 model has fp32
 parameters under autocast; `dropout` is of all three kinds. A bert model is trained likewise, as plain modules
-(pytorch_bert.py), on the loss over all positions. Bodies are randomly initialised on the device; one resident random batch is trained
-on. Settings are key=value (see DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over
-`steps` steps; tokens_s counts the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the
-warm-up.
+(pytorch_bert.py), on the loss over all positions. Bodies are randomly initialised on the device; one resident
+random batch is trained on. Settings are key=value (see DEFAULTS). Rank 0 prints one JSON line. ms is the median of
+`rounds` means over `steps` steps; tokens_s counts the tokens of all ranks; peak_mib is device-wide
+(cudaMemGetInfo), read after the warm-up.
 """
 import json
 import sys
@@ -99,8 +99,8 @@ def build_bert(o):
 def build(o, device):
     kind = torch.bfloat16 if o.model in QWEN2 and o.dtype == "bf16" else torch.float32
     with device:
-        model = build_bert(o) if is_bert(o) else transformers.AutoModelForCausalLM.from_config(configuration(o), attn_implementation="sdpa",
-                                                                                   dtype=kind)
+        model = build_bert(o) if is_bert(o) else transformers.AutoModelForCausalLM.from_config(
+            configuration(o), attn_implementation="sdpa", dtype=kind)
     if o.checkpoint_every not in (0, 1):
         sys.exit("checkpoint_every is 0 or 1 here: transformers checkpoints all layers or none")
     if o.checkpoint_every:

@@ -195,6 +195,9 @@ def train_wordpiece(texts, vocab_size, name):
     words = BERT_TOKENS + sorted(tokenizer.get_vocab().keys() - set(BERT_TOKENS))
     tokenizer.model = tokenizers.models.WordPiece({word: i for i, word in enumerate(words)},
                                                   unk_token="[UNK]")
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, words.index(token)) for token in ("[CLS]", "[SEP]")])
     learned = len(words)
     if learned > vocab_size:
         raise UsageError(f"--vocab-size {vocab_size} is less than the text's characters and "

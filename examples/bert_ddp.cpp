@@ -33,8 +33,8 @@ void run(ddp::Context& ctx, const ddp::Config& cfg) {
     num_parameters += parameter.numel();
   }
   if (ctx.is_main()) {
-    std::cout << data.train->summary() << '\n'
-              << data.eval->summary() << '\n'
+    std::cout << data.train->summary(/*masked=*/true) << '\n'
+              << data.eval->summary(/*masked=*/true) << '\n'
               << num_parameters << " parameters\n"
               << std::flush;
   }

@@ -75,9 +75,15 @@ std::string own_sections_of(const std::string& program, const std::vector<ddp::S
       unused += (unused.empty() ? "`" : ", `") + name + '`';
     }
   }
-  return "\n# Sections of " + program + "\n" + ddp::settings_markdown(own) +
-         "\n## Different defaults of " + program + "\n\n| key | default |\n|---|---|\n" + changed +
-         "\nThis program refuses these settings: " + unused + ".\n";
+  std::string text = "\n# Sections of " + program + "\n" + ddp::settings_markdown(own);
+  if (!changed.empty()) {
+    text +=
+        "\n## Different defaults of " + program + "\n\n| key | default |\n|---|---|\n" + changed;
+  }
+  if (!unused.empty()) {
+    text += "\nThis program refuses these settings: " + unused + ".\n";
+  }
+  return text;
 }
 
 std::string read_all(const char* path) {

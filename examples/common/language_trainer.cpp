@@ -229,8 +229,10 @@ std::string language_report(const LanguageSummary& summary, const LanguageTraine
     out << format("tokens/s        %.1f on %d rank(s), without padding (%.2f %% of the batches)\n",
                   training.samples_per_second(), ctx.world_size(), 100 * summary.padding_share);
   }
-  out << "training data   " << trainer.data().train->summary() << '\n'
-      << "evaluation data " << trainer.data().eval->summary() << '\n'
+  const auto& data = trainer.data();
+  const bool masked = data.masking != nullptr;
+  out << "training data   " << data.train->summary(masked) << '\n'
+      << "evaluation data " << data.eval->summary(masked) << '\n'
       << "parameters      " << summary.hash << ", equal on all " << ctx.world_size()
       << " rank(s)\n";
   if (!cfg.checkpoint.dir.empty()) {

@@ -88,6 +88,22 @@ std::string sentencepiece_bytes(const std::string& token) {
   return bytes;
 }
 
+using ToBytes = std::string (*)(const std::string& token);
+
+// The conversion of the tokenizer's style, or nullptr for an unknown style.
+ToBytes token_conversion(const JsonObject& file, const JsonObject& model) {
+  if (model.text("type", "") == "WordPiece") {
+    return [](const std::string& token) { return token; };
+  }
+  const auto part = [&](const char* key) { return file.has(key) ? file.json().at(key) : json(); };
+  const auto used = json::array({part("decoder"), part("pre_tokenizer")});
+  if (contains_type(used, {"ByteLevel"})) {
+    return byte_level_bytes;
+  }
+  return contains_type(used, {"ByteFallback", "Metaspace", "Replace"}) ? sentencepiece_bytes
+                                                                       : nullptr;
+}
+
 void put(HfVocabulary& vocabulary, const JsonObject& file, const std::string& key, const json& id,
          std::string bytes) {
   const bool valid = id.is_number_integer() && id >= 0 && id <= kMaxId;
@@ -101,9 +117,8 @@ void put(HfVocabulary& vocabulary, const JsonObject& file, const std::string& ke
   vocabulary.entries[index] = std::move(bytes);
 }
 
-template <typename ToBytes>
 void put_all(HfVocabulary& vocabulary, const JsonObject& file, const std::string& key,
-             const json& tokens, ToBytes&& to_bytes) {
+             const json& tokens, ToBytes to_bytes) {
   if (tokens.is_object()) {
     for (const auto& [token, id] : tokens.items()) {
       put(vocabulary, file, key, id, to_bytes(token));
@@ -124,20 +139,18 @@ void put_all(HfVocabulary& vocabulary, const JsonObject& file, const std::string
 
 std::optional<HfVocabulary> read_tokenizer(const std::string& path) {
   const JsonObject file(path, kMaxFileBytes);
-  const auto part = [&](const char* key) { return file.has(key) ? file.json().at(key) : json(); };
-  const auto used = json::array({part("decoder"), part("pre_tokenizer")});
-  const bool byte_level = contains_type(used, {"ByteLevel"});
-  if (!byte_level && !contains_type(used, {"ByteFallback", "Metaspace", "Replace"})) {
+  const auto model = file.object("model");
+  const auto to_bytes = token_conversion(file, model);
+  if (to_bytes == nullptr) {
     return std::nullopt;
   }
   HfVocabulary vocabulary{.path = path, .entries = {}};
-  const auto model = file.object("model");
   if (!model.has("vocab")) {
     model.fail("vocab", "is missing");
   }
-  put_all(vocabulary, model, "vocab", model.json().at("vocab"),
-          byte_level ? byte_level_bytes : sentencepiece_bytes);
-  for (const auto& token : part("added_tokens")) {
+  put_all(vocabulary, model, "vocab", model.json().at("vocab"), to_bytes);
+  const auto added = file.has("added_tokens") ? file.json().at("added_tokens") : json();
+  for (const auto& token : added) {
     if (!token.is_object() || !token.contains("id") || !token.contains("content") ||
         !token.at("content").is_string()) {
       file.fail("added_tokens", "has a token without \"id\" or \"content\"");

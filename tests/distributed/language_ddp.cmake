@@ -26,6 +26,11 @@ if(TARGET lora_ddp AND Python3_FOUND)
            $<TARGET_FILE:lora_ddp> ${PROJECT_SOURCE_DIR}/data/chat-sample)
   set_tests_properties(lora_ddp_peft PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240)
 endif()
+if(TARGET bert_ddp AND Python3_FOUND)
+  add_test(NAME bert_ddp_pretrained COMMAND ${Python3_EXECUTABLE}
+           ${CMAKE_CURRENT_SOURCE_DIR}/bert_ddp_pretrained.py $<TARGET_FILE:bert_ddp> ${PROJECT_SOURCE_DIR})
+  set_tests_properties(bert_ddp_pretrained PROPERTIES TIMEOUT 120)
+endif()
 if(TARGET ddp_examples_common)
   ddp_add_test(NAME decode_prompts SOURCES decode_prompts_test.cpp RANKS 1 2 TIMEOUT 60
                LIBRARIES ddp_examples_common ddp ddp_models)

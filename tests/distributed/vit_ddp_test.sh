@@ -6,7 +6,8 @@
 #   learns    with dropout, stochastic depth, mixup and an average of the weights the loss falls
 #   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted, random branches included
-#   refuses   patches that do not divide the image, another number of classes, unknown names, contradicting dtypes
+#   refuses   patches that do not divide the image, unknown names, contradicting dtypes, a checkpoint of other patches,
+#             weights of another number of classes
 set -u
 scenario=$1 program=$2 ranks=$3 data=$4
 # shellcheck source=tests/distributed/trainer_test_lib.sh
@@ -80,6 +81,9 @@ case $scenario in
     code=$?
     grep -o "conv_proj.weight.*" "$work/2.log" | head -n 1
     { [ $code != 0 ] && grep -q "conv_proj.weight" "$work/2.log"; } || fail "exit code $code with other patches, and no name"
+    weights=$(find "$work/checkpoints" -name model.safetensors | head -n 1)
+    (run "$work/3.log" train.max_steps=1 model.weights="$weights") || fail "exit code $? with weights of its own classes"
+    refused 70 "heads.head.bias: [11] in the module, [10] in the file" data.num_classes=11 model.weights="$weights"
     ;;
   *) fail "unknown scenario $scenario" ;;
 esac

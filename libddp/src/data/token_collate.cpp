@@ -29,8 +29,8 @@ at::Tensor stack_rows(const std::vector<TokenExample>& examples,
   return result;
 }
 
-// Padding of a packed row is a separate document. It attends to itself, and its positions stay
-// within the position tables.
+// A row's padding is a separate document. It attends to itself, and its positions stay within the
+// position tables.
 void add_documents(const std::vector<TokenExample>& examples, int64_t width, TokenBatch& batch) {
   std::vector<int32_t> offsets{0};
   const auto add = [&](int64_t length) {
@@ -96,16 +96,12 @@ TokenCollate::TokenCollate(TokenLayout layout, int64_t max_seq_len)
 TokenCollate::TokenCollate(const TokenDataset& dataset, std::shared_ptr<const TokenMasking> masking)
     : TokenCollate(dataset) {
   masking_ = std::move(masking);
-  if (masking_ != nullptr && dataset.options().layout == TokenLayout::Pad) {
-    throw SettingsError(
-        "tokens.layout=pad: a masked model reads a whole row, so its tokens would read the "
-        "padding; fix: tokens.layout=pack, or stream");
-  }
 }
 
 TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
   TokenBatch batch;
   int64_t width = packed_ ? max_seq_len_ : 0;
+  int64_t shortest = max_seq_len_;
   for (auto& example : examples) {
     if (masking_ != nullptr) {
       masking_->mask(example);
@@ -113,6 +109,7 @@ TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
     const auto length = static_cast<int64_t>(example.input_ids.size());
     DDP_CHECK(length <= max_seq_len_, length, " > ", max_seq_len_);
     width = std::max(width, length);
+    shortest = std::min(shortest, length);
     batch.num_tokens += length;
     batch.num_documents += static_cast<int64_t>(example.doc_lengths.size());
     batch.num_targets += static_cast<int64_t>(example.labels.size()) -
@@ -127,7 +124,8 @@ TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
   }
   batch.input_ids = stack_rows(examples, &TokenExample::input_ids, width, 0);
   batch.labels = stack_rows(examples, &TokenExample::labels, width, kIgnoredLabel);
-  if (packed_) {
+  // A masked model reads its whole row, so padding needs a document of its own.
+  if (packed_ || (masking_ != nullptr && shortest < width)) {
     batch.position_ids = stack_rows(examples, &TokenExample::positions, width, 0);
     add_documents(examples, width, batch);
   }

@@ -349,13 +349,15 @@ const Vocabulary& TokenDataset::vocabulary() const {
   return *rows_->vocabulary();
 }
 
-std::string TokenDataset::summary() const {
+std::string TokenDataset::summary(bool masked) const {
   const TokenStatistics& s = statistics();
   std::ostringstream out;
   out << path() << ": " << s.num_documents << " documents in " << s.num_rows
       << (options().layout == TokenLayout::Stream ? " windows" : " rows") << " of up to "
-      << options().max_seq_len << ", " << s.num_tokens << " tokens, " << s.num_targets
-      << " of them targets";
+      << options().max_seq_len << ", " << s.num_tokens << " tokens";
+  if (!masked) {
+    out << ", " << s.num_targets << " of them targets";
+  }
   if (options().layout == TokenLayout::Pack) {
     out << ", " << std::fixed << std::setprecision(2) << 100 * s.padding_share << " % padding";
   }
@@ -367,8 +369,10 @@ std::string TokenDataset::summary() const {
     out << "; " << s.num_without_targets << " without a target left out";
   }
   if (s.num_tokens_left_out > 0) {
-    out << "; not in rows: " << s.num_tokens_left_out << " tokens, " << s.num_targets_left_out
-        << " targets";
+    out << "; not in rows: " << s.num_tokens_left_out << " tokens";
+    if (!masked) {
+      out << ", " << s.num_targets_left_out << " targets";
+    }
   }
   return out.str();
 }

@@ -16,6 +16,14 @@ constexpr const char* kFix = "; fix: prepare the data with prepare_text.py --tok
 // Keeps these draws apart from others of the same seed.
 constexpr uint64_t kStream = 0x6d61736b;
 
+int64_t special_id(const Vocabulary& vocabulary, const char* token) {
+  const auto id = vocabulary.find(token);
+  if (!id || !vocabulary.is_special(*id)) {
+    throw DataError(concat(vocabulary.path(), " has no special token ", token, kFix));
+  }
+  return *id;
+}
+
 }  // namespace
 
 void describe_fields(MaskingOptions& o, FieldVisitor& v) {
@@ -37,15 +45,15 @@ TokenMasking::TokenMasking(const Vocabulary& vocabulary, const MaskingOptions& o
     throw SettingsError(concat("masking.masked_share=", options.masked_share,
                                " must lie between 0 and 1; fix: 0.15 as in BERT"));
   }
-  const auto mask = vocabulary.find("[MASK]");
-  if (!mask || !vocabulary.is_special(*mask)) {
-    throw DataError(vocabulary.path() + " has no special token [MASK]" + kFix);
+  mask_id_ = static_cast<int32_t>(special_id(vocabulary, "[MASK]"));
+  // Masks must neither hide these tokens nor put them in place of others.
+  for (const char* token : {"[CLS]", "[SEP]", "[UNK]"}) {
+    special_id(vocabulary, token);
   }
   if (vocabulary.bytes(0) != "[PAD]" || !vocabulary.is_special(0)) {
     throw DataError(vocabulary.path() + ": id 0, which fills rows, is not the special token [PAD]" +
                     kFix);
   }
-  mask_id_ = static_cast<int32_t>(*mask);
   is_ordinary_.resize(static_cast<std::size_t>(vocabulary.size()));
   for (int64_t id = 0; id < vocabulary.size(); ++id) {
     if (!vocabulary.is_special(id) && !vocabulary.bytes(id).empty()) {

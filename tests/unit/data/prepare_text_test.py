@@ -148,6 +148,10 @@ ids = list(folder.ids("train", 1))
 assert ids[0] == 2 and ids[-1] == 3 and min(ids[1:-1]) > 4, ids
 joined = b" ".join(folder.words[i] for i in ids[1:-1]).replace(b" ##", b"")
 assert joined == b"first citizen : speak , speak 1 words and unspoken .", joined
+# The saved tokenizer frames a text as the documents are framed.
+encoded = Tokenizer.from_file(path("wordpiece/tokenizer.json")).encode(
+    "First Citizen: Speak, speak 1 words and UNSPOKEN.")
+assert encoded.ids == ids, (encoded.ids, ids)
 again = prepare(speeches, path("wordpiece_again"), "--tokenizer", path("wordpiece"), "--separator", "\\n\\n")
 assert list(again.ids("train", 1)) == ids and again.metadata["tokenizer"] == folder.metadata["tokenizer"]
 refused(script, 64, ["--vocab-size 10", "at least"], speeches, path("x"), "--tokenizer", "wordpiece", "--vocab-size", "10")

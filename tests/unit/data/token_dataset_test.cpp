@@ -101,6 +101,8 @@ TEST_CASE("a packed row holds documents one after another", "[tokens]") {
   CHECK(statistics.padding_share == 1 - 10.0 / 16);
   CHECK_THAT(dataset.summary(), Contains("3 documents in 2 rows of up to 8, 10 tokens, 5 of them "
                                          "targets, 37.50 % padding"));
+  CHECK_THAT(dataset.summary(true),
+             Contains("3 documents in 2 rows of up to 8, 10 tokens, 37.50 % padding"));
 }
 
 TEST_CASE("padding of a packed batch is a separate document", "[tokens]") {
@@ -168,6 +170,7 @@ TEST_CASE("long documents are split, truncated or dropped, and counted", "[token
   CHECK(truncate.statistics().num_targets_left_out == 11);
   CHECK_THAT(truncate.summary(), Contains("2 longer than max_seq_len truncated; not in rows: 11 "
                                           "tokens, 11 targets"));
+  CHECK_THAT(truncate.summary(true), Catch::EndsWith("not in rows: 11 tokens"));
 
   const auto drop = folder.open(token_options(layout, 4, LongDocuments::Drop));
   CHECK(labels_of(drop) == Ids{22, 23});

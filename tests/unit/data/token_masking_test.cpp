@@ -2,9 +2,11 @@
 // Masks of the embedded text: the shares of BERT, no special tokens, the same for every reader.
 #include "ddp/data/token_masking.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <set>
+#include <string>
 
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
@@ -119,18 +121,53 @@ TEST_CASE("a batch has a fixed number of target positions, and they hold the lab
   }
 }
 
-TEST_CASE("masking refuses other vocabularies, shares and padded rows") {
+TEST_CASE("masked tokens do not read the padding of their row") {
+  for (const auto layout : {TokenLayout::Stream, TokenLayout::Pad}) {
+    const auto dataset = open_sample(layout, Split::Test);
+    const auto masking =
+        std::make_shared<TokenMasking>(dataset.vocabulary(), ddp::MaskingOptions{});
+    const ddp::TokenCollate collate(dataset, masking);
+    const auto last = dataset.size() - 1;  // with Stream the only short row
+    const auto length = static_cast<int32_t>(dataset.get(last).input_ids.size());
+    REQUIRE(length < 64);
+    const auto batch = collate({dataset.get(last), dataset.get(last)});
+    REQUIRE(batch.document_offsets.defined());
+    CHECK(
+        at::equal(batch.document_offsets, at::tensor({0, length, 64, 64 + length, 128}, at::kInt)));
+    CHECK(batch.max_document_length == std::max<int64_t>(length, 64 - length));
+    const auto row = at::cat({at::arange(length), at::arange(64 - length)});
+    CHECK(at::equal(batch.position_ids, row.expand({2, 64})));
+    CHECK(batch.num_tokens == 2 * length);
+    // A model that reads only tokens before its target needs no such segments.
+    CHECK_FALSE(ddp::TokenCollate(dataset)({dataset.get(last)}).document_offsets.defined());
+  }
+  const auto dataset = open_sample(TokenLayout::Stream);
+  const auto masking = std::make_shared<TokenMasking>(dataset.vocabulary(), ddp::MaskingOptions{});
+  const auto full = ddp::TokenCollate(dataset, masking)({dataset.get(0), dataset.get(1)});
+  CHECK(full.num_tokens == 128);
+  CHECK_FALSE(full.document_offsets.defined());
+}
+
+TEST_CASE("masking refuses other vocabularies and shares") {
   const auto dataset = open_sample();
   const ddp::Vocabulary chat(DDP_SOURCE_DIR "/data/chat-sample/vocabulary.safetensors");
   CHECK(message_of<ddp::DataError>([&] {
           TokenMasking(chat, {});
         }).find("has no special token [MASK]; fix") != std::string::npos);
+  const data_test::TempFolder folder;
+  const auto path = (folder.path() / "vocabulary.safetensors").string();
+  const auto file = ddp::load_safetensors(dataset.vocabulary().path());
+  for (const std::string token : {"[MASK]", "[CLS]", "[SEP]", "[UNK]"}) {
+    auto tensors = file.tensors;
+    auto special = tensors.at("special").clone();
+    special[dataset.vocabulary().find(token).value()] = 0;
+    tensors["special"] = special;
+    ddp::save_safetensors(path, tensors, file.metadata);
+    CHECK(message_of<ddp::DataError>([&] {
+            TokenMasking(ddp::Vocabulary(path), {});
+          }).find("has no special token " + token + "; fix") != std::string::npos);
+  }
   CHECK(message_of<ddp::SettingsError>([&] {
           TokenMasking(dataset.vocabulary(), {.masked_share = 0});
         }).find("masking.masked_share=0 must lie") != std::string::npos);
-  const auto padded = open_sample(TokenLayout::Pad);
-  const auto masking = std::make_shared<TokenMasking>(dataset.vocabulary(), ddp::MaskingOptions{});
-  CHECK(message_of<ddp::SettingsError>([&] {
-          ddp::TokenCollate(padded, masking);
-        }).find("tokens.layout=pad") != std::string::npos);
 }

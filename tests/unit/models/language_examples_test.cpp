@@ -204,6 +204,22 @@ TEST_CASE("token files of another tokenizer than the base's are refused or cause
                                   Catch::Contains("and nothing in " + base.path()));
 }
 
+TEST_CASE("token files of another WordPiece tokenizer than the base's are refused") {
+  const auto sample = examples::find_data_path("data/masked-text-sample");
+  const ddp::TokenDataset data({.path = sample}, ddp::Split::Train);
+  const auto same = examples::compare_tokenizers(data, sample);
+  CHECK(same.refusal + same.warning == "");
+  testing::TemporaryFolder base;
+  auto text = testing::read_file(sample + "/tokenizer.json");
+  const auto at = text.find("\"##ing\":");
+  REQUIRE(at != std::string::npos);
+  text.replace(at, 8, "\"##gni\":");
+  testing::write_file(base.file("tokenizer.json"), text);
+  CHECK_THAT(examples::compare_tokenizers(data, base.path()).refusal,
+             Catch::Contains("1 id, ") && Catch::Contains("which is '##ing' in " + sample) &&
+                 Catch::Contains("and '##gni' in " + base.path()));
+}
+
 TEST_CASE("data that cannot be evaluated are refused") {
   ddp::TokenDataOptions options;
   options.path = examples::find_data_path("data/chat-sample");

@@ -48,11 +48,23 @@ TEST_CASE("SentencePiece's tokens stand for bytes") {
   CHECK(read("tokenizer.json", unigram)->entries == Entries{"<unk>", " a"});
 }
 
+TEST_CASE("WordPiece's tokens stand for their own text") {
+  // The decoder replaces characters, but WordPiece's entries are compared as they are.
+  const json bert{
+      {"decoder", {{"type", "Sequence"}, {"decoders", {{{"type", "Replace"}}}}}},
+      {"model",
+       {{"type", "WordPiece"}, {"vocab", {{"[PAD]", 0}, {"the", 1}, {"##ing", 2}, {"Ġ▁é", 4}}}}},
+      {"added_tokens", {{{"id", 5}, {"content", "[MASK]"}, {"special", true}}}}};
+  CHECK(read("tokenizer.json", bert)->entries ==
+        Entries{"[PAD]", "the", "##ing", "", "Ġ▁é", "[MASK]"});
+}
+
 TEST_CASE("tokenizers that say nothing, and damaged ones") {
   TemporaryFolder folder;
   CHECK_FALSE(models::read_hf_vocabulary(folder.path()));
-  json bert{{"decoder", {{"type", "WordPiece"}}}, {"model", {{"vocab", {{"a", 0}}}}}};
-  CHECK_FALSE(read("tokenizer.json", bert));
+  json words{{"pre_tokenizer", {{"type", "Whitespace"}}},
+             {"model", {{"type", "WordLevel"}, {"vocab", {{"a", 0}}}}}};
+  CHECK_FALSE(read("tokenizer.json", words));
 
   const auto refusal = [](const json& content) {
     return message_of<ddp::ReadError>([&] { read("tokenizer.json", content); });
@@ -64,6 +76,8 @@ TEST_CASE("tokenizers that say nothing, and damaged ones") {
                                     Catch::Contains("the id " + id.dump()) &&
                                     Catch::Contains("expected 0 to 16777215"));
   }
+  CHECK_THAT(refusal({{"decoder", {{"type", "ByteLevel"}}}}),
+             Catch::Contains("key \"model\" is missing"));
   broken["model"].erase("vocab");
   CHECK_THAT(refusal(broken), Catch::Contains("key \"model.vocab\" is missing"));
   broken["model"]["vocab"] = "none";

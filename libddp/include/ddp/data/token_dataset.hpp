@@ -137,7 +137,8 @@ class TokenDataset {
   const Vocabulary& vocabulary() const;    ///< throws DataError if the folder has none
   const TokenDataOptions& options() const;
   const TokenStatistics& statistics() const;
-  std::string summary() const;  ///< the statistics in one log line
+  /// The statistics in one log line. `masked`: without the counts of targets, which masks draw.
+  std::string summary(bool masked = false) const;
 
  private:
   class Rows;
@@ -148,9 +149,11 @@ class TokenDataset {
 struct TokenBatch {
   at::Tensor input_ids;
   at::Tensor labels;                ///< already shifted; kIgnoredLabel: not in the loss
-  at::Tensor position_ids;          ///< Pack only; undefined means 0 … seq - 1
-  at::Tensor document_offsets;      ///< Pack only: int32 [segments + 1] over batch * seq tokens;
-                                    ///< a segment is a document or a row's padding
+  at::Tensor position_ids;          ///< Pack, and masked rows with padding; else undefined, which
+                                    ///< means 0 … seq - 1
+  at::Tensor document_offsets;      ///< defined if position_ids are: int32 [segments + 1] over
+                                    ///< batch * seq tokens; a segment is a document or a row's
+                                    ///< padding
   at::Tensor target_positions;      ///< masked, without full_head: [targets], the places of the
                                     ///< labels in the flattened batch; the labels are [targets] too
   int64_t max_document_length = 0;  ///< of the segments

@@ -27,8 +27,8 @@ void describe_fields(MaskingOptions& options, FieldVisitor& visitor);
 /// in any order and in a resumed run.
 class TokenMasking {
  public:
-  /// Throws SettingsError for an invalid share, DataError if the vocabulary has no special token
-  /// "[MASK]", if "[PAD]" is not id 0, or if no id is ordinary.
+  /// Throws SettingsError for an invalid share, DataError if "[MASK]", "[CLS]", "[SEP]" or "[UNK]"
+  /// is no special token of the vocabulary, if "[PAD]" is not id 0, or if no id is ordinary.
   TokenMasking(const Vocabulary& vocabulary, const MaskingOptions& options);
 
   /// Replaces the labels by those of the masked row. round(masked_share * ordinary tokens) of the
