@@ -117,7 +117,8 @@ std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& s
     return "no adapters";
   }
   return ddp::concat("adapters of rank ", lora.options.rank, " and alpha ", lora.options.alpha,
-                     " on ", summary.layers.size(), " layers");
+                     " on ", summary.layers.size(), " layers",
+                     lora.options.fp8_base ? ", on a base in FP8" : "");
 }
 
 /// Saves the weights of a stopped run, like those of a finished one.
@@ -179,6 +180,7 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
           .lora = config.section<LoraSettings>("lora"),
           .model = config.section<Qwen2Settings>("model"),
           .summary = {}};
+  examples::use_base_dtype(run.model, ctx, run.lora);
   const auto data = examples::open_token_data(config.section<examples::ChatOptions>("tokens"));
   if (ctx.is_main()) {
     examples::require_base_tokenizer(*data.train, run.model.common);

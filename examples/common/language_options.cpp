@@ -192,6 +192,13 @@ void describe_fields(Qwen2Settings& s, ddp::FieldVisitor& v) {
            .choices = {"tiny", "small", "qwen2_0.5b", "qwen2_1.5b", "qwen2_7b"}},
           s.size);
   describe_vocab_size(s.vocab_size, v);
+  v.field({.name = "base_dtype",
+           .doc = "How the frozen weights of layers with adapters are multiplied. dtype: as they "
+                  "are. fp8: in e4m3 with a scale per row, on GPUs of compute capability 9.0 and "
+                  "newer (a CPU computes the same numbers slowly); the weights stay in memory, "
+                  "and their FP8 copies take as much as bf16 weights. Checkpoints and adapters "
+                  "are the same."},
+          s.fp8_base, {{"dtype", false}, {"fp8", true}});
   describe_fields(s.common, v);
 }
 
@@ -342,6 +349,20 @@ std::shared_ptr<models::LanguageModel> make_bert(const BertSettings& settings, i
                                       ctx.device());
   module->computation() = settings.common.computation;
   return module;
+}
+
+void use_base_dtype(const Qwen2Settings& model, const ddp::Context& ctx, LoraSettings& lora) {
+  lora.options.fp8_base = model.fp8_base;
+  if (model.fp8_base && lora.options.rank == 0) {
+    throw ddp::SettingsError(
+        "model.base_dtype=fp8 is for frozen weights, but lora.rank=0 trains the whole model; fix: "
+        "set lora.rank, or model.base_dtype=dtype");
+  }
+  if (model.fp8_base && ctx.device().is_cuda() && !ddp::ops::multiplies_fp8(ctx.device())) {
+    throw ddp::SettingsError(
+        "model.base_dtype=fp8 needs a GPU of compute capability 9.0 or newer, for products with a "
+        "scale per row; fix: model.base_dtype=dtype with model.dtype=bf16");
+  }
 }
 
 models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings) {

@@ -36,6 +36,7 @@ void describe_fields(LanguageModelSettings& settings, ddp::FieldVisitor& visitor
 struct Qwen2Settings {
   std::string size = "tiny";
   int64_t vocab_size = 0;
+  bool fp8_base = false;
   LanguageModelSettings common{};
 };
 void describe_fields(Qwen2Settings& settings, ddp::FieldVisitor& visitor);
@@ -86,6 +87,10 @@ std::shared_ptr<models::CausalLm> make_gpt2(const Gpt2Settings& settings, int64_
                                             const ddp::Context& ctx);
 std::shared_ptr<models::LanguageModel> make_bert(const BertSettings& settings, int64_t file_vocab,
                                                  const ddp::Context& ctx);
+
+/// Sets lora.options.fp8_base as in `model`. Throws SettingsError if nothing is frozen or the GPU
+/// cannot multiply FP8.
+void use_base_dtype(const Qwen2Settings& model, const ddp::Context& ctx, LoraSettings& lora);
 
 /// Calls models::add_lora and loads the weights of lora.adapter (PEFT's layout) if set. With
 /// lora.rank=0 it only counts the parameters. Throws SettingsError naming lora.target_modules if a

@@ -75,6 +75,14 @@ case $scenario in
     if [ "$(basename "$program")" = lora_ddp ]; then
       grep -qE "^adapters .*changed from" "$work/1.log" || fail "the adapters did not change"
       grep -qE "^base .*, unchanged$" "$work/1.log" || fail "the base changed"
+      # The same adapters on the base in FP8: nearly the same loss, and another base's number nowhere.
+      for base in dtype fp8; do
+        (run "$work/$base.log" lora.dropout=0 train.max_steps=12 train.batch_size=$((8 / ranks)) model.base_dtype=$base) ||
+          fail "exit code $? with model.base_dtype=$base"
+      done
+      awk -v a="$(value_of "eval loss" "$work/dtype.log")" -v b="$(value_of "eval loss" "$work/fp8.log")" \
+        'BEGIN { d = (a - b) / a; exit !(a > 0 && d != 0 && d * d <= 1e-4) }' || fail "another loss with the base in FP8"
+      [ "$(grep "^base" "$work/dtype.log")" = "$(grep "^base" "$work/fp8.log")" ] || fail "FP8 changed the base's identity"
     else
       if [ "$(basename "$program")" = bert_ddp ]; then
         grep -q "of them targets" "$work/1.log" && fail "the data report counts next-token targets"
@@ -301,6 +309,8 @@ case $scenario in
     refused 64 "lora.*nothing_such" lora.target_modules=nothing_such
     refused 64 "tokens.max_seq_len=4096 is longer than the model's 2048 positions" tokens.max_seq_len=4096
     refused 64 "lora.rank" lora.rank=-1
+    refused 64 "model.base_dtype=fp8 is for frozen weights, but lora.rank=0" model.base_dtype=fp8 lora.rank=0
+    refused 70 "trained with adapters of rank 16 and alpha 32 .*, on a base in FP8" checkpoint.dir="$work/checkpoints" model.base_dtype=fp8
     refused 64 "model.size" model.size=huge
     ;;
   *) fail "unknown scenario $scenario" ;;

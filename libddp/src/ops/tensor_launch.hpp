@@ -31,15 +31,6 @@ inline bool runs_own_kernels(const at::Tensor& tensor, at::ScalarType dtype) {
   return (dtype == at::kBFloat16 || dtype == at::kHalf) && runs_own_code(tensor);
 }
 
-/// Whether `tensor`'s device multiplies in FP8 with a scale per row.
-inline bool multiplies_fp8(const at::Tensor& tensor) {
-#ifdef DDP_HAS_CUDA
-  return tensor.is_cuda() && at::cuda::getDeviceProperties(tensor.device().index())->major >= 9;
-#else
-  return static_cast<void>(tensor), false;
-#endif
-}
-
 /// Autocast's dtype if enabled for the tensor's device, else `otherwise`.
 inline at::ScalarType compute_dtype(const at::Tensor& tensor, at::ScalarType otherwise) {
   const auto device = tensor.device().type();

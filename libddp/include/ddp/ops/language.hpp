@@ -183,6 +183,8 @@ struct Fp8Weight {
   at::Tensor transposed_values, transposed_scales;  ///< float8_e4m3fn [in, out], float32 [in]
 };
 Fp8Weight quantize_weight(const at::Tensor& weight);
+/// Whether tensor cores of `device` multiply FP8 with a scale per row (CUDA from 9.0).
+bool multiplies_fp8(at::Device device);
 
 struct LoraLinearOptions {
   double scale = 1;       ///< alpha / rank

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "ddp/ops/language.hpp"
 #include "ops/tensor_launch.hpp"
 
 #ifdef DDP_HAS_CUDA
@@ -52,8 +53,8 @@ void gemm(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
   const auto dtype = a.scalar_type();
   const bool fits =
       dtype == at::kBFloat16 || dtype == at::kHalf ||
-      (dtype == at::kFloat8_e4m3fn && multiplies_fp8(a) && out.scalar_type() == at::kBFloat16 &&
-       a.size(1) % 16 == 0 && b.size(1) % 16 == 0);
+      (dtype == at::kFloat8_e4m3fn && multiplies_fp8(a.device()) &&
+       out.scalar_type() == at::kBFloat16 && a.size(1) % 16 == 0 && b.size(1) % 16 == 0);
   if (a.is_cuda() && fits && b.scalar_type() == dtype && out.numel() > 0 && a.numel() > 0) {
     return gemm_by_cublaslt(out, a, b, options);
   }

@@ -44,6 +44,14 @@ QuantizedRows quantize_rows(const at::Tensor& matrix) {
 
 }  // namespace detail
 
+bool multiplies_fp8(at::Device device) {
+#ifdef DDP_HAS_CUDA
+  return device.is_cuda() && at::cuda::getDeviceProperties(device.index())->major >= 9;
+#else
+  return static_cast<void>(device), false;
+#endif
+}
+
 Fp8Weight quantize_weight(const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
   const auto rows = detail::quantize_rows(weight.detach());
