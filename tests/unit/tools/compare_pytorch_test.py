@@ -62,6 +62,8 @@ def kernel(name, ts, dur, cat="kernel"):
     return dict(ph="X", cat=cat, name=name, ts=ts, dur=dur)
 
 
+DDP_OPS = "void ddp::ops::detail::(anonymous namespace)::"
+
 TRACE = dict(traceEvents=[
     kernel("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", 0, 100),
     kernel("void cudnn::bn_fw_tr_1C11_kernel_NHWC<float>", 100, 40),
@@ -331,6 +333,40 @@ class Profiles(unittest.TestCase):
             "void ddp::ops::detail::(anonymous namespace)::pack_filter<float, __nv_bfloat16>(ddp::ops::detail::StemFilter)": "layout",
             "void ddp::ops::detail::(anonymous namespace)::row_losses<__nv_bfloat16>(ddp::ops::detail::CrossEntropyRows)": "loss",
             "void ddp::detail::(anonymous namespace)::flat_update<ddp::detail::FlatSgd<1> >(ddp::detail::FlatStep)": "optimizer",
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0": "attention",
+            "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_32_64x64x64_4x1x1_kernel0_0": "attention",
+            "void cudnn::fusion::compute_dot_do_o<true, __nv_bfloat16, 64, float>": "attention",
+            "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<…>::Params)": "attention",
+            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<…>>": "attention",
+            "triton_poi_fused__scaled_dot_product_flash_attention_backward_view_7": "element-wise",
+            DDP_OPS + "forward<__nv_bfloat16, __nv_bfloat16, true, false, 128, 4>(long, int, float, ddp::ops::detail::NormBranch, …)":
+                "layer norm, RMS norm",
+            DDP_OPS + "backward<__nv_bfloat16, float, false, true, 32, 3>(long, int, ddp::ops::detail::DropoutDraws, …, "
+                      "ddp::ops::detail::NormParts)": "layer norm, RMS norm",
+            "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>": "layer norm, RMS norm",
+            "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float, float, 32u>": "layer norm, RMS norm",
+            "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3": "layer norm, RMS norm",
+            DDP_OPS + "quantize_rows<__nv_bfloat16, 448, 1>(__nv_bfloat16 const*, long, unsigned char*, float*)": "FP8 quantisation",
+            DDP_OPS + "swiglu_backward_fp8<__nv_bfloat16, 512, 5>(…)": "FP8 quantisation",
+            DDP_OPS + "swiglu_backward<__nv_bfloat16>(…)": "activation",
+            DDP_OPS + "swiglu<__nv_bfloat16>(__nv_bfloat16 const*, long, long, __nv_bfloat16*)": "activation",
+            DDP_OPS + "gelu_backward<__nv_bfloat16, __nv_bfloat16, true>(ddp::ops::detail::GeluRows, …)": "activation",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(…)::{lambda()#2}>": "activation",
+            DDP_OPS + "dropped_product<__nv_bfloat16>(ddp::ops::detail::LoraShape, …, ddp::ops::detail::DropoutDraws, float*)":
+                "dropout, thin LoRA products",
+            DDP_OPS + "add_branch_backward<__nv_bfloat16>(ddp::ops::detail::BranchRows, …)": "dropout, thin LoRA products",
+            "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4, bool>":
+                "dropout, thin LoRA products",
+            DDP_OPS + "rotary<__nv_bfloat16>(ddp::ops::detail::HeadRows, int, float const*, float const*, float, …)": "rotary positions",
+            DDP_OPS + "row_losses<__nv_bfloat16>(ddp::ops::detail::HeadLogits, long, bool, ddp::ops::detail::HeadLossSums)": "loss",
+            DDP_OPS + "add_rows(long, ddp::ops::detail::HeadLossSums)": "loss",
+            DDP_OPS + "backward<__nv_bfloat16>(ddp::ops::detail::CrossEntropyRows, float const*, …)": "loss",
+            DDP_OPS + "add_wide_parts<float>(float const*, long, long, float*, float)": "reductions",
+            "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<c10::BFloat16, float, long>": "embedding",
+            "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)": "embedding",
+            "void ddp::detail::(anonymous namespace)::flat_measure<__nv_bfloat16>(…)": "optimizer",
+            "void ddp::detail::(anonymous namespace)::feed(ddp::detail::StepFeed const*)": "copies and casts",
+            "nvjet_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT": "conv and linear as GEMM",
             "my_kernel": "other",
         }.items():
             self.assertEqual(step_profile.classify(name), kind, name)
