@@ -153,7 +153,8 @@ ROWS = {
         reductions=("bucket_cap_mb=auto", "nccl_max_ctas=8", "nccl_algorithm=symmetric")),
     "vit_b_16": StepRow(
         "ViT-B/16, 224 px, batch 256", "vit_b_16", 256, ("image_size=224", "num_classes=1000"), "img_s", (1,),
-        {1: Goal(4000, 4250)}, steps=20, eager_steps=20, programs=VIT, before=(), in_sequence=True),
+        {1: Goal(4000, 4250)}, steps=20, eager_steps=20, programs=VIT, before=(), in_sequence=True,
+        least=roofline.vit_b_16),
 }
 
 
@@ -169,7 +170,7 @@ def language(title, model, batch_size, seq_len, goal, sizes=(), best=(), accumul
 def gpt2(title, goal, dropout):
     """PyTorch's vocabulary is padded to a multiple of 64; libddp pads it by itself."""
     return language(title, "gpt2", 16, 1024, goal, (f"dropout={dropout}",), steps=40, eager_steps=20,
-                    peer_settings=("vocab_size=50304",))
+                    peer_settings=("vocab_size=50304",), least=lambda batch: roofline.gpt2(batch, 1024))
 
 
 def lora(title, goal, dropout, **options):
@@ -190,7 +191,8 @@ ROWS.update({
     "gpt2_dropout": gpt2("GPT-2 124M, 16 x 1,024 tokens, dropout 0.1", None, 0.1),
     "bert": language(
         "BERT-base, 128 x 128 tokens, loss over all positions, dropout 0.1", "bert", 128, 128, Goal(4700, 5150),
-        ("dropout=0.1",), unit="seq_s", steps=50, eager_steps=25, peer_settings=("vocab_size=30528",)),
+        ("dropout=0.1",), unit="seq_s", steps=50, eager_steps=25, peer_settings=("vocab_size=30528",),
+        least=lambda batch: roofline.bert(batch, 128)),
     "qwen2_7b_lora": lora("Qwen2-7B, LoRA r 64, dropout 0.05, 2 x 4,096 tokens", Goal(16000, 17500), 0.05),
     "qwen2_7b_lora_dropout0": lora("Qwen2-7B, LoRA r 64, 2 x 4,096 tokens", Goal(16800, 17900), 0),
     "qwen2_7b_fp8": lora("Qwen2-7B, LoRA r 64, frozen weights in FP8, 2 x 4,096 tokens", Goal(24000, 26500), 0,

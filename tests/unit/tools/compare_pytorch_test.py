@@ -445,6 +445,20 @@ class Profiles(unittest.TestCase):
         self.assertIn("| pool |  | 3 |", table)
         self.assertIn("| all | 280 (6) | 53 |", table)
 
+    def test_the_roofline_of_transformers(self):
+        self.assertEqual(roofline.gpt2(16, 1024).parameters, 124439808)
+        self.assertEqual(roofline.bert(128, 128).parameters, 109514298)
+        self.assertEqual(roofline.vit_b_16(256).parameters, 86567656)
+        step = roofline.gpt2(16, 1024)
+        # All products are limited by arithmetic: 6 FLOP per token and weight.
+        weights = 12 * 12 * 768**2 + 768 * 50257
+        self.assertAlmostEqual(step.us["conv and linear as GEMM"], 6 * 16384 * weights / 790e12 * 1e6)
+        self.assertAlmostEqual(step.us["loss"], 4 * 16384 * 50257 / 4.3e12 * 1e6)
+        self.assertEqual(rows.ROWS["gpt2"].least_us(1), step.us)
+        self.assertTrue(set(step.us) <= set(step_profile.ORDER))
+        self.assertEqual(rows.ROWS["qwen2_7b_lora"].least_us(1), {})
+        self.assertNotIn("roofline", step_profile.table(dict(ours=self.summarize(TRACE)), {}))
+
     def test_a_trace_without_a_device_is_refused(self):
         with self.assertRaisesRegex(ValueError, "holds no work of a device"):
             self.summarize(dict(traceEvents=[kernel("aten::conv2d", 0, 5, "cpu_op")]))
