@@ -13,9 +13,10 @@
 //
 // param_dtype auto is dtype for a qwen2 model (lora_rank=0 trains all of it) and fp32 for gpt2. If
 // it differs from dtype, the forward runs under autocast. bf16 parameters have fp32 masters. ms is
-// the median of `rounds` means over `steps` steps. host_ms is the time in which the host issues a
-// step. forward, backward (with the reduction) and optimizer (with the clipping) are medians by
-// device events, 0 in a captured step. peak_mib is device-wide, read after the warm-up.
+// the median of `rounds` means over `steps` steps. host_ms and host_us are the wall and CPU time in
+// which the host issues a step into an empty queue. forward, backward (with the reduction) and
+// optimizer (with the clipping) are medians by device events, 0 in a captured step. peak_mib is
+// device-wide, read after the warm-up.
 #include <torch/torch.h>
 
 #include <array>
@@ -307,7 +308,8 @@ class Trainer {
     std::ostringstream out;
     out << "\"trained\": " << num_trained << ", \"first_loss\": " << mean_loss(first_loss_)
         << ", \"last_loss\": " << mean_loss(last_loss_) << ", \"ms\": " << loop.median_ms()
-        << ", \"host_ms\": " << loop.host_ms << ", \"forward_ms\": " << phases_.median_ms(0)
+        << ", \"host_ms\": " << loop.host_ms << ", \"host_us\": " << loop.host_us
+        << ", \"forward_ms\": " << phases_.median_ms(0)
         << ", \"backward_ms\": " << phases_.median_ms(1)
         << ", \"optimizer_ms\": " << phases_.median_ms(2)
         << ", \"tokens_s\": " << tokens_s * world_size

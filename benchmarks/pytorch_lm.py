@@ -9,11 +9,12 @@ fused AdamW, written as a careful user writes it.
 A qwen2 model is trained with LoRA: base and adapters in bf16 (dtype=fp32: both in fp32), no autocast.
 lora_dtype=fp32 keeps the adapters in fp32 under autocast. lora_rank=0 trains all of it. A gpt2 model has fp32
 parameters under autocast; `dropout` is of all three kinds. A bert model is trained likewise, as plain modules
-(pytorch_bert.py), on the loss over all positions. Bodies are randomly initialised on the device; one resident
-random batch is trained on. Settings are key=value (see DEFAULTS). Rank 0 prints one JSON line. ms is the median of
-`rounds` means over `steps` steps; tokens_s counts the tokens of all ranks; peak_mib is device-wide
-(cudaMemGetInfo), read after the warm-up.
+(pytorch_bert.py, without transformers), on the loss over all positions. Bodies are randomly initialised on the
+device; one resident random batch is trained on. A step accumulates its gradient `accumulate` times. Settings are
+key=value (see DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over `steps` steps; tokens_s
+counts the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the warm-up.
 """
+import contextlib
 import json
 import sys
 
@@ -24,12 +25,12 @@ import peer
 import pytorch_bert
 import torch
 import torch.distributed as dist
-import transformers
 
 DEFAULTS = dict(
     model="qwen2-7b", seq_len=4096, batch_size=2, dtype="bf16", vocab_size=0, num_layers=0, dropout=0.0,
     lora_rank=64, lora_alpha=128.0, lora_dropout=0.05, lora_dtype="bf16", checkpoint_every=0, compile=False,
-    wrap=True, bucket_cap_mb=25.0, comm_hook="none", clip=1.0, lr=1e-4, weight_decay=0.0, steps=10, warmup=3, seed=0,
+    accumulate=1, wrap=True, bucket_cap_mb=25.0, comm_hook="none", clip=1.0, lr=1e-4, weight_decay=0.0, steps=10,
+    warmup=3, seed=0,
 )
 # Qwen2's published sizes, and small ones for trying the programs; benchmarks/bench_lm.cpp has the same.
 QWEN2 = {
@@ -54,6 +55,7 @@ def is_lora(o):
 
 
 def configuration(o):
+    import transformers  # takes its time, and a bert model is built without it
     if o.model in QWEN2:
         sizes = dict(QWEN2[o.model])
         sizes["num_hidden_layers"] = o.num_layers or sizes["num_hidden_layers"]
@@ -96,11 +98,15 @@ def build_bert(o):
     return pytorch_bert.BertForMaskedLM(**sizes, positions=max(512, o.seq_len), dropout=o.dropout)
 
 
+def build_causal(o, kind):
+    import transformers
+    return transformers.AutoModelForCausalLM.from_config(configuration(o), attn_implementation="sdpa", dtype=kind)
+
+
 def build(o, device):
     kind = torch.bfloat16 if o.model in QWEN2 and o.dtype == "bf16" else torch.float32
     with device:
-        model = build_bert(o) if is_bert(o) else transformers.AutoModelForCausalLM.from_config(
-            configuration(o), attn_implementation="sdpa", dtype=kind)
+        model = build_bert(o) if is_bert(o) else build_causal(o, kind)
     if o.checkpoint_every not in (0, 1):
         sys.exit("checkpoint_every is 0 or 1 here: transformers checkpoints all layers or none")
     if o.checkpoint_every:
@@ -136,10 +142,13 @@ class Trainer:
         self.first_loss = self.loss = None
 
     def step(self):
-        with peer.autocast(self.amp, self.device):
-            output = self.model(input_ids=self.input_ids, labels=self.input_ids)
-            self.loss = output if is_bert(self.o) else output.loss
-        self.loss.backward()
+        for index in range(self.o.accumulate):
+            waits = self.o.wrap and dist.is_initialized() and index + 1 < self.o.accumulate
+            with self.model.no_sync() if waits else contextlib.nullcontext():
+                with peer.autocast(self.amp, self.device):
+                    output = self.model(input_ids=self.input_ids, labels=self.input_ids)
+                    self.loss = output if is_bert(self.o) else output.loss
+                (self.loss / self.o.accumulate if self.o.accumulate > 1 else self.loss).backward()
         if self.o.clip > 0:
             torch.nn.utils.clip_grad_norm_(self.trained, self.o.clip)
         self.optimizer.step()
@@ -157,12 +166,13 @@ def main():
     trainer = Trainer(o, device)
     ms, rounds, peak = peer.measure_rounds(o, gate, device, trainer.step)
     if peer.is_main():
-        tokens = o.batch_size * o.seq_len * world
+        tokens = o.batch_size * o.seq_len * o.accumulate * world
         print(json.dumps(dict(
             impl="pytorch-compile" if o.compile else "pytorch", model=o.model, world=world, seq_len=o.seq_len,
             batch_size=o.batch_size, dtype=o.dtype, trained=sum(p.numel() for p in trainer.trained),
             first_loss=trainer.first_loss.item(), last_loss=trainer.loss.item(), ms=round(ms, 4),
-            tokens_s=round(tokens / ms * 1000, 1), rounds_ms=rounds, peak_mib=round(peak))), flush=True)
+            tokens_s=round(tokens / ms * 1000, 1), rounds_ms=rounds, peak_mib=round(peak),
+            host_ms=round(o.host_ms, 4), host_us=round(o.host_us, 1))), flush=True)
     peer.close()
 
 

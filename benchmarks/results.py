@@ -11,7 +11,11 @@ BEGIN = "<!-- compare_pytorch: the lines up to the end mark are generated -->"
 END = "<!-- compare_pytorch: end -->"
 
 
-UNITS = dict(img_s="images/s per GPU", images_s="images/s")
+UNITS = dict(img_s="img/s per GPU", seq_s="seq/s per GPU", tok_s="tok/s per GPU", images_s="images/s")
+
+
+def unit(row):
+    return UNITS.get(row.unit, row.unit)
 
 
 def load(path):
@@ -107,7 +111,7 @@ def speed_table(records):
             "emulated / libddp"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name, row, gpus, record in in_order(records):
-        title = f"{row.title}, {UNITS.get(row.unit, row.unit)}"
+        title = f"{row.title}, {unit(row)}"
         if "sides" not in record:
             cells = [title, str(gpus), record["not_run"]]
             lines.append("| " + " | ".join(cells + [""] * (len(head) - len(cells))) + " |")
@@ -152,7 +156,8 @@ def asked_table(records):
 def side_columns(side):
     """Of a side that has a step's time."""
     profile = side.get("profile", {})
-    return [f"{side['ms']:.3f}", f"{side.get('host_us', 0):,.0f}", str(profile.get("kernels", "")),
+    host = f"{side['host_us']:,.0f}" if "host_us" in side else ""
+    return [f"{side['ms']:.3f}", host, str(profile.get("kernels", "")),
             f"{profile['busy_us'] / 1000:.3f}" if profile else "", f"{side['peak_mib']:,}", str(side.get("sm_mhz", "")),
             str(side.get("power_w", "")), side["settings"]]
 
@@ -214,7 +219,8 @@ def markdown(records):
     profiles = profile_tables(records)
     if profiles:
         parts += [["", "GPU time of a step by class of kernel (`benchmarks/step_profile.py`). Profiling makes a step a few percent longer.",
-                   "A GEMM is a convolution or the classifier. `benchmarks/roofline.py` computes the roofline."], profiles]
+                   "A GEMM is a convolution or a linear layer. `benchmarks/roofline.py` computes the roofline."],
+                  profiles]
     return "\n".join(line for part in parts for line in part)
 
 

@@ -22,18 +22,28 @@ import sys
 # The first class whose expression is found in a kernel's name (in lower case) has it. The specific ones come first.
 CLASSES = [
     ("collectives", r"nccl|all_?reduce|allgather|reduce_?scatter"),
-    ("optimizer", r"sgd|adam|lars_|lamb(?!da)|multi_tensor|foreach|lpnorm|optimizer|clip_grad|flat_update"),
+    ("optimizer", r"sgd|adam|lars_|lamb(?!da)|multi_tensor|foreach|lpnorm|optimizer|clip_grad|ddp::detail::.*::flat_"),
     ("batch norm", r"batch_?norm|bn_(fw|bw|stat|apply|reduc|final|forw|back)|bnorm|_bn_|welford|::bn_"
                    r"|ddp::ops::.*::(statistics|apply|grad|reduce|small_forward|small_backward)_kernel"),
+    # torch.compile names an element-wise kernel after the attention whose result it reads.
+    ("attention", r"^(?!triton).*(sdpa|fmha|flash|compute_dot_do_o|convert_dq|efficient_attention)"),
+    ("layer norm, RMS norm", r"layer_?norm|rms_?norm|ddp::ops::.*::(forward<.*normbranch|backward<.*normparts)"
+                             r"|rowwisemoments|gammabeta|computeinternalgradients|triton_.*_pow_.*rsqrt"),
+    ("FP8 quantisation", r"quantize_rows|swiglu_backward_fp8"),
     ("conv wgrad", r"wgrad"),
     ("conv dgrad", r"dgrad"),
     ("conv fprop", r"fprop|implicit_gemm|conv2d|convolve|_conv_|scudnn|winograd"),
     ("conv and linear as GEMM", r"gemm|nvjet|cublas|splitk|gemv|wgmma|matmul"),
+    ("activation", r"gelu|swiglu|silu|triton_.*_tanh"),
+    ("dropout, thin LoRA products", r"dropped_(product|sum|gradient)|add_branch|dropout|masked_scale"),
+    ("rotary positions", r"rotary"),
     ("layout", r"ddp::ops::.*::(space_to_depth|patches|pack_filter|unpack_filter|spread|fold|publish)|nchwtonhwc|nhwctonchw|nchw_?2_?nhwc|nhwc_?2_?nchw|im2col|space_to_depth|transpose|convert_?tensor|addpadding"),
     ("pool", r"pool"),
-    ("loss", r"crossentropy|softmax|nll|cross_entropy|log_sum"),
-    ("copies and casts", r"memcpy|memset|copy|cast|fill|cat_?array"),
-    ("reductions", r"reduce"),
+    ("loss", r"crossentropy|softmax|nll|cross_entropy|log_sum|row_losses|headloss"),
+    ("embedding", r"embedding|index_?select|gather|scatter|radix_?sort|indexing_backward|index_put|krn_"
+                  r"|compute_grad_weight|deviceunique|devicescan|_segments"),
+    ("copies and casts", r"memcpy|memset|copy|cast|fill|cat_?array|ddp::detail::.*::(feed|publish)"),
+    ("reductions", r"reduce|ddp::ops::.*::(part_sums|add_parts|add_wide_parts)"),
     ("element-wise", r"elementwise|triton_poi|vectorized|triton"),
 ]
 OTHER = "other"

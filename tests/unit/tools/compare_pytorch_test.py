@@ -62,6 +62,8 @@ def kernel(name, ts, dur, cat="kernel"):
     return dict(ph="X", cat=cat, name=name, ts=ts, dur=dur)
 
 
+DDP_OPS = "void ddp::ops::detail::(anonymous namespace)::"
+
 TRACE = dict(traceEvents=[
     kernel("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", 0, 100),
     kernel("void cudnn::bn_fw_tr_1C11_kernel_NHWC<float>", 100, 40),
@@ -148,6 +150,20 @@ class Turns(unittest.TestCase):
         with open(document) as f:
             self.assertIn("| ResNet-18, 32 px, batch 64, ms | 1 | 9.000 | 6.000 |", f.read())
 
+    def test_a_language_row_runs_its_own_programs_one_after_the_other(self):
+        with open(self.program) as f:
+            self.script("build/benchmarks/bench_lm", f.read())
+        out = os.path.join(self.folder.name, "out")
+        command = [sys.executable, TOOL, os.path.join(self.folder.name, "build"), out, "--peers", "none", "--rounds", "2",
+                   "--ours", "a:ms=640", "--ours", "b:ms=512", "--set", "device=cpu", "--set", f"notes={self.notes}"]
+        done = subprocess.run(command + ["--rows", "qwen2_7b_lora"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("16,000.00 tok/s per GPU", done.stdout)
+        with open(self.notes) as f:
+            self.assertEqual(f.read().splitlines(), ["a start", "a round 0", "a round 1", "b start", "b round 0", "b round 1"])
+        with open(os.path.join(out, "table.md")) as f:
+            self.assertIn("tok/s per GPU | 1 |  | 16,000 |  | 16,000 | 17,500 |", f.read())
+
     def test_mistakes_in_the_call_are_named(self):
         for arguments, said in ((["--rows", "resnet51"], "there is no resnet51; there are resnet50, resnet18_512"),
                                 (["--peers", "jax"], "there is no jax; there are eager"),
@@ -179,6 +195,32 @@ class Settings(unittest.TestCase):
                          dict(libddp=["stem=cifar", "lr=1.5"], pytorch=["stem=cifar", "compile=true", "lr=1.5"]))
 
 
+    def test_each_row_runs_the_peers_that_its_program_has(self):
+        def sides(name, chosen=None):
+            return rows.ROWS[name].peers(1, chosen)
+
+        self.assertEqual(list(sides("resnet50")), ["eager", "compile", "graph"])
+        self.assertEqual(list(sides("vit_b_16")), ["eager", "compile", "compile_graph"])
+        self.assertEqual(sides("gpt2"), dict(eager=["vocab_size=50304", "wrap=false"],
+                                             compile=["compile=true", "vocab_size=50304", "wrap=false"]))
+        self.assertEqual(list(sides("bert", ["graph", "compile"])), ["compile"])
+        self.assertEqual(sides("qwen2_7b_fp8", ["eager"]), {})
+        self.assertEqual(sides("vit_b_16", []), {})
+        self.assertEqual(rows.ROWS["resnet50"].peers(2)["eager"], ["step=eager"])
+
+    def test_settings_of_a_language_row(self):
+        row = rows.ROWS["qwen2_7b_fp8"]
+        own = row.ours(1)
+        self.assertEqual(list(own), ["libddp"])  # there is no plain step to compare with
+        self.assertEqual(own["libddp"], ["step=graph", "param_dtype=bf16", "bucket_cap_mb=100", "base_dtype=fp8", "fp32_grads=false"])
+        self.assertEqual(row.settings(1, own["libddp"]), [
+            "model=qwen2-7b", "batch_size=2", "seq_len=4096", "lora_rank=64", "lora_alpha=128", "lora_dropout=0", "lora_dtype=bf16",
+            "steps=6", "warmup=6"])
+        accumulated = rows.ROWS["qwen2_1_5b"]
+        peer = dict(setting.split("=") for setting in accumulated.settings(1, []) + accumulated.peers(1)["eager"])
+        self.assertEqual(int(peer["batch_size"]) * int(peer["accumulate"]), 32 * 8)  # tokens of a step as in ours
+
+
 MACHINE = dict(gpu="H200", torch="2.11", cuda="13.0", commit="abc")
 
 
@@ -207,9 +249,9 @@ class Tables(unittest.TestCase):
         records = {}
         row = record(before=54.0, libddp=32.0, eager=55.0, compile=40.0, graph=52.0)
         results.merge(records, "resnet50", 1, dict(row, emulated_ms=28.0))
-        #           images/s: 256 / 54 ms, 256 / 32 ms, …
+        #           img/s: 256 / 54 ms, 256 / 32 ms, …
         self.assertEqual(self.cells(records, "ResNet-50"), [
-            "ResNet-50, 224 px, batch 256 per GPU, images/s per GPU", "1", "4,741", "8,000", "4,655", "6,400", "4,923", "1.25",
+            "ResNet-50, 224 px, batch 256 per GPU, img/s per GPU", "1", "4,741", "8,000", "4,655", "6,400", "4,923", "1.25",
             "8,500", "9,200", "0.875"])
 
     def test_memory_host_work_and_the_emulated_step_are_told_too(self):
@@ -252,9 +294,27 @@ class Tables(unittest.TestCase):
         results.merge(records, "resnet18_strong", 2, row)
         self.assertEqual(self.cells(records, "ResNet-18")[2:], ["", "0.650", "10.00", "failed", "15.38", "0.7", "0.61", ""])
         strong = rows.ROWS["resnet18_strong"]
-        self.assertEqual(strong.settings(4, ["step=graph"])[2], "batch_size=128")
+        self.assertIn("batch_size=128", strong.settings(4, ["step=graph"]))
         self.assertIn("steps=200", strong.settings(4, ["step=graph", "wrap=false"]))
         self.assertIn("steps=40", strong.settings(4, ["step=compile"]))
+
+    def test_rates_of_tokens_and_sequences_count_the_whole_step(self):
+        records = {}
+        results.merge(records, "gpt2", 1, record(libddp=32.0, eager=80.0, compile=40.0))
+        results.merge(records, "bert", 1, record(libddp=25.6))
+        results.merge(records, "qwen2_0_5b", 1, record(libddp=4000.0))
+        results.merge(records, "vit_b_16", 1, record(libddp=64.0))
+        self.assertEqual(self.cells(records, "GPT-2"), [
+            "GPT-2 124M, 16 x 1,024 tokens, tok/s per GPU", "1", "", "512,000", "204,800", "409,600", "1.25", "520,000", "570,000",
+            ""])
+        bert = self.cells(records, "BERT")
+        self.assertTrue(bert[0].endswith("seq/s per GPU"), bert)
+        self.assertEqual((bert[3], self.cells(records, "Qwen2-0.5B")[3]), ("5,000", "131,072"))
+        self.assertEqual((self.cells(records, "ViT")[0][-13:], self.cells(records, "ViT")[3]), ("img/s per GPU", "4,000"))
+
+    def test_a_side_without_host_time_has_no_figure_for_it(self):
+        lines = results.side_table({"gpt2/1": dict(record(libddp=32.0), row="gpt2", gpus=1)})
+        self.assertEqual(lines[-1].split(" | ")[3:5], ["32.000", ""])
 
     def test_how_often_each_side_ran_is_told(self):
         records = {}
@@ -331,6 +391,40 @@ class Profiles(unittest.TestCase):
             "void ddp::ops::detail::(anonymous namespace)::pack_filter<float, __nv_bfloat16>(ddp::ops::detail::StemFilter)": "layout",
             "void ddp::ops::detail::(anonymous namespace)::row_losses<__nv_bfloat16>(ddp::ops::detail::CrossEntropyRows)": "loss",
             "void ddp::detail::(anonymous namespace)::flat_update<ddp::detail::FlatSgd<1> >(ddp::detail::FlatStep)": "optimizer",
+            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0": "attention",
+            "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_32_64x64x64_4x1x1_kernel0_0": "attention",
+            "void cudnn::fusion::compute_dot_do_o<true, __nv_bfloat16, 64, float>": "attention",
+            "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<…>::Params)": "attention",
+            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<…>>": "attention",
+            "triton_poi_fused__scaled_dot_product_flash_attention_backward_view_7": "element-wise",
+            DDP_OPS + "forward<__nv_bfloat16, __nv_bfloat16, true, false, 128, 4>(long, int, float, ddp::ops::detail::NormBranch, …)":
+                "layer norm, RMS norm",
+            DDP_OPS + "backward<__nv_bfloat16, float, false, true, 32, 3>(long, int, ddp::ops::detail::DropoutDraws, …, "
+                      "ddp::ops::detail::NormParts)": "layer norm, RMS norm",
+            "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>": "layer norm, RMS norm",
+            "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float, float, 32u>": "layer norm, RMS norm",
+            "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3": "layer norm, RMS norm",
+            DDP_OPS + "quantize_rows<__nv_bfloat16, 448, 1>(__nv_bfloat16 const*, long, unsigned char*, float*)": "FP8 quantisation",
+            DDP_OPS + "swiglu_backward_fp8<__nv_bfloat16, 512, 5>(…)": "FP8 quantisation",
+            DDP_OPS + "swiglu_backward<__nv_bfloat16>(…)": "activation",
+            DDP_OPS + "swiglu<__nv_bfloat16>(__nv_bfloat16 const*, long, long, __nv_bfloat16*)": "activation",
+            DDP_OPS + "gelu_backward<__nv_bfloat16, __nv_bfloat16, true>(ddp::ops::detail::GeluRows, …)": "activation",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(…)::{lambda()#2}>": "activation",
+            DDP_OPS + "dropped_product<__nv_bfloat16>(ddp::ops::detail::LoraShape, …, ddp::ops::detail::DropoutDraws, float*)":
+                "dropout, thin LoRA products",
+            DDP_OPS + "add_branch_backward<__nv_bfloat16>(ddp::ops::detail::BranchRows, …)": "dropout, thin LoRA products",
+            "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4, bool>":
+                "dropout, thin LoRA products",
+            DDP_OPS + "rotary<__nv_bfloat16>(ddp::ops::detail::HeadRows, int, float const*, float const*, float, …)": "rotary positions",
+            DDP_OPS + "row_losses<__nv_bfloat16>(ddp::ops::detail::HeadLogits, long, bool, ddp::ops::detail::HeadLossSums)": "loss",
+            DDP_OPS + "add_rows(long, ddp::ops::detail::HeadLossSums)": "loss",
+            DDP_OPS + "backward<__nv_bfloat16>(ddp::ops::detail::CrossEntropyRows, float const*, …)": "loss",
+            DDP_OPS + "add_wide_parts<float>(float const*, long, long, float*, float)": "reductions",
+            "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<c10::BFloat16, float, long>": "embedding",
+            "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)": "embedding",
+            "void ddp::detail::(anonymous namespace)::flat_measure<__nv_bfloat16>(…)": "optimizer",
+            "void ddp::detail::(anonymous namespace)::feed(ddp::detail::StepFeed const*)": "copies and casts",
+            "nvjet_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT": "conv and linear as GEMM",
             "my_kernel": "other",
         }.items():
             self.assertEqual(step_profile.classify(name), kind, name)
@@ -350,6 +444,20 @@ class Profiles(unittest.TestCase):
         self.assertIn("| conv dgrad | 60 (1) | 50 |", table)
         self.assertIn("| pool |  | 3 |", table)
         self.assertIn("| all | 280 (6) | 53 |", table)
+
+    def test_the_roofline_of_transformers(self):
+        self.assertEqual(roofline.gpt2(16, 1024).parameters, 124439808)
+        self.assertEqual(roofline.bert(128, 128).parameters, 109514298)
+        self.assertEqual(roofline.vit_b_16(256).parameters, 86567656)
+        step = roofline.gpt2(16, 1024)
+        # All products are limited by arithmetic: 6 FLOP per token and weight.
+        weights = 12 * 12 * 768**2 + 768 * 50257
+        self.assertAlmostEqual(step.us["conv and linear as GEMM"], 6 * 16384 * weights / 790e12 * 1e6)
+        self.assertAlmostEqual(step.us["loss"], 4 * 16384 * 50257 / 4.3e12 * 1e6)
+        self.assertEqual(rows.ROWS["gpt2"].least_us(1), step.us)
+        self.assertTrue(set(step.us) <= set(step_profile.ORDER))
+        self.assertEqual(rows.ROWS["qwen2_7b_lora"].least_us(1), {})
+        self.assertNotIn("roofline", step_profile.table(dict(ours=self.summarize(TRACE)), {}))
 
     def test_a_trace_without_a_device_is_refused(self):
         with self.assertRaisesRegex(ValueError, "holds no work of a device"):
