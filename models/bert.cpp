@@ -100,9 +100,10 @@ class BertLayer : public torch::nn::Module {
     // A `.to()` separates them.
     ddp::ops::join_rows(weights);
     ddp::ops::join_rows(biases);
-    const auto qkv = ddp::ops::linear(x, ddp::ops::joined_rows(weights),
-                                      {.bias = ddp::ops::joined_rows(biases)});
-    const auto [query, key, value] = ddp::ops::split_heads(qkv, num_heads_, num_heads_);
+    const auto bias = ddp::ops::joined_rows(biases);
+    const auto qkv = ddp::ops::linear(x, ddp::ops::joined_rows(weights), {.bias = bias.detach()});
+    const auto [query, key, value] =
+        ddp::ops::split_heads(qkv, num_heads_, num_heads_, {.added_bias = bias});
     return attend(query, key, value, call, index_, is_training() ? attention_dropout_ : 0.0);
   }
 

@@ -47,6 +47,7 @@ struct LayerCall {
   TokenInput input;
   KeyValueCache* cache = nullptr;
   ddp::ops::AttentionOptions attention{};
+  bool skips_result = false;  ///< nobody reads the layer's result, only its gradients are wanted
 };
 LayerCall layer_call(const TokenInput& input, KeyValueCache* cache,
                      const LanguageModelOptions& options);
@@ -85,7 +86,9 @@ torch::Tensor run_layers(const std::vector<std::shared_ptr<Layer>>& layers, torc
     }
     hidden = ddp::ops::checkpoint(
         [layer = layers[i], call](const std::vector<torch::Tensor>& inputs) {
-          return layer->forward(inputs[0], call);
+          auto this_call = call;
+          this_call.skips_result = ddp::ops::is_recomputing();
+          return layer->forward(inputs[0], this_call);
         },
         {hidden});
   }

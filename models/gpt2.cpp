@@ -89,8 +89,9 @@ class Gpt2Block : public torch::nn::Module {
 
  private:
   torch::Tensor attention(const torch::Tensor& x, const LayerCall& call, double dropout_p) {
-    const auto [query, key, value] =
-        ddp::ops::split_heads(c_attn_.forward(x), num_heads_, num_heads_);
+    const auto [query, key, value] = ddp::ops::split_heads(
+        ddp::ops::linear(x, c_attn_.weight, {.bias = c_attn_.bias.detach(), .transposed = true}),
+        num_heads_, num_heads_, {.added_bias = c_attn_.bias});
     return attend(query, key, value, call, index_, dropout_p);
   }
 

@@ -71,14 +71,17 @@ torch::Tensor LinearImpl::forward(const torch::Tensor& input) {
   return forward_add(input, {});
 }
 
-torch::Tensor LinearImpl::forward_add(const torch::Tensor& input, const torch::Tensor& residual) {
+torch::Tensor LinearImpl::forward_add(const torch::Tensor& input, const torch::Tensor& residual,
+                                      bool skips_result) {
   if (!has_lora()) {
-    return ddp::ops::linear(input, weight, {.bias = bias, .residual = residual});
+    return ddp::ops::linear(input, weight,
+                            {.bias = bias, .residual = residual, .skips_result = skips_result});
   }
   ddp::ops::LoraLinearOptions options{.scale = lora_scale_,
                                       .dropout_p = is_training() ? lora_dropout_ : 0.0,
                                       .bias = bias,
-                                      .residual = residual};
+                                      .residual = residual,
+                                      .skips_result = skips_result};
   if (fp8_base_) {
     options.fp8 = fp8_.of({weight}, name_);
   }

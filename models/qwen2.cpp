@@ -48,7 +48,7 @@ class Qwen2Layer : public torch::nn::Module {
     const auto [to_attend, skipped] = ddp::ops::rms_norm(hidden, input_norm_, eps_);
     const auto attended = o_proj_->forward_add(attention(to_attend, call), skipped);
     const auto [x, skipped_mlp] = ddp::ops::rms_norm(attended, post_attention_norm_, eps_);
-    return down_proj_->forward_add(gate_up_proj_.forward_gated(x), skipped_mlp);
+    return down_proj_->forward_add(gate_up_proj_.forward_gated(x), skipped_mlp, call.skips_result);
   }
 
  private:
@@ -58,8 +58,8 @@ class Qwen2Layer : public torch::nn::Module {
     return new_parameter(*group, "weight", {o.hidden_size}, memory);
   }
   torch::Tensor attention(const torch::Tensor& x, const Qwen2Call& call) {
-    const auto [query, key, value] =
-        ddp::ops::split_heads(qkv_proj_.forward(x), num_heads_, num_kv_heads_, call.angles);
+    const auto [query, key, value] = ddp::ops::split_heads(qkv_proj_.forward(x), num_heads_,
+                                                           num_kv_heads_, {.angles = call.angles});
     return attend(query, key, value, call, index_);
   }
 

@@ -101,8 +101,9 @@ class VitBlock : public torch::nn::Module {
   double drop_path() const { return is_training() ? options_.drop_path : 0.0; }
 
   torch::Tensor attention(const torch::Tensor& x) const {
-    auto [query, key, value] =
-        ddp::ops::split_heads(in_proj_.forward(x), options_.num_heads, options_.num_heads);
+    auto [query, key, value] = ddp::ops::split_heads(
+        ddp::ops::linear(x, in_proj_.weight, {.bias = in_proj_.bias.detach()}), options_.num_heads,
+        options_.num_heads, {.added_bias = in_proj_.bias});
     ddp::ops::AttentionOptions attention{
         .is_causal = false, .dropout_p = is_training() ? options_.attention_dropout : 0.0};
     if (options_.is_last) {

@@ -214,7 +214,9 @@ TEST_CASE("swiglu and rotary positions equal float64, for transposed gradients t
       ddp::ops::make_rotary_tables({.head_dim = head_dim}, 300, torch::kCUDA),
       torch::randint(300, {2, 50}, torch::kLong).to(torch::kCUDA));
   const auto x = leaf({2, 50, 3, head_dim}, dtype);
-  const auto heads = ddp::ops::split_heads(torch::cat({x, x, x}, 2).flatten(2), 3, 3, angles);
+  const auto bias = leaf({9 * head_dim}, dtype);
+  const auto heads = ddp::ops::split_heads(torch::cat({x, x, x}, 2).flatten(2), 3, 3,
+                                           {.angles = angles, .added_bias = bias});
   const auto& turned = heads.query;
   CHECK(torch::equal(heads.key, turned));
   CHECK(torch::equal(heads.value, x));
@@ -223,13 +225,19 @@ TEST_CASE("swiglu and rotary positions equal float64, for transposed gradients t
   const auto expected =
       torch::cat({a * angles.cos - b * angles.sin, b * angles.cos + a * angles.sin}, 3);
   CHECK(relative_error(turned, expected) < tolerance_of(dtype));
-  const auto heads_first =
-      torch::randn({2, 3, 50, head_dim}, torch::kCUDA).to(dtype).transpose(1, 2);
-  CHECK(
-      relative_error(grad({turned}, {x}, {heads_first})[0],
-                     torch::cat({heads_first.narrow(3, 0, head_dim / 2) * angles.cos +
-                                     heads_first.narrow(3, head_dim / 2, head_dim / 2) * angles.sin,
-                                 heads_first.narrow(3, head_dim / 2, head_dim / 2) * angles.cos -
-                                     heads_first.narrow(3, 0, head_dim / 2) * angles.sin},
-                                3)) < tolerance_of(dtype));
+  const auto heads_first = [&] {
+    return torch::randn({2, 3, 50, head_dim}, torch::kCUDA).to(dtype).transpose(1, 2);
+  };
+  const auto dq = heads_first(), dk = heads_first(), dv = heads_first();
+  const auto turned_back = [&](const torch::Tensor& grad_heads) {
+    const auto first = grad_heads.to(torch::kDouble).narrow(3, 0, head_dim / 2);
+    const auto second = grad_heads.to(torch::kDouble).narrow(3, head_dim / 2, head_dim / 2);
+    return torch::cat(
+        {first * angles.cos + second * angles.sin, second * angles.cos - first * angles.sin}, 3);
+  };
+  const auto grads = grad({turned, heads.key, heads.value}, {x, bias}, {dq, dk, dv});
+  const auto of_qkv = torch::cat({turned_back(dq), turned_back(dk), dv.to(torch::kDouble)}, 2);
+  CHECK(relative_error(grads[0], turned_back(dq) + turned_back(dk) + dv.to(torch::kDouble)) <
+        2 * tolerance_of(dtype));
+  CHECK(relative_error(grads[1], of_qkv.flatten(0, 1).sum(0).flatten()) < tolerance_of(dtype));
 }

@@ -232,7 +232,8 @@ TEST_CASE("rotary embedding turns in float32 whatever its input is, and turns ba
     const auto sin = tables.sin.index({positions}).unsqueeze(2).to(torch::kDouble);
     const auto first = r.narrow(-1, 0, 64), second = r.narrow(-1, 64, 64);
     const auto expected = torch::cat({first * cos - second * sin, second * cos + first * sin}, -1);
-    const auto heads = ddp::ops::split_heads(torch::cat({x, x, x}, 2).flatten(2), 4, 4, angles);
+    const auto heads =
+        ddp::ops::split_heads(torch::cat({x, x, x}, 2).flatten(2), 4, 4, {.angles = angles});
     const auto& out = heads.query;
     CHECK(torch::equal(heads.key, out));
     CHECK(torch::equal(heads.value, x));

@@ -73,6 +73,19 @@ class AutocastAs {
   at::ScalarType was_dtype_;
 };
 
+thread_local bool recomputing = false;
+
+class RecomputingAs {
+ public:
+  explicit RecomputingAs(bool value) : before_(std::exchange(recomputing, value)) {}
+  ~RecomputingAs() { recomputing = before_; }
+  RecomputingAs(const RecomputingAs&) = delete;
+  RecomputingAs& operator=(const RecomputingAs&) = delete;
+
+ private:
+  bool before_;
+};
+
 /// The function and the state for its second run; the node saves the inputs.
 struct SavedCall : torch::CustomClassHolder {
   Body body;
@@ -94,6 +107,8 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     call->autocast_dtype = at::autocast::get_autocast_dtype(call->device.type());
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
     ctx->save_for_backward(inputs.vec());
+    // Inside a function that is recomputed, this result is read.
+    const RecomputingAs first_run(false);
     return body(inputs.vec());
   }
 
@@ -111,6 +126,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
       const RandomStateOf random(call.device, call.random);
       const AutocastAs autocast(call.device.type(), call.autocast, call.autocast_dtype);
       const at::AutoGradMode recording(true);
+      const RecomputingAs second_run(true);
       output = call.body(inputs);
     }
     torch::autograd::backward({output}, {grad_outputs[0]});
@@ -128,9 +144,14 @@ at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tenso
                       const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK(!inputs.empty(), "checkpoint: at least one input tensor is needed");
   if (!at::GradMode::is_enabled()) {
+    const RecomputingAs first_run(false);
     return function(inputs);
   }
   return Checkpoint::apply(function, at::TensorList(inputs));
+}
+
+bool is_recomputing() {
+  return recomputing;
 }
 
 }  // namespace ddp::ops

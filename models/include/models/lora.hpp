@@ -54,8 +54,10 @@ class LinearImpl : public torch::nn::Module {
   LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
              const torch::TensorOptions& tensor_options = {});
   torch::Tensor forward(const torch::Tensor& input);
-  /// forward(input) + residual; without an adapter in one product.
-  torch::Tensor forward_add(const torch::Tensor& input, const torch::Tensor& residual);
+  /// forward(input) + residual; without an adapter in one product. `skips_result` is that of
+  /// ops::linear().
+  torch::Tensor forward_add(const torch::Tensor& input, const torch::Tensor& residual,
+                            bool skips_result = false);
 
   /// Freezes weight and bias and registers lora_A.weight and lora_B.weight.
   void add_lora(const LoraOptions& options, const std::string& name = "");

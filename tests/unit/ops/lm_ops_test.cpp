@@ -308,7 +308,8 @@ TEST_CASE("rotary embedding turns pairs by position times frequency, and back") 
   const auto angles = ddp::ops::rotary_angles(tables, positions);
   const auto x = input({2, 3, 2, 4}), key = input({2, 3, 1, 4}), value = input({2, 3, 1, 4});
   const auto qkv = torch::cat({x, key, value}, 2).flatten(2);
-  const auto heads = ddp::ops::split_heads(qkv, 2, 1, angles);
+  const auto bias = input({16});
+  const auto heads = ddp::ops::split_heads(qkv, 2, 1, {.angles = angles, .added_bias = bias});
   const auto out = heads.query;
   for (int64_t i = 0; i < 6; ++i) {
     const auto position = positions.view({-1})[i].item<double>();
@@ -323,17 +324,19 @@ TEST_CASE("rotary embedding turns pairs by position times frequency, and back") 
     }
   }
   // A rotation's gradient is the inverse rotation, which returns the input.
-  const auto back = grad({out, heads.key, heads.value}, {x, key, value},
+  const auto back = grad({out, heads.key, heads.value}, {x, key, value, bias},
                          {out.detach(), heads.key.detach(), heads.value.detach()});
   CHECK(close(back[0], x, 1e-5));
   CHECK(close(back[1], key, 1e-5));
   CHECK(torch::equal(heads.value, value));
   CHECK(torch::equal(back[2], value));
+  CHECK(close(back[3], qkv.flatten(0, 1).sum(0), 1e-5));
   CHECK_FALSE(close(heads.key, key));
   const auto plain = ddp::ops::split_heads(torch::cat({x, key, value}, 2).flatten(2), 2, 1);
   CHECK(torch::equal(plain.query, x));
   CHECK(torch::equal(plain.key, key));
-  CHECK_THROWS_WITH(ddp::ops::split_heads(qkv, 3, 1, angles), Catch::Contains("is not [batch"));
+  CHECK_THROWS_WITH(ddp::ops::split_heads(qkv, 3, 1, {.angles = angles}),
+                    Catch::Contains("is not [batch"));
 }
 
 TEST_CASE("checkpoint gives the same gradients, dropout included, and keeps nothing") {
@@ -376,6 +379,26 @@ TEST_CASE("checkpoint runs its function again only in a backward") {
   const torch::NoGradGuard no_grad;
   ddp::ops::checkpoint(body, {x, frozen});
   CHECK(runs == 3);
+}
+
+TEST_CASE("only the outermost function of a second run may skip its result") {
+  std::vector<bool> inner, outer;
+  const auto inside = [&](const std::vector<torch::Tensor>& in) {
+    inner.push_back(ddp::ops::is_recomputing());
+    return in[0] * 2;
+  };
+  const auto body = [&](const std::vector<torch::Tensor>& in) {
+    const auto twice = ddp::ops::checkpoint(inside, {in[0]});
+    outer.push_back(ddp::ops::is_recomputing());
+    return twice * 3;
+  };
+  const auto x = input({3});
+  ddp::ops::checkpoint(body, {x}).sum().backward();
+  CHECK(outer == std::vector<bool>{false, true});
+  // In the second run of `body` its result is read, and again when its own backward comes.
+  CHECK(inner == std::vector<bool>{false, false, true});
+  CHECK_FALSE(ddp::ops::is_recomputing());
+  CHECK(close(x.grad(), torch::full_like(x, 6)));
 }
 
 TEST_CASE("linear adds a bias and a residual, for both layouts of the weight") {

@@ -89,20 +89,27 @@ struct AttentionHeads {
   at::Tensor query, key, value;
 };
 
-/// Splits the results of the q, k and v projections, and rotates queries and keys by `angles` if
-/// given (in float32).
+struct SplitHeadsOptions {
+  RotaryAngles angles{};  ///< rotate queries and keys (in float32); undefined: not
+  /// The projections' bias [width of qkv], which qkv includes and linear() got detached: its
+  /// gradient comes from the pass that writes qkv's.
+  at::Tensor added_bias{};
+};
+
+/// Splits the results of the q, k and v projections.
 ///
 ///   qkv [batch, seq, (heads + 2 kv_heads) * head_dim]: queries, keys, values
 ///
 /// The heads may share qkv's memory, and on CUDA the rotation is written there: do not read qkv
 /// afterwards. The backward writes one gradient of qkv.
 AttentionHeads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
-                           const RotaryAngles& angles = {});
+                           const SplitHeadsOptions& options = {});
 
 struct LinearOptions {
-  at::Tensor bias{};        ///< [out]
-  at::Tensor residual{};    ///< [..., out], added to the result
-  bool transposed = false;  ///< `weight` is [in, out], as in GPT-2
+  at::Tensor bias{};          ///< [out]
+  at::Tensor residual{};      ///< [..., out], added to the result
+  bool transposed = false;    ///< `weight` is [in, out], as in GPT-2
+  bool skips_result = false;  ///< its values may stay undefined: see is_recomputing()
 };
 
 /// input weightᵀ + bias + residual, in autocast's dtype, else the input's.
@@ -197,6 +204,7 @@ struct LoraLinearOptions {
   /// The layers are gate and up: returns swiglu() of their results, [..., out / 2], whose backward
   /// then makes the FP8 gradient in the same pass. Without residual.
   bool gated = false;
+  bool skips_result = false;  ///< its values may stay undefined: see is_recomputing()
   /// Of `weight`, which is then not read: rows of the input and of the result's gradient are
   /// converted to FP8 likewise for the products with it. In bf16 on CUDA with compute capability
   /// 9.0 tensor cores multiply FP8 (sizes multiples of 16); elsewhere the same numbers as float32.
@@ -253,5 +261,8 @@ at::Tensor padded_rows(const at::Tensor& weight);
 /// gradient. At least one input must require a gradient, or no gradient flows.
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                       const std::vector<at::Tensor>& inputs);
+/// True in `function` while checkpoint() runs it again: nobody reads the values of its result then,
+/// and its last op may skip computing them (`skips_result` of linear() and lora_linear()).
+bool is_recomputing();
 
 }  // namespace ddp::ops

@@ -35,7 +35,10 @@ struct HeadRows {
 ///
 ///   cos, sin float32 [batch, seq, head_dim / 2], nullptr: all are copied
 ///   out [batch, seq, width]
+///   parts float32 [num_head_parts(), width]: sums over tokens, which launch_add_parts() adds;
+///   nullptr: not wanted
 cudaError_t launch_rotary(const HeadRows& rows, const float* cos, const float* sin, bool opposite,
-                          void* out, cudaStream_t stream);
+                          void* out, float* parts, cudaStream_t stream);
+int num_head_parts(const HeadRows& rows);
 
 }  // namespace ddp::ops::detail

@@ -86,7 +86,7 @@ class Linear : public torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias,
                             const std::optional<at::Tensor>& residual, const at::Tensor& cast,
-                            bool transposed) {
+                            bool transposed, bool skips_result) {
     const c10::cuda::CUDAGuard device(input.device());
     const AutocastOff no_autocast(at::kCUDA);
     const auto dtype = cast.scalar_type();
@@ -100,7 +100,9 @@ class Linear : public torch::autograd::Function<Linear> {
     if (residual) {
       options.addend = rows_of(*residual);
     }
-    detail::gemm(out.view({-1, shape.back()}), x, transposed ? cast : cast.t(), options);
+    if (!skips_result) {
+      detail::gemm(out.view({-1, shape.back()}), x, transposed ? cast : cast.t(), options);
+    }
     // A frozen weight's gradient needs no x, a first layer's none of its input no weight.
     ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(),
                             input.requires_grad() ? cast : at::Tensor(), weight,
@@ -139,7 +141,8 @@ class Linear : public torch::autograd::Function<Linear> {
     const bool adds = ctx->saved_data["adds"].toBool();
     return {grad_input,           weight_target.result(),
             bias_target.result(), adds ? grad_outputs[0] : at::Tensor(),
-            at::Tensor(),         at::Tensor()};
+            at::Tensor(),         at::Tensor(),
+            at::Tensor()};
   }
 };
 
@@ -162,9 +165,10 @@ at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const Linea
                           : weight.to(dtype);
     const auto& residual = options.residual;
     const bool adds = residual.defined() && residual.scalar_type() == dtype;
-    const auto out = Linear::apply(input, weight, detail::optional_of(options.bias),
-                                   detail::optional_of(adds ? residual : at::Tensor()),
-                                   as_factor(cast.detach()), options.transposed);
+    const auto out =
+        Linear::apply(input, weight, detail::optional_of(options.bias),
+                      detail::optional_of(adds ? residual : at::Tensor()), as_factor(cast.detach()),
+                      options.transposed, options.skips_result);
     return residual.defined() && !adds ? residual + out : out;
   }
 #endif

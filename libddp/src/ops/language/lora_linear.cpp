@@ -230,19 +230,10 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
     const auto t = dropped.product(a);
     auto sizes = input.sizes().vec();
     sizes.back() = weight.size(0);
-    auto out = at::empty(sizes, x.options());
+    const auto out = at::empty(sizes, x.options());
     const auto y = out.view({-1, weight.size(0)});
-    const auto skipped = residual ? as_rows(*residual).contiguous() : at::Tensor();
-    adapters.for_each([&](const Slice& outs, const Slice& ranks) {
-      detail::gemm(columns(y, outs), columns(t, ranks), rows(b, outs).t(),
-                   {.alpha = options.scale,
-                    .addend = skipped.defined() ? columns(skipped, outs) : at::Tensor()});
-    });
-    const auto shift = bias.value_or(at::Tensor());
-    if (options.fp8) {
-      multiply_fp8(y, detail::quantize_rows(x), options.fp8->values, options.fp8->scales, shift);
-    } else {
-      detail::gemm(y, x, weight.t(), {.beta = 1, .bias = shift});
+    if (!options.skips_result || options.gated) {  // the gated backward reads y
+      compute(y, x, weight, b, t, residual, bias.value_or(at::Tensor()), adapters, options);
     }
     const auto fp8 = options.fp8.value_or(Fp8Weight{});
     ctx->save_for_backward({x, options.fp8 ? fp8.transposed_values : weight, lora_a, lora_b, t,
@@ -254,10 +245,7 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
     ctx->saved_data["input_sizes"] = input.sizes().vec();
     ctx->saved_data["needs_input"] = input.requires_grad();
     ctx->saved_data["adds"] = residual.has_value();
-    if (options.gated) {
-      out = detail::swiglu_forward(out);
-    }
-    return out;
+    return options.gated ? detail::swiglu_forward(out) : out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
@@ -309,6 +297,23 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
   }
 
  private:
+  /// y = x Wᵀ + bias + residual + scale t bᵀ
+  static void compute(const at::Tensor& y, const at::Tensor& x, const at::Tensor& weight,
+                      const at::Tensor& b, const at::Tensor& t,
+                      const std::optional<at::Tensor>& residual, const at::Tensor& bias,
+                      const Adapters& adapters, const LoraLinearOptions& options) {
+    const auto skipped = residual ? as_rows(*residual).contiguous() : at::Tensor();
+    adapters.for_each([&](const Slice& outs, const Slice& ranks) {
+      detail::gemm(columns(y, outs), columns(t, ranks), rows(b, outs).t(),
+                   {.alpha = adapters.scale,
+                    .addend = skipped.defined() ? columns(skipped, outs) : at::Tensor()});
+    });
+    if (options.fp8) {
+      multiply_fp8(y, detail::quantize_rows(x), options.fp8->values, options.fp8->scales, bias);
+    } else {
+      detail::gemm(y, x, weight.t(), {.beta = 1, .bias = bias});
+    }
+  }
   /// out += x weightᵀ + bias, where `scales` are of the weight's rows.
   static void multiply_fp8(const at::Tensor& out, const detail::QuantizedRows& x,
                            const at::Tensor& weight, const at::Tensor& scales,

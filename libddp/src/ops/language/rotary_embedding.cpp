@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "ops/autocast_off.hpp"
+#include "ops/grad_target.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
+#include "ops/language/column_sums.hpp"
 #include "ops/language/elementwise_kernels.hpp"
 #endif
 
@@ -97,11 +99,7 @@ at::Tensor in_vectors(const at::Tensor& heads) {
   return fits ? heads : detail::dense(heads);
 }
 
-/// Writes the heads of `parts`, rotated but for the last part's, side by side into `out` [batch,
-/// seq, width].
-void rotate_by_kernel(const std::vector<at::Tensor>& parts, const at::Tensor& cos,
-                      const at::Tensor& sin, bool opposite, const at::Tensor& out) {
-  const c10::cuda::CUDAGuard device(out.device());
+detail::HeadRows rows_of_heads(const std::vector<at::Tensor>& parts, const at::Tensor& out) {
   detail::HeadRows rows{.batch = out.size(0),
                         .seq = out.size(1),
                         .width = out.size(2),
@@ -110,11 +108,29 @@ void rotate_by_kernel(const std::vector<at::Tensor>& parts, const at::Tensor& co
   for (std::size_t i = 0; i < parts.size(); ++i) {
     rows.sources[i] = source_of(parts[i]);
   }
+  return rows;
+}
+
+/// Writes the heads of `rows`, rotated but for the last part's, side by side into `out` [batch,
+/// seq, width], and their sums over tokens into `sums`.
+void rotate_by_kernel(const detail::HeadRows& rows, const at::Tensor& cos, const at::Tensor& sin,
+                      bool opposite, const at::Tensor& out, const detail::GradTarget& sums = {}) {
+  const c10::cuda::CUDAGuard device(out.device());
   const auto angles = [&](const at::Tensor& table) {
     return cos.defined() ? table.const_data_ptr<float>() : nullptr;
   };
-  C10_CUDA_CHECK(detail::launch_rotary(rows, angles(cos), angles(sin), opposite,
-                                       out.mutable_data_ptr(), detail::stream_of(out)));
+  const bool wants_sums = sums.memory.defined();
+  const auto parts = wants_sums ? at::empty({detail::num_head_parts(rows), rows.width},
+                                            out.options().dtype(at::kFloat))
+                                : at::Tensor();
+  const auto stream = detail::stream_of(out);
+  C10_CUDA_CHECK(
+      detail::launch_rotary(rows, angles(cos), angles(sin), opposite, out.mutable_data_ptr(),
+                            wants_sums ? parts.mutable_data_ptr<float>() : nullptr, stream));
+  if (wants_sums) {
+    C10_CUDA_CHECK(detail::launch_add_parts(parts.const_data_ptr<float>(), parts.size(0),
+                                            rows.width, detail::grad_out(sums), stream));
+  }
 }
 #endif
 
@@ -124,19 +140,19 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
                                                 const at::Tensor& qkv,
                                                 const std::optional<at::Tensor>& maybe_cos,
                                                 const std::optional<at::Tensor>& maybe_sin,
+                                                const std::optional<at::Tensor>& added_bias,
                                                 int64_t heads, int64_t kv_heads) {
     const auto cos = maybe_cos.value_or(at::Tensor()), sin = maybe_sin.value_or(at::Tensor());
-    ctx->save_for_backward({cos, sin});
+    ctx->save_for_backward({cos, sin, added_bias.value_or(at::Tensor())});
     ctx->saved_data["sizes"] = qkv.sizes().vec();
     const int64_t head_dim = qkv.size(2) / (heads + 2 * kv_heads);
     const auto all = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads, head_dim});
     const auto query = all.narrow(2, 0, heads), key = all.narrow(2, heads, kv_heads);
     const auto value = alias_of(all.narrow(2, heads + kv_heads, kv_heads));
-    ctx->saved_data["heads"] = heads;
 #ifdef DDP_HAS_CUDA
     if (fits_kernel(qkv, head_dim, cos)) {
       if (cos.defined()) {
-        rotate_by_kernel({query, key}, cos, sin, false, qkv);
+        rotate_by_kernel(rows_of_heads({query, key}, qkv), cos, sin, false, qkv);
         qkv.unsafeGetTensorImpl()->bump_version();
       }
       return {alias_of(query), alias_of(key), value};
@@ -149,25 +165,27 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto &cos = saved[0], &sin = saved[1];
+    const auto &cos = saved[0], &sin = saved[1], &bias = saved[2];
     const AutocastOff no_autocast(grads[0].device().type());
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
+    const bool wants_bias = bias.defined() && bias.requires_grad();
 #ifdef DDP_HAS_CUDA
     if (!at::GradMode::is_enabled()) {  // enabled: create_graph=true
       const auto qkv = at::empty(sizes, grads[0].options());
       if (fits_kernel(qkv, grads[0].size(3), cos)) {
-        rotate_by_kernel({in_vectors(grads[0]), in_vectors(grads[1]), in_vectors(grads[2])}, cos,
-                         sin, true, qkv);
-        return {qkv, {}, {}, {}, {}};
+        const std::vector<at::Tensor> parts = {in_vectors(grads[0]), in_vectors(grads[1]),
+                                               in_vectors(grads[2])};
+        const auto target = detail::grad_target(bias, wants_bias);
+        rotate_by_kernel(rows_of_heads(parts, qkv), cos, sin, true, qkv, target);
+        return {qkv, {}, {}, target.result(), {}, {}};
       }
     }
 #endif
-    return {at::cat({rotate(grads[0], cos, sin, -1), rotate(grads[1], cos, sin, -1), grads[2]}, 2)
-                .view(sizes),
-            {},
-            {},
-            {},
-            {}};
+    const auto qkv =
+        at::cat({rotate(grads[0], cos, sin, -1), rotate(grads[1], cos, sin, -1), grads[2]}, 2)
+            .view(sizes);
+    const auto bias_grad = wants_bias ? qkv.flatten(0, 1).sum(0).to(bias.scalar_type()) : at::Tensor();
+    return {qkv, {}, {}, bias_grad, {}, {}};
   }
 };
 
@@ -191,20 +209,27 @@ RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positio
 }
 
 AttentionHeads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
-                           const RotaryAngles& angles) {
+                           const SplitHeadsOptions& options) {
   TORCH_CHECK(
       qkv.dim() == 3 && heads > 0 && kv_heads > 0 && qkv.size(2) % (heads + 2 * kv_heads) == 0,
       "split_heads: qkv ", qkv.sizes(), " is not [batch, seq, (", heads, " + 2 * ", kv_heads,
       ") * head_dim]");
+  const auto& [angles, bias] = options;
   if (angles.cos.defined()) {
     detail::check_same_device("split_heads", qkv, "cos", angles.cos);
     detail::check_same_device("split_heads", qkv, "sin", angles.sin);
+  }
+  if (bias.defined()) {
+    TORCH_CHECK(bias.sizes() == at::IntArrayRef(qkv.size(2)), "split_heads: added_bias ",
+                bias.sizes(), " does not fit qkv ", qkv.sizes());
+    detail::check_same_device("split_heads", qkv, "added_bias", bias);
   }
   const auto dense = [](const at::Tensor& table) {
     return table.defined() ? std::optional(table.contiguous()) : std::nullopt;
   };
   const auto split =
-      SplitHeads::apply(qkv.contiguous(), dense(angles.cos), dense(angles.sin), heads, kv_heads);
+      SplitHeads::apply(qkv.contiguous(), dense(angles.cos), dense(angles.sin),
+                        bias.defined() ? std::optional(bias) : std::nullopt, heads, kv_heads);
   return {split[0], split[1], split[2]};
 }
 
