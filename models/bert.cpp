@@ -88,20 +88,28 @@ class BertLayer : public torch::nn::Module {
   /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const LayerCall& call) {
     const double p = is_training() ? hidden_dropout_ : 0.0;
-    const auto attended = attention_end_.forward(attention(hidden, call), hidden, eps_, p);
-    const auto wide = ddp::ops::gelu(intermediate_.product(attended), {.bias = intermediate_.bias});
-    return mlp_end_.forward(wide, attended, eps_, p);
+    const auto [qkv, skipped] = project(hidden);
+    const auto attended = attention_end_.forward(attention(qkv, call), skipped, eps_, p);
+    const auto [to_activate, skipped_mlp] =
+        ddp::ops::linear_and_residual(attended, intermediate_.weight);
+    const auto wide = ddp::ops::gelu(to_activate, {.bias = intermediate_.bias});
+    return mlp_end_.forward(wide, skipped_mlp, eps_, p);
   }
 
  private:
-  torch::Tensor attention(const torch::Tensor& x, const LayerCall& call) {
+  /// Queries, keys and values of `x`, and its residual connection.
+  ddp::ops::LinearResidual project(const torch::Tensor& x) const {
     const std::vector<torch::Tensor> weights = {query_.weight, key_.weight, value_.weight};
     const std::vector<torch::Tensor> biases = {query_.bias, key_.bias, value_.bias};
     // A `.to()` separates them.
     ddp::ops::join_rows(weights);
     ddp::ops::join_rows(biases);
-    const auto bias = ddp::ops::joined_rows(biases);
-    const auto qkv = ddp::ops::linear(x, ddp::ops::joined_rows(weights), {.bias = bias.detach()});
+    return ddp::ops::linear_and_residual(x, ddp::ops::joined_rows(weights),
+                                         {.bias = ddp::ops::joined_rows(biases).detach()});
+  }
+
+  torch::Tensor attention(const torch::Tensor& qkv, const LayerCall& call) const {
+    const auto bias = ddp::ops::joined_rows({query_.bias, key_.bias, value_.bias});
     const auto [query, key, value] =
         ddp::ops::split_heads(qkv, num_heads_, num_heads_, {.added_bias = bias});
     return attend(query, key, value, call, index_, is_training() ? attention_dropout_ : 0.0);

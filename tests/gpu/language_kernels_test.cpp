@@ -74,6 +74,27 @@ TEST_CASE("linear adds bias and residual and finds all gradients") {
   CHECK(relative_error(plain, torch::matmul(x2, transposed ? w2 : w2.t())) < tolerance_of(dtype));
 }
 
+TEST_CASE("linear_and_residual adds the residual's gradient to the input's") {
+  torch::manual_seed(8);
+  const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf, torch::kFloat);
+  const auto x = leaf({3, 50, 64}, dtype), weight = leaf({96, 64}, dtype, 0.125);
+  const auto direction = torch::randn({3, 50, 96}, torch::kCUDA).to(dtype),
+             skip = torch::randn({3, 50, 64}, torch::kCUDA).to(dtype);
+  const auto x2 = reference_of(x), w2 = reference_of(weight);
+  const auto [y, passed] = ddp::ops::linear_and_residual(x, weight);
+  CHECK(torch::equal(passed, x));
+  const auto y2 = torch::linear(x2, w2);
+  CHECK(relative_error(y, y2) < tolerance_of(torch::kBFloat16));
+  const auto product = direction.to(torch::kDouble), through = skip.to(torch::kDouble);
+  check_all(grad({y, passed}, {x, weight}, {direction, skip}, /*retain_graph=*/true),
+            {grad({y2}, {x2}, {product}, true)[0] + through, grad({y2}, {w2}, {product}, true)[0]},
+            tolerance_of(torch::kBFloat16));
+  // Only one of both was used.
+  CHECK(torch::equal(grad({passed}, {x}, {skip}, true)[0], skip));
+  CHECK(relative_error(grad({y}, {x}, {direction})[0], grad({y2}, {x2}, {product})[0]) <
+        tolerance_of(torch::kBFloat16));
+}
+
 TEST_CASE("linear and layer_norm write and add to grad slots") {
   torch::manual_seed(2);
   const Slotted weight(leaf({40, 64}, torch::kBFloat16, 0.125)), bias(leaf({40}, torch::kBFloat16)),

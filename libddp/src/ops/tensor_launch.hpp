@@ -2,6 +2,7 @@
 // Checks that ops make before they use kernels, and the arguments of kernels from tensors.
 #pragma once
 
+#include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
@@ -53,6 +54,13 @@ inline void check_differentiated_once(const char* op) {
       !c10::GradMode::is_enabled(), op,
       ": its gradient cannot be differentiated again (create_graph=true); use PyTorch's ops "
       "where a second derivative is needed (in a ResNet: fused_ops=false)");
+}
+
+/// `tensor`'s memory as a tensor that autograd does not take for a view.
+inline at::Tensor alias_of(const at::Tensor& tensor) {
+  auto alias = at::empty({0}, tensor.options());
+  alias.set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  return alias;
 }
 
 /// Whether kernels may read `tensor` 16 bytes at a time. A view of a flat buffer may be unaligned.

@@ -121,6 +121,15 @@ struct LinearOptions {
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                   const LinearOptions& options = {});
 
+struct LinearResidual {
+  at::Tensor product;
+  at::Tensor residual;  ///< the input
+};
+/// linear() of an input that is also a residual connection. Take that from the result: its gradient
+/// is then added in the product that makes the input's.
+LinearResidual linear_and_residual(const at::Tensor& input, const at::Tensor& weight,
+                                   const LinearOptions& options = {});
+
 struct NormedResidual {
   at::Tensor normed;
   at::Tensor residual;  ///< the norm's input

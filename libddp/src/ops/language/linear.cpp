@@ -83,10 +83,11 @@ at::Tensor as_factor(const at::Tensor& matrix) {
 // in the dtype of the product.
 class Linear : public torch::autograd::Function<Linear> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& input, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias,
-                            const std::optional<at::Tensor>& residual, const at::Tensor& cast,
-                            bool transposed, bool skips_result) {
+  /// The product, and with `passes` also the input.
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& input,
+                               const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                               const std::optional<at::Tensor>& residual, const at::Tensor& cast,
+                               bool transposed, bool skips_result, bool passes) {
     const c10::cuda::CUDAGuard device(input.device());
     const AutocastOff no_autocast(at::kCUDA);
     const auto dtype = cast.scalar_type();
@@ -111,7 +112,8 @@ class Linear : public torch::autograd::Function<Linear> {
     ctx->saved_data["transposed"] = transposed;
     ctx->saved_data["input_dtype"] = input.scalar_type();
     ctx->saved_data["input_sizes"] = input.sizes().vec();
-    return out;
+    ctx->set_materialize_grads(false);
+    return passes ? variable_list{out, detail::alias_of(input)} : variable_list{out};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
@@ -121,12 +123,17 @@ class Linear : public torch::autograd::Function<Linear> {
     const c10::cuda::CUDAGuard device(weight.device());
     const AutocastOff no_autocast(at::kCUDA);
     const bool transposed = ctx->saved_data["transposed"].toBool();
+    const auto passed = grad_outputs.size() > 1 ? grad_outputs[1] : at::Tensor();
+    if (!grad_outputs[0].defined()) {  // only the residual was used
+      return {passed, {}, {}, {}, {}, {}, {}, {}};
+    }
     const auto grad = detail::dense(rows_of(grad_outputs[0]));
     at::Tensor grad_input;
     if (ctx->needs_input_grad(0)) {
       const auto sizes = ctx->saved_data["input_sizes"].toIntVector();
       grad_input = at::empty(sizes, grad.options());
-      detail::gemm(grad_input.view({-1, sizes.back()}), grad, transposed ? cast.t() : cast);
+      detail::gemm(grad_input.view({-1, sizes.back()}), grad, transposed ? cast.t() : cast,
+                   {.addend = passed.defined() ? rows_of(passed) : at::Tensor()});
       grad_input = grad_input.to(ctx->saved_data["input_dtype"].toScalarType());
     }
     const auto weight_target = detail::grad_target(weight, ctx->needs_input_grad(1));
@@ -142,34 +149,57 @@ class Linear : public torch::autograd::Function<Linear> {
     return {grad_input,           weight_target.result(),
             bias_target.result(), adds ? grad_outputs[0] : at::Tensor(),
             at::Tensor(),         at::Tensor(),
-            at::Tensor()};
+            at::Tensor(),         at::Tensor()};
   }
 };
+
+// Other sizes would leave cublasLt without its fast algorithms.
+bool fits_products(const at::Tensor& input, const at::Tensor& weight) {
+  const bool has_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
+  return has_vectors && input.numel() > 0 && weight.numel() > 0 &&
+         detail::runs_own_kernels(input, detail::compute_dtype(input, input.scalar_type()));
+}
+
+LinearResidual by_products(const at::Tensor& input, const at::Tensor& weight,
+                           const LinearOptions& options, bool passes) {
+  const auto device = input.device().type();
+  const auto dtype = detail::compute_dtype(input, input.scalar_type());
+  // Autocast keeps the cast weight until its scope ends.
+  const auto cast = at::autocast::is_autocast_enabled(device)
+                        ? at::autocast::cached_cast(dtype, weight, device)
+                        : weight.to(dtype);
+  const auto& residual = options.residual;
+  const bool adds = residual.defined() && residual.scalar_type() == dtype;
+  // The gradient of an input of another dtype is not the product's.
+  const bool can_pass = passes && input.scalar_type() == dtype && input.requires_grad();
+  const auto outputs =
+      Linear::apply(input, weight, detail::optional_of(options.bias),
+                    detail::optional_of(adds ? residual : at::Tensor()), as_factor(cast.detach()),
+                    options.transposed, options.skips_result, can_pass);
+  const auto product = residual.defined() && !adds ? residual + outputs[0] : outputs[0];
+  return {product, can_pass ? outputs[1] : input};
+}
 
 #endif
 
 }  // namespace
 
+LinearResidual linear_and_residual(const at::Tensor& input, const at::Tensor& weight,
+                                   const LinearOptions& options) {
+  check_shapes(input, weight, options);
+#ifdef DDP_HAS_CUDA
+  if (fits_products(input, weight)) {
+    return by_products(input, weight, options, /*passes=*/true);
+  }
+#endif
+  return {by_aten(input, weight, options), input};
+}
+
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight, const LinearOptions& options) {
   check_shapes(input, weight, options);
 #ifdef DDP_HAS_CUDA
-  const auto dtype = detail::compute_dtype(input, input.scalar_type());
-  // Other sizes would leave cublasLt without its fast algorithms.
-  const bool has_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
-  if (has_vectors && input.numel() > 0 && weight.numel() > 0 &&
-      detail::runs_own_kernels(input, dtype)) {
-    const auto device = input.device().type();
-    // Autocast keeps the cast weight until its scope ends.
-    const auto cast = at::autocast::is_autocast_enabled(device)
-                          ? at::autocast::cached_cast(dtype, weight, device)
-                          : weight.to(dtype);
-    const auto& residual = options.residual;
-    const bool adds = residual.defined() && residual.scalar_type() == dtype;
-    const auto out =
-        Linear::apply(input, weight, detail::optional_of(options.bias),
-                      detail::optional_of(adds ? residual : at::Tensor()), as_factor(cast.detach()),
-                      options.transposed, options.skips_result);
-    return residual.defined() && !adds ? residual + out : out;
+  if (fits_products(input, weight)) {
+    return by_products(input, weight, options, /*passes=*/false).product;
   }
 #endif
   return by_aten(input, weight, options);

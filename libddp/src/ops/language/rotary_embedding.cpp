@@ -69,13 +69,6 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   return output;
 }
 
-/// `tensor`'s memory as a tensor that autograd does not take for a view.
-at::Tensor alias_of(const at::Tensor& tensor) {
-  auto alias = at::empty({0}, tensor.options());
-  alias.set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
-  return alias;
-}
-
 #ifdef DDP_HAS_CUDA
 bool fits_kernel(const at::Tensor& qkv, int64_t head_dim, const at::Tensor& cos) {
   return detail::runs_own_kernels(qkv, qkv.scalar_type()) && qkv.numel() > 0 &&
@@ -148,18 +141,18 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
     const int64_t head_dim = qkv.size(2) / (heads + 2 * kv_heads);
     const auto all = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads, head_dim});
     const auto query = all.narrow(2, 0, heads), key = all.narrow(2, heads, kv_heads);
-    const auto value = alias_of(all.narrow(2, heads + kv_heads, kv_heads));
+    const auto value = detail::alias_of(all.narrow(2, heads + kv_heads, kv_heads));
 #ifdef DDP_HAS_CUDA
     if (fits_kernel(qkv, head_dim, cos)) {
       if (cos.defined()) {
         rotate_by_kernel(rows_of_heads({query, key}, qkv), cos, sin, false, qkv);
         qkv.unsafeGetTensorImpl()->bump_version();
       }
-      return {alias_of(query), alias_of(key), value};
+      return {detail::alias_of(query), detail::alias_of(key), value};
     }
 #endif
-    return {cos.defined() ? rotate(query, cos, sin, 1) : alias_of(query),
-            cos.defined() ? rotate(key, cos, sin, 1) : alias_of(key), value};
+    return {cos.defined() ? rotate(query, cos, sin, 1) : detail::alias_of(query),
+            cos.defined() ? rotate(key, cos, sin, 1) : detail::alias_of(key), value};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -184,7 +177,8 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
     const auto qkv =
         at::cat({rotate(grads[0], cos, sin, -1), rotate(grads[1], cos, sin, -1), grads[2]}, 2)
             .view(sizes);
-    const auto bias_grad = wants_bias ? qkv.flatten(0, 1).sum(0).to(bias.scalar_type()) : at::Tensor();
+    const auto bias_grad =
+        wants_bias ? qkv.flatten(0, 1).sum(0).to(bias.scalar_type()) : at::Tensor();
     return {qkv, {}, {}, bias_grad, {}, {}};
   }
 };
