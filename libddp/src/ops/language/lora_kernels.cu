@@ -1,61 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// All three kernels read or write the wide matrix once, in vectors of eight elements of a row, each
-// of which takes one draw of the generator. A sum over k may run in any order if both factors keep
-// it, so a thread's vector serves as its part of two tensor-core steps without shuffles: step s
-// takes the elements 4 s … 4 s + 3 of the vectors of the four threads that share a row.
 #include "ops/language/lora_kernels.hpp"
 
 #include <algorithm>
 
-#include "ops/kernel_types.cuh"
-#include "ops/language/dropout_draws.cuh"
-#include "ops/tensor_core.cuh"
+#include "ops/language/lora_tiles.cuh"
 
 namespace ddp::ops::detail {
 namespace {
-
-constexpr int kWarp = 32;
-constexpr int kThreads = 256;
-constexpr int kVector = 8;
-constexpr int kRankTile = 64;  // of a layer's rank, in one block
-constexpr int kDepth = 32;     // of k: four vectors
-
-/// This thread's place in a warp's tile of 16 x 8 sums.
-struct Lane {
-  int row = static_cast<int>(threadIdx.x) % kWarp / 4;   // and row + 8
-  int quad = static_cast<int>(threadIdx.x) % kWarp % 4;  // of the threads with this row
-};
-
-__device__ __forceinline__ uint4 load_vector(const void* from) {
-  return *static_cast<const uint4*>(from);
-}
-
-/// sums += the product over kDepth elements of two rows of the left factor and one of the right.
-template <typename T>
-__device__ __forceinline__ void multiply_vectors(float (&sums)[4], const uint4& upper,
-                                                 const uint4& lower, const uint4& right) {
-  multiply_add<T>(sums, {upper.x, lower.x, upper.y, lower.y}, right.x, right.y);
-  multiply_add<T>(sums, {upper.z, lower.z, upper.w, lower.w}, right.z, right.w);
-}
-
-__device__ __forceinline__ DropoutState of_layer(DropoutState state, int layer) {
-  state.counter += static_cast<uint64_t>(layer) * (kDrawsOfThread / 4);
-  return state;
-}
-
-/// Up to kRankTile ranks of one layer.
-struct RankTile {
-  int layer, count;
-  int64_t first;  // of all layers' ranks
-};
-
-__device__ __forceinline__ RankTile rank_tile(const LoraShape& shape, int index) {
-  const int tiles = static_cast<int>((shape.rank + kRankTile - 1) / kRankTile);
-  const int layer = index / tiles, first = index % tiles * kRankTile;
-  return {.layer = layer,
-          .count = min(static_cast<int>(shape.rank) - first, kRankTile),
-          .first = layer * shape.rank + first};
-}
 
 // ---- t = dropped(x) aᵀ
 
@@ -94,6 +45,24 @@ __device__ __forceinline__ void load_rows(const T* upper, const T* lower, int64_
   for (int i = 0; i < 2; ++i) {
     to.upper[i] = load_vector(upper + k + i * kDepth);
     to.lower[i] = load_vector(lower + k + i * kDepth);
+  }
+}
+
+/// Writes a thread's sums of the rows `row` and row + 8 into this block's part.
+__device__ __forceinline__ void store_sums(const LoraShape& shape, const RankTile& ranks,
+                                           const Lane& lane, int64_t row, float scale,
+                                           const float (&sums)[kRankSteps][4], float* parts) {
+  const int64_t width = shape.layers * shape.rank;
+  float* const to = parts + (blockIdx.z * shape.rows + row) * width + ranks.first;
+#pragma unroll
+  for (int j = 0; j < kRankSteps; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (8 * j < ranks.count && row + 8 * half < shape.rows) {
+        *reinterpret_cast<float2*>(to + 8 * half * width + 8 * j + 2 * lane.quad) = {
+            sums[j][2 * half] * scale, sums[j][2 * half + 1] * scale};
+      }
+    }
   }
 }
 
@@ -156,18 +125,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     current = next;
     stage = (stage + 1) % kStages;
   }
-  const int64_t width = shape.layers * shape.rank;
-  float* const to = parts + (blockIdx.z * shape.rows + row) * width + ranks.first;
-#pragma unroll
-  for (int j = 0; j < kRankSteps; ++j) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (8 * j < ranks.count && row + 8 * half < shape.rows) {
-        *reinterpret_cast<float2*>(to + 8 * half * width + 8 * j + 2 * lane.quad) = {
-            sums[j][2 * half] * dropout.scale, sums[j][2 * half + 1] * dropout.scale};
-      }
-    }
-  }
+  store_sums(shape, ranks, lane, row, dropout.scale, sums, parts);
 }
 
 // ---- grad = the sum of dropped(u a)
@@ -180,10 +138,6 @@ constexpr int kSumSteps = kRankTile / kDepth;
 // columns use different banks.
 constexpr int kTilePadding = 32;
 
-/// The tiles of ranks of all layers, each filled up to kRankTile.
-__host__ __device__ int num_rank_tiles(const LoraShape& shape) {
-  return static_cast<int>(shape.layers * ((shape.rank + kRankTile - 1) / kRankTile));
-}
 __host__ __device__ int column_pitch(const LoraShape& shape) {
   return num_rank_tiles(shape) * kRankTile + kTilePadding;
 }
@@ -302,149 +256,6 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// ---- parts of uᵀ dropped(x)
-
-constexpr int kGradientColumns = 128;  // of a block
-constexpr int kGradientRows = 32;      // of a block at a time
-
-/// The tiles of u and x that a block multiplies at a time, [rows][columns]. Rows begin in different
-/// banks.
-template <typename T>
-struct GradientTiles {
-  T u[kGradientRows][kRankTile + kVector];
-  T x[kGradientRows][kGradientColumns + kVector];
-};
-
-/// A thread's vectors of both.
-struct GradientVectors {
-  static constexpr int kOfX = kGradientRows * kGradientColumns / kVector / kThreads;
-  uint4 x[kOfX];
-  uint4 u;
-};
-static_assert(kGradientRows * kRankTile == kVector * kThreads);
-
-__device__ __forceinline__ int u_row() {
-  return static_cast<int>(threadIdx.x) / (kRankTile / kVector);
-}
-__device__ __forceinline__ int u_column() {
-  return static_cast<int>(threadIdx.x) % (kRankTile / kVector) * kVector;
-}
-__device__ __forceinline__ int x_row(int i) {
-  return (i * kThreads + static_cast<int>(threadIdx.x)) / (kGradientColumns / kVector);
-}
-__device__ __forceinline__ int x_column() {
-  return static_cast<int>(threadIdx.x) % (kGradientColumns / kVector) * kVector;
-}
-
-/// Begins to load from the tiles at `first_row`, zeros outside.
-template <typename T>
-__device__ __forceinline__ void load_tiles(const LoraShape& shape, const RankTile& ranks,
-                                           const T* u, const T* x, int64_t first_row,
-                                           GradientVectors& to) {
-  to.u = {0, 0, 0, 0};
-  if (first_row + u_row() < shape.rows && u_column() < ranks.count) {
-    to.u = load_vector(u + (first_row + u_row()) * shape.layers * shape.rank + ranks.first +
-                       u_column());
-  }
-  const int64_t column = int64_t{blockIdx.y} * kGradientColumns + x_column();
-#pragma unroll
-  for (int i = 0; i < GradientVectors::kOfX; ++i) {
-    const int64_t row = first_row + x_row(i);
-    to.x[i] = {0, 0, 0, 0};
-    if (row < shape.rows && column < shape.in) {
-      to.x[i] = load_vector(x + row * shape.in + column);
-    }
-  }
-}
-
-/// Stores the tiles at `first_row`, x dropped.
-template <typename T>
-__device__ __forceinline__ void store_tiles(const LoraShape& shape, const DropoutState& dropout,
-                                            int64_t first_row, const GradientVectors& from,
-                                            GradientTiles<T>& tiles) {
-  const int64_t column = int64_t{blockIdx.y} * kGradientColumns + x_column();
-#pragma unroll
-  for (int i = 0; i < GradientVectors::kOfX; ++i) {
-    const int64_t vector = ((first_row + x_row(i)) * shape.in + column) / kVector;
-    *reinterpret_cast<uint4*>(&tiles.x[x_row(i)][x_column()]) = masked8(dropout, vector, from.x[i]);
-  }
-  *reinterpret_cast<uint4*>(&tiles.u[u_row()][u_column()]) = from.u;
-}
-
-constexpr int kGradientSteps = 8;  // of eight columns, in a warp
-
-/// A warp's 16 ranks by 64 columns of the tiles' product.
-template <typename T>
-__device__ __forceinline__ void multiply_tiles(const GradientTiles<T>& tiles, int first_rank,
-                                               int first_column, float (&sums)[kGradientSteps][4]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int in_matrix = lane % 8, matrix = lane / 8;
-#pragma unroll
-  for (int k = 0; k < kGradientRows; k += 16) {
-    unsigned left[4];
-    load_transposed(
-        left,
-        shared_address(&tiles.u[k + in_matrix + matrix / 2 * 8][first_rank + matrix % 2 * 8]));
-#pragma unroll
-    for (int pair = 0; pair < kGradientSteps / 2; ++pair) {
-      unsigned right[4];
-      load_transposed(
-          right,
-          shared_address(
-              &tiles.x[k + in_matrix + matrix % 2 * 8][first_column + pair * 16 + matrix / 2 * 8]));
-      multiply_add<T>(sums[2 * pair], left, right[0], right[1]);
-      multiply_add<T>(sums[2 * pair + 1], left, right[2], right[3]);
-    }
-  }
-}
-
-/// Of the rows that a block of part `blockIdx.z` reads.
-__host__ __device__ int64_t rows_of_part(int64_t rows, int parts) {
-  const int64_t share = (rows + parts - 1) / parts;
-  return (share + kGradientRows - 1) / kGradientRows * kGradientRows;
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads, 3)
-    dropped_gradient(LoraShape shape, const T* u, const T* x, DropoutDraws draws, float* parts) {
-  __shared__ GradientTiles<T> tiles[2];
-  const RankTile ranks = rank_tile(shape, static_cast<int>(blockIdx.x));
-  const auto dropout = of_layer(start_draws(draws, false), ranks.layer);
-  const int64_t share = rows_of_part(shape.rows, static_cast<int>(gridDim.z));
-  const int64_t first = blockIdx.z * share, end = min(first + share, shape.rows);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int warp_rank = warp / 2 * 16, warp_column = warp % 2 * 8 * kGradientSteps;
-  float sums[kGradientSteps][4] = {};
-  GradientVectors vectors;
-  int buffer = 0;
-  if (first < end) {
-    load_tiles(shape, ranks, u, x, first, vectors);
-  }
-  for (int64_t row = first; row < end; row += kGradientRows, buffer ^= 1) {
-    store_tiles(shape, dropout, row, vectors, tiles[buffer]);
-    __syncthreads();
-    if (row + kGradientRows < end) {
-      load_tiles(shape, ranks, u, x, row + kGradientRows, vectors);
-    }
-    multiply_tiles(tiles[buffer], warp_rank, warp_column, sums);
-  }
-  const Lane lane;
-#pragma unroll
-  for (int j = 0; j < kGradientSteps; ++j) {
-    const int64_t column =
-        int64_t{blockIdx.y} * kGradientColumns + warp_column + 8 * j + 2 * lane.quad;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int rank = warp_rank + lane.row + 8 * half;
-      if (rank < ranks.count && column < shape.in) {
-        const int64_t row = blockIdx.z * shape.layers * shape.rank + ranks.first + rank;
-        *reinterpret_cast<float2*>(parts + row * shape.in + column) = {
-            sums[j][2 * half] * dropout.scale, sums[j][2 * half + 1] * dropout.scale};
-      }
-    }
-  }
-}
-
 }  // namespace
 
 int num_product_parts(const LoraShape& shape) {
@@ -484,27 +295,6 @@ cudaError_t launch_dropped_sum(const LoraShape& shape, const void* u, const void
         static_cast<unsigned>(std::min(kRowBlocks, int64_t{num_blocks(shape.rows, kSumRows)})));
     dropped_sum<<<grid, kThreads, bytes, stream>>>(
         shape, static_cast<const T*>(u), static_cast<const T*>(a), draws, static_cast<T*>(grad));
-    return cudaGetLastError();
-  });
-}
-
-int num_gradient_parts(const LoraShape& shape) {
-  constexpr int64_t kWantedBlocks = 1188;  // three waves of three blocks on 132 multiprocessors
-  const int64_t blocks = int64_t{num_rank_tiles(shape)} * num_blocks(shape.in, kGradientColumns);
-  const int64_t most = (shape.rows + kGradientRows - 1) / kGradientRows;
-  return static_cast<int>(
-      std::clamp<int64_t>(kWantedBlocks / blocks, 1, std::max<int64_t>(1, most)));
-}
-
-cudaError_t launch_dropped_gradient(const LoraShape& shape, const void* u, const void* x,
-                                    const DropoutDraws& draws, float* parts, cudaStream_t stream) {
-  return with_compute_type(shape.element, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const dim3 grid(static_cast<unsigned>(num_rank_tiles(shape)),
-                    num_blocks(shape.in, kGradientColumns),
-                    static_cast<unsigned>(num_gradient_parts(shape)));
-    dropped_gradient<<<grid, kThreads, 0, stream>>>(shape, static_cast<const T*>(u),
-                                                    static_cast<const T*>(x), draws, parts);
     return cudaGetLastError();
   });
 }
