@@ -79,6 +79,7 @@ class BertLayer : public torch::nn::Module {
     query_ = new_linear(*self, "query", o.hidden_size, o.hidden_size, memory);
     key_ = new_linear(*self, "key", o.hidden_size, o.hidden_size, memory);
     value_ = new_linear(*self, "value", o.hidden_size, o.hidden_size, memory);
+    join();  // before buckets and optimizers know the memory
     attention_end_ = new_branch_end(*attention, o.hidden_size, o.hidden_size, memory);
     intermediate_ = new_linear(*new_group(*this, "intermediate"), "dense", o.hidden_size,
                                o.intermediate_size, memory);
@@ -97,15 +98,17 @@ class BertLayer : public torch::nn::Module {
   }
 
  private:
+  void join() const {
+    ddp::ops::join_rows({query_.weight, key_.weight, value_.weight});
+    ddp::ops::join_rows({query_.bias, key_.bias, value_.bias});
+  }
+
   /// Queries, keys and values of `x`, and its residual connection.
   ddp::ops::LinearResidual project(const torch::Tensor& x) const {
-    const std::vector<torch::Tensor> weights = {query_.weight, key_.weight, value_.weight};
-    const std::vector<torch::Tensor> biases = {query_.bias, key_.bias, value_.bias};
-    // A `.to()` separates them.
-    ddp::ops::join_rows(weights);
-    ddp::ops::join_rows(biases);
-    return ddp::ops::linear_and_residual(x, ddp::ops::joined_rows(weights),
-                                         {.bias = ddp::ops::joined_rows(biases).detach()});
+    join();  // a `.to()` separates them
+    return ddp::ops::linear_and_residual(
+        x, ddp::ops::joined_rows({query_.weight, key_.weight, value_.weight}),
+        {.bias = ddp::ops::joined_rows({query_.bias, key_.bias, value_.bias}).detach()});
   }
 
   torch::Tensor attention(const torch::Tensor& qkv, const LayerCall& call) const {

@@ -41,19 +41,29 @@ const ddp::ops::Fp8Weight& Fp8Copy::of(const std::vector<torch::Tensor>& weights
   for (const auto& weight : weights) {
     version += static_cast<uint32_t>(weight._version());
   }
-  const void* const data = weights.front().const_data_ptr();
-  if (!copy_ || data != data_ || version != version_) {
-    const torch::NoGradGuard no_grad;
-    auto copy = ddp::ops::quantize_weight(ddp::ops::joined_rows(weights));
-    if (!copy.scales.isfinite().all().item<bool>()) {
-      throw std::runtime_error("FP8: the frozen weight of " + layer +
-                               " holds infinite or NaN values, which no scale represents; check "
-                               "the base's files");
-    }
-    copy_ = std::move(copy);
-    data_ = data;
-    version_ = version;
+  const auto& storage = weights.front().storage();
+  if (copy_ && storage_.is_alias_of(storage) && version == version_) {
+    return *copy_;
   }
+  const torch::NoGradGuard no_grad;
+  auto copy = ddp::ops::quantize_weight(ddp::ops::joined_rows(weights));
+  if (!copy.scales.isfinite().all().item<bool>()) {
+    throw std::runtime_error("FP8: the frozen weight of " + layer +
+                             " holds infinite or NaN values, which no scale represents; check "
+                             "the base's files");
+  }
+  if (copy_ && copy_->values.sizes() == copy.values.sizes() &&
+      copy_->values.device() == copy.values.device()) {
+    // In place: CUDA graphs hold the memory.
+    copy_->values.copy_(copy.values);
+    copy_->scales.copy_(copy.scales);
+    copy_->transposed_values.copy_(copy.transposed_values);
+    copy_->transposed_scales.copy_(copy.transposed_scales);
+  } else {
+    copy_ = std::move(copy);
+  }
+  storage_ = storage;  // while it is held, no other weight gets its memory
+  version_ = version;
   return *copy_;
 }
 
@@ -127,7 +137,23 @@ void LinearImpl::merge_lora() {
   lora_b = torch::Tensor();
 }
 
-JoinedLinears::JoinedLinears(std::vector<Linear> layers) : layers_(std::move(layers)) {}
+JoinedLinears::JoinedLinears(std::vector<Linear> layers) : layers_(std::move(layers)) {
+  join();  // before buckets and optimizers know the memory
+}
+
+void JoinedLinears::join() const {
+  std::vector<torch::Tensor> weights, biases;
+  for (const auto& layer : layers_) {
+    weights.push_back(layer->weight);
+    if (layer->bias.defined()) {
+      biases.push_back(layer->bias);
+    }
+  }
+  ddp::ops::join_rows(weights);
+  if (!biases.empty()) {
+    ddp::ops::join_rows(biases);
+  }
+}
 
 torch::Tensor JoinedLinears::compute(const torch::Tensor& input, bool gated) const {
   const auto activated = [gated](const torch::Tensor& results) {
@@ -138,9 +164,13 @@ torch::Tensor JoinedLinears::compute(const torch::Tensor& input, bool gated) con
   std::vector<int64_t> out_sizes;
   bool have_adapters = true, have_none = true;
   for (const auto& layer : layers_) {
-    const bool equals_first =
-        layer->has_lora() && first.has_lora() && layer->lora_a.sizes() == first.lora_a.sizes() &&
-        layer->lora_scale() == first.lora_scale() && layer->lora_dropout() == first.lora_dropout();
+    const bool equals_first = layer->has_lora() && first.has_lora() &&
+                              layer->lora_a.sizes() == first.lora_a.sizes() &&
+                              layer->lora_a.dtype() == first.lora_a.dtype() &&
+                              layer->lora_scale() == first.lora_scale() &&
+                              layer->lora_dropout() == first.lora_dropout() &&
+                              layer->has_fp8_base() == first.has_fp8_base() &&
+                              layer->is_training() == first.is_training();
     have_adapters = have_adapters && equals_first;
     have_none = have_none && !layer->has_lora();
     weights.push_back(layer->weight);
@@ -151,19 +181,15 @@ torch::Tensor JoinedLinears::compute(const torch::Tensor& input, bool gated) con
     as.push_back(layer->lora_a);
     bs.push_back(layer->lora_b);
   }
-  if (!have_adapters && !have_none) {
+  const bool have_biases = biases.empty() || biases.size() == layers_.size();
+  if (!have_biases || (!have_adapters && !have_none)) {
     for (auto layer : layers_) {
       results.push_back(layer->forward(input));
     }
     return activated(torch::cat(results, -1));
   }
-  // A `.to()` separates them.
-  ddp::ops::join_rows(weights);
-  torch::Tensor bias;
-  if (!biases.empty()) {
-    ddp::ops::join_rows(biases);
-    bias = ddp::ops::joined_rows(biases);
-  }
+  join();  // a `.to()` separates them
+  const auto bias = biases.empty() ? torch::Tensor() : ddp::ops::joined_rows(biases);
   const auto weight = ddp::ops::joined_rows(weights);
   if (have_none) {
     return activated(ddp::ops::linear(input, weight, {.bias = bias}));

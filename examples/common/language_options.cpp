@@ -194,8 +194,8 @@ void describe_fields(Qwen2Settings& s, ddp::FieldVisitor& v) {
   describe_vocab_size(s.vocab_size, v);
   v.field({.name = "base_dtype",
            .doc = "How the frozen weights of layers with adapters are multiplied. dtype: as they "
-                  "are. fp8: in e4m3 with a scale per row, on GPUs of compute capability 9.0 and "
-                  "newer (a CPU computes the same numbers slowly); the weights stay in memory, "
+                  "are. fp8: in e4m3 with a scale per row, on GPUs of compute capability 9.0 (a "
+                  "CPU computes the same numbers slowly); the weights stay in memory, "
                   "and their FP8 copies take as much as bf16 weights. Checkpoints and adapters "
                   "are the same."},
           s.fp8_base, {{"dtype", false}, {"fp8", true}});
@@ -360,7 +360,7 @@ void use_base_dtype(const Qwen2Settings& model, const ddp::Context& ctx, LoraSet
   }
   if (model.fp8_base && ctx.device().is_cuda() && !ddp::ops::multiplies_fp8(ctx.device())) {
     throw ddp::SettingsError(
-        "model.base_dtype=fp8 needs a GPU of compute capability 9.0 or newer, for products with a "
+        "model.base_dtype=fp8 needs a GPU of compute capability 9.0, for products with a "
         "scale per row; fix: model.base_dtype=dtype with model.dtype=bf16");
   }
 }

@@ -42,7 +42,7 @@ class Fp8Copy {
 
  private:
   std::optional<ddp::ops::Fp8Weight> copy_;
-  const void* data_ = nullptr;
+  c10::Storage storage_;
   uint32_t version_ = 0;
 };
 }  // namespace detail
@@ -90,7 +90,8 @@ TORCH_MODULE(Linear);
 class JoinedLinears {
  public:
   JoinedLinears() = default;
-  /// At most three layers, all with a bias or none.
+  /// At most three layers. Those without a common form (a bias in one of them) are computed one by
+  /// one too.
   explicit JoinedLinears(std::vector<Linear> layers);
   /// The layers' results side by side. Layers with different adapters are computed one by one.
   torch::Tensor forward(const torch::Tensor& input) const { return compute(input, false); }
@@ -98,6 +99,7 @@ class JoinedLinears {
   torch::Tensor forward_gated(const torch::Tensor& input) const { return compute(input, true); }
 
  private:
+  void join() const;
   torch::Tensor compute(const torch::Tensor& input, bool gated) const;
 
   std::vector<Linear> layers_;

@@ -328,3 +328,37 @@ TEST_CASE("GPT-2 small has 124 million parameters under Hugging Face's names") {
   CHECK(names["transformer.wte.weight"].sizes() == torch::IntArrayRef({50257, 768}));
   CHECK(model->flops_per_token(1024) / 1e9 == Approx(0.798).epsilon(0.01));
 }
+
+TEST_CASE("joined layers with different adapters, or none, equal the layers one by one") {
+  torch::manual_seed(3);
+  for (const int kind : {0, 1, 2, 3}) {
+    CAPTURE(kind);
+    std::vector<models::Linear> layers;
+    for (int i = 0; i < 3; ++i) {
+      layers.emplace_back(8, 4 + i, /*with_bias=*/kind != 3 || i > 0);
+      for (auto& parameter : layers.back()->parameters()) {
+        const torch::NoGradGuard no_grad;
+        parameter.normal_();
+      }
+    }
+    const models::JoinedLinears joined(layers);
+    const auto x = torch::randn({2, 8});
+    for (int i = 0; i < 3; ++i) {
+      models::LoraOptions lora;
+      lora.rank = 2;
+      lora.dropout = 0;
+      lora.dtype = kind == 2 && i == 1 ? torch::kDouble : torch::kFloat;
+      if (kind == 1 ? i != 1 : kind == 2) {
+        layers[static_cast<std::size_t>(i)]->add_lora(lora);
+        torch::nn::init::normal_(layers[static_cast<std::size_t>(i)]->lora_b);
+      }
+    }
+    std::vector<torch::Tensor> results;
+    for (auto& layer : layers) {
+      results.push_back(layer->forward(x));
+    }
+    const auto expected = torch::cat(results, -1);
+    CHECK(torch::allclose(joined.forward(x), expected, 1e-5, 1e-5));
+    CHECK(layers[1]->weight.data_ptr<float>() == layers[0]->weight.data_ptr<float>() + 4 * 8);
+  }
+}

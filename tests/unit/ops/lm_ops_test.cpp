@@ -210,6 +210,12 @@ TEST_CASE("lora_linear of several layers equals each layer alone, with its own d
   }
   CHECK_THROWS_WITH(ddp::ops::lora_linear(x, weight, a, b, {.out_sizes = {5, 3}}),
                     Catch::Contains("do not fit each other"));
+  CHECK_THROWS_WITH(
+      ddp::ops::lora_linear(x, weight, a, b, {.bias = input({5}), .out_sizes = out_sizes}),
+      Catch::Contains("bias [5] is not [12]"));
+  CHECK_THROWS_WITH(
+      ddp::ops::lora_linear(x, weight, a, b, {.residual = input({1, 12}), .out_sizes = out_sizes}),
+      Catch::Contains("residual [1, 12] is not [4, 12]"));
 }
 
 TEST_CASE("FP8 weights have a scale per row and per column, each with its largest number") {
@@ -217,6 +223,7 @@ TEST_CASE("FP8 weights have a scale per row and per column, each with its larges
   auto weight = torch::randn({6, 16});
   weight[2].zero_();
   weight[3].mul_(1e-5);
+  weight[4].fill_(1e-37)[0].zero_();  // 448 / 1e-37 would be infinite, and 0 times that NaN
   const auto fp8 = ddp::ops::quantize_weight(weight);
   const auto restored = fp8.values.to(torch::kFloat) * fp8.scales.unsqueeze(1);
   const auto turned =
@@ -226,7 +233,7 @@ TEST_CASE("FP8 weights have a scale per row and per column, each with its larges
             .all()
             .item<bool>());
   CHECK(close(turned, weight, 0.07));
-  CHECK(fp8.values.to(torch::kFloat).abs().amax(1).eq(448).sum().item<int64_t>() == 5);
+  CHECK(fp8.values.to(torch::kFloat).abs().amax(1).eq(448).sum().item<int64_t>() == 4);
   CHECK(fp8.scales[2].item<float>() == 1);
   CHECK(fp8.transposed_values.to(torch::kFloat).abs().amax(1).eq(448).all().item<bool>());
 }

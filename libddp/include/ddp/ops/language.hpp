@@ -117,7 +117,8 @@ struct LinearOptions {
 ///   input [..., in], weight [out, in] -> [..., out]
 ///
 /// In bf16 and fp16 on CUDA (sizes multiples of 8) one product makes the result, and gradients of
-/// weight and bias go straight to their bucket; otherwise PyTorch's ops run.
+/// weight and bias go straight to their bucket (of joined rows by a copy); otherwise PyTorch's ops
+/// run.
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                   const LinearOptions& options = {});
 
@@ -199,7 +200,7 @@ struct Fp8Weight {
   at::Tensor transposed_values, transposed_scales;  ///< float8_e4m3fn [in, out], float32 [in]
 };
 Fp8Weight quantize_weight(const at::Tensor& weight);
-/// Whether tensor cores of `device` multiply FP8 with a scale per row (CUDA from 9.0).
+/// Whether tensor cores of `device` multiply FP8 with a scale per row (CUDA 9.0).
 bool multiplies_fp8(at::Device device);
 
 struct LoraLinearOptions {

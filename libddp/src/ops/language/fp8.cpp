@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "ddp/ops/language.hpp"
+#include "ops/language/fp8_format.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include "ops/language/fp8_kernels.hpp"
@@ -13,13 +14,13 @@ namespace ddp::ops {
 namespace detail {
 namespace {
 
-constexpr double kLargest = 448;
+constexpr double kLargest = kFp8Max;
 
 QuantizedRows quantize_by_aten(const at::Tensor& matrix) {
   const auto x = matrix.to(at::kFloat);
   const auto largest = x.abs().amax(1, /*keepdim=*/true);
-  const auto inverse = at::where(largest > 0, kLargest / largest, 1);
-  const auto scales = at::where(largest == 0, 1, largest / kLargest);
+  const auto inverse = at::where(largest > kTinyFp8Row, kLargest / largest, 1);
+  const auto scales = at::where(largest <= kTinyFp8Row, 1, largest / kLargest);
   return {(x * inverse).to(at::kFloat8_e4m3fn), scales.squeeze(1).to(at::kFloat)};
 }
 
@@ -46,7 +47,7 @@ QuantizedRows quantize_rows(const at::Tensor& matrix) {
 
 bool multiplies_fp8(at::Device device) {
 #ifdef DDP_HAS_CUDA
-  return device.is_cuda() && at::cuda::getDeviceProperties(device.index())->major >= 9;
+  return device.is_cuda() && at::cuda::getDeviceProperties(device.index())->major == 9;
 #else
   return static_cast<void>(device), false;
 #endif

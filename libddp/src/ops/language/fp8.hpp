@@ -11,7 +11,8 @@ struct QuantizedRows {
   at::Tensor scales;  ///< float32 [rows]
 };
 
-/// The scale makes a row's largest magnitude 448, the format's largest number.
+/// The scale makes a row's largest magnitude 448, the format's largest number. It is 1 for a row of
+/// zeros or of magnitudes up to kTinyFp8Row, which becomes zeros: 448 / largest could overflow.
 QuantizedRows quantize_rows(const at::Tensor& matrix);
 
 }  // namespace ddp::ops::detail

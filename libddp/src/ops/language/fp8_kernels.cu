@@ -61,11 +61,11 @@ struct Magnitude {
 };
 
 __device__ float inverse_scale(float largest) {
-  return largest > 0 ? kFp8Max / largest : 1.0F;
+  return largest > kTinyFp8Row ? kFp8Max / largest : 1.0F;
 }
 /// Of a row with infinity or NaN also the scale is not finite, and so is the product.
 __device__ float scale_of(float largest) {
-  return largest == 0 ? 1.0F : largest / kFp8Max;
+  return largest <= kTinyFp8Row ? 1.0F : largest / kFp8Max;
 }
 
 template <typename T>

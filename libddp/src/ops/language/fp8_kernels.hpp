@@ -4,10 +4,10 @@
 #include <cstdint>
 
 #include "ops/kernel_types.hpp"
+#include "ops/language/fp8_format.hpp"
 
 namespace ddp::ops::detail {
 
-inline constexpr float kFp8Max = 448;  ///< largest finite e4m3
 inline constexpr int64_t kMaxQuantizedColumns = 40960;
 
 /// in [rows, columns] of bf16 or fp16, dense and 16-byte aligned, columns a multiple of 8

@@ -278,13 +278,17 @@ cudaError_t launch_dropped_product(const LoraShape& shape, const void* x, const 
   });
 }
 
+int64_t dropped_sum_bytes(const LoraShape& shape) {
+  constexpr int64_t kElementBytes = 2;
+  return int64_t{kSumColumns} * column_pitch(shape) * kElementBytes;
+}
+
 cudaError_t launch_dropped_sum(const LoraShape& shape, const void* u, const void* a,
                                const DropoutDraws& draws, void* grad, cudaStream_t stream) {
   constexpr int64_t kRowBlocks = 16;
   return with_compute_type(shape.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const auto bytes =
-        static_cast<int>(kSumColumns * column_pitch(shape)) * static_cast<int>(sizeof(T));
+    const auto bytes = static_cast<int>(dropped_sum_bytes(shape));
     const auto status =
         cudaFuncSetAttribute(dropped_sum<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (status != cudaSuccess) {

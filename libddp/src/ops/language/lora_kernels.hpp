@@ -28,8 +28,11 @@ int num_product_parts(const LoraShape& shape);
 /// The sum over layers of dropped_i(u_i a_i), the adapters' part of x's gradient.
 ///
 ///   u [rows, layers * rank], a [layers * rank, in] -> grad [rows, in]
+/// Needs dropped_sum_bytes() of shared memory in a block.
 cudaError_t launch_dropped_sum(const LoraShape& shape, const void* u, const void* a,
                                const DropoutDraws& draws, void* grad, cudaStream_t stream);
+
+int64_t dropped_sum_bytes(const LoraShape& shape);
 
 /// The gradient of a, u_iᵀ dropped_i(x), in parts over rows that launch_add_parts() adds.
 ///

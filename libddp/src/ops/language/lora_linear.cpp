@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -170,9 +171,15 @@ class DroppedInput {
 
  private:
   bool fits_kernels() const {
+#ifdef DDP_HAS_CUDA
     return detail::runs_own_kernels(x_, x_.scalar_type()) && x_.numel() > 0 &&
            x_.size(1) % 64 == 0 && adapters_.rank % 8 == 0 &&
-           adapters_.rank * adapters_.count() <= 1024;
+           detail::dropped_sum_bytes(shape()) <=
+               static_cast<int64_t>(
+                   at::cuda::getDeviceProperties(x_.device().index())->sharedMemPerBlockOptin);
+#else
+    return false;
+#endif
   }
 #ifdef DDP_HAS_CUDA
   static void add_parts(const at::Tensor& parts, const detail::GradTarget& target) {
@@ -218,6 +225,7 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
                             const std::optional<at::Tensor>& bias,
                             const std::optional<at::Tensor>& residual, const at::Tensor& lora_a,
                             const at::Tensor& lora_b, const LoraLinearOptions& options) {
+    const c10::DeviceGuard device(input.device());
     const AutocastOff no_autocast(input.device().type());
     const auto dtype = input.scalar_type();
     const Adapters adapters{.rank = lora_b.size(1),
@@ -253,6 +261,7 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &lora_a = saved[2], &lora_b = saved[3],
                &t = saved[4], &stored = saved[5], &fp8_scales = saved[6], &gate_up = saved[7];
+    const c10::DeviceGuard device(x.device());
     const AutocastOff no_autocast(x.device().type());
     const auto dtype = x.scalar_type();
     const Adapters adapters{.rank = lora_b.size(1),
@@ -337,6 +346,27 @@ void check_shapes(const at::Tensor& input, const at::Tensor& weight, const at::T
               "lora_linear: input ", input.sizes(), ", weight ", weight.sizes(), ", A ",
               lora_a.sizes(), " and B ", lora_b.sizes(), " do not fit each other for ", layers,
               " layers of ", options.out_sizes, " outputs");
+  const auto fits = [&](const at::Tensor& tensor, const char* name, at::IntArrayRef sizes) {
+    if (tensor.defined()) {
+      TORCH_CHECK(tensor.sizes() == sizes, "lora_linear: ", name, " ", tensor.sizes(), " is not ",
+                  sizes);
+      detail::check_same_device("lora_linear", input, name, tensor);
+    }
+  };
+  auto result = input.sizes().vec();
+  result.back() = out;
+  fits(weight, "weight", weight.sizes());
+  fits(lora_a, "A", lora_a.sizes());
+  fits(lora_b, "B", lora_b.sizes());
+  fits(options.bias, "bias", {out});
+  fits(options.residual, "residual", result);
+  if (options.fp8) {
+    const int64_t in = weight.size(1);
+    fits(options.fp8->values, "fp8.values", {out, in});
+    fits(options.fp8->scales, "fp8.scales", {out});
+    fits(options.fp8->transposed_values, "fp8.transposed_values", {in, out});
+    fits(options.fp8->transposed_scales, "fp8.transposed_scales", {in});
+  }
   TORCH_CHECK(options.dropout_p >= 0 && options.dropout_p < 1,
               "lora_linear: dropout_p = ", options.dropout_p,
               ": it must be at least 0 and below 1");
