@@ -60,8 +60,8 @@ at::Tensor swiglu_backward(const at::Tensor& grad, const at::Tensor& gate_up) {
     const auto in = dense(gate_up), dense_grad = dense(grad);
     const auto out = at::empty(in.sizes(), in.options());
     C10_CUDA_CHECK(launch_swiglu_backward(dense_grad.const_data_ptr(), in.const_data_ptr(),
-                                          element_of(in.scalar_type()), grad.numel() / width,
-                                          width, out.mutable_data_ptr(), stream_of(in)));
+                                          element_of(in.scalar_type()), grad.numel() / width, width,
+                                          out.mutable_data_ptr(), stream_of(in)));
     return out;
   }
 #endif
