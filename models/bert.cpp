@@ -89,8 +89,12 @@ class BertLayer : public torch::nn::Module {
   /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const LayerCall& call) {
     const double p = is_training() ? hidden_dropout_ : 0.0;
-    const auto [qkv, skipped] = project(hidden);
-    const auto attended = attention_end_.forward(attention(qkv, call), skipped, eps_, p);
+    join();  // a `.to()` separates them
+    const auto bias = ddp::ops::joined_rows({query_.bias, key_.bias, value_.bias});
+    const auto [qkv, skipped] = ddp::ops::linear_and_residual(
+        hidden, ddp::ops::joined_rows({query_.weight, key_.weight, value_.weight}),
+        {.bias = bias.detach()});
+    const auto attended = attention_end_.forward(attention(qkv, bias, call), skipped, eps_, p);
     const auto [to_activate, skipped_mlp] =
         ddp::ops::linear_and_residual(attended, intermediate_.weight);
     const auto wide = ddp::ops::gelu(to_activate, {.bias = intermediate_.bias});
@@ -103,16 +107,8 @@ class BertLayer : public torch::nn::Module {
     ddp::ops::join_rows({query_.bias, key_.bias, value_.bias});
   }
 
-  /// Queries, keys and values of `x`, and its residual connection.
-  ddp::ops::LinearResidual project(const torch::Tensor& x) const {
-    join();  // a `.to()` separates them
-    return ddp::ops::linear_and_residual(
-        x, ddp::ops::joined_rows({query_.weight, key_.weight, value_.weight}),
-        {.bias = ddp::ops::joined_rows({query_.bias, key_.bias, value_.bias}).detach()});
-  }
-
-  torch::Tensor attention(const torch::Tensor& qkv, const LayerCall& call) const {
-    const auto bias = ddp::ops::joined_rows({query_.bias, key_.bias, value_.bias});
+  torch::Tensor attention(const torch::Tensor& qkv, const torch::Tensor& bias,
+                          const LayerCall& call) const {
     const auto [query, key, value] =
         ddp::ops::split_heads(qkv, num_heads_, num_heads_, {.added_bias = bias});
     return attend(query, key, value, call, index_, is_training() ? attention_dropout_ : 0.0);

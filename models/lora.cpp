@@ -87,15 +87,18 @@ torch::Tensor LinearImpl::forward_add(const torch::Tensor& input, const torch::T
     return ddp::ops::linear(input, weight,
                             {.bias = bias, .residual = residual, .skips_result = skips_result});
   }
-  ddp::ops::LoraLinearOptions options{.scale = lora_scale_,
-                                      .dropout_p = is_training() ? lora_dropout_ : 0.0,
-                                      .bias = bias,
-                                      .residual = residual,
-                                      .skips_result = skips_result};
+  auto options = lora_call();
+  options.bias = bias;
+  options.residual = residual;
+  options.skips_result = skips_result;
   if (fp8_base_) {
     options.fp8 = fp8_.of({weight}, name_);
   }
   return ddp::ops::lora_linear(input, weight, lora_a, lora_b, std::move(options));
+}
+
+ddp::ops::LoraLinearOptions LinearImpl::lora_call() const {
+  return {.scale = lora_scale_, .dropout_p = is_training() ? lora_dropout_ : 0.0};
 }
 
 void LinearImpl::add_lora(const LoraOptions& options, const std::string& name) {
@@ -167,10 +170,9 @@ torch::Tensor JoinedLinears::compute(const torch::Tensor& input, bool gated) con
     const bool equals_first = layer->has_lora() && first.has_lora() &&
                               layer->lora_a.sizes() == first.lora_a.sizes() &&
                               layer->lora_a.dtype() == first.lora_a.dtype() &&
-                              layer->lora_scale() == first.lora_scale() &&
-                              layer->lora_dropout() == first.lora_dropout() &&
-                              layer->has_fp8_base() == first.has_fp8_base() &&
-                              layer->is_training() == first.is_training();
+                              layer->lora_call().scale == first.lora_call().scale &&
+                              layer->lora_call().dropout_p == first.lora_call().dropout_p &&
+                              layer->has_fp8_base() == first.has_fp8_base();
     have_adapters = have_adapters && equals_first;
     have_none = have_none && !layer->has_lora();
     weights.push_back(layer->weight);
@@ -194,11 +196,10 @@ torch::Tensor JoinedLinears::compute(const torch::Tensor& input, bool gated) con
   if (have_none) {
     return activated(ddp::ops::linear(input, weight, {.bias = bias}));
   }
-  ddp::ops::LoraLinearOptions options{.scale = first.lora_scale(),
-                                      .dropout_p = first.is_training() ? first.lora_dropout() : 0.0,
-                                      .bias = bias,
-                                      .out_sizes = out_sizes,
-                                      .gated = gated};
+  auto options = first.lora_call();
+  options.bias = bias;
+  options.out_sizes = out_sizes;
+  options.gated = gated;
   if (first.has_fp8_base()) {
     options.fp8 = fp8_.of(weights, first.name());
   }

@@ -57,10 +57,13 @@ inline void check_differentiated_once(const char* op) {
 }
 
 /// `tensor`'s memory as a tensor that autograd does not take for a view.
-inline at::Tensor alias_of(const at::Tensor& tensor) {
+inline at::Tensor alias_of(const at::Tensor& tensor, at::IntArrayRef sizes) {
   auto alias = at::empty({0}, tensor.options());
-  alias.set_(tensor.storage(), tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  alias.set_(tensor.storage(), tensor.storage_offset(), sizes, tensor.strides());
   return alias;
+}
+inline at::Tensor alias_of(const at::Tensor& tensor) {
+  return alias_of(tensor, tensor.sizes());
 }
 
 /// Whether kernels may read `tensor` 16 bytes at a time. A view of a flat buffer may be unaligned.

@@ -67,6 +67,8 @@ class LinearImpl : public torch::nn::Module {
   double lora_scale() const { return lora_scale_; }  ///< alpha / rank
   double lora_alpha() const { return lora_alpha_; }
   double lora_dropout() const { return lora_dropout_; }
+  /// Scale and, in training, dropout of the adapter.
+  ddp::ops::LoraLinearOptions lora_call() const;
   bool has_fp8_base() const { return fp8_base_; }
   const std::string& name() const { return name_; }  ///< as add_lora() was told
 

@@ -4,16 +4,13 @@
 #include <algorithm>
 
 #include "ops/kernel_types.cuh"
+#include "ops/language/gated_gradient.cuh"
 
 namespace ddp::ops::detail {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kVector = 8;
-
-__device__ float sigmoid(float x) {
-  return 1.0F / (1.0F + __expf(-x));
-}
 
 /// The place of a thread's eight elements.
 struct GatePlace {
@@ -51,18 +48,11 @@ __global__ void swiglu_backward(const T* grad, const T* gate_up, int64_t rows, i
   if (place.out >= rows * width) {
     return;
   }
-  float d[kVector], g[kVector], u[kVector];
-  load8(grad + place.out, 1, d);
-  load8(gate_up + place.gate, 1, g);
-  load8(gate_up + place.gate + width, 1, u);
-#pragma unroll
-  for (int j = 0; j < kVector; ++j) {
-    const float s = sigmoid(g[j]);
-    u[j] *= d[j] * s * (1.0F + g[j] * (1.0F - s));
-    d[j] *= g[j] * s;
-  }
-  store8(grad_gate_up + place.gate, 1, u);
-  store8(grad_gate_up + place.gate + width, 1, d);
+  float of_gate[kVector], of_up[kVector];
+  gated_gradients(grad + place.out, gate_up + place.gate, gate_up + place.gate + width, of_gate,
+                  of_up);
+  store8(grad_gate_up + place.gate, 1, of_gate);
+  store8(grad_gate_up + place.gate + width, 1, of_up);
 }
 
 constexpr int kHeadLanes = 32;  // threads of a block with different columns

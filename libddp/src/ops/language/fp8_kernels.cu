@@ -5,6 +5,7 @@
 #include <cuda_fp8.h>
 
 #include "ops/kernel_types.cuh"
+#include "ops/language/gated_gradient.cuh"
 
 namespace ddp::ops::detail {
 namespace {
@@ -112,19 +113,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// The gradients of gate and up for eight columns, rounded to T.
 template <typename T>
-__device__ void gated_gradients(const T* grad, const T* gate, const T* up, Vector8<T>& of_gate,
-                                Vector8<T>& of_up) {
-  float d[kVector], g[kVector], u[kVector];
-  load8(grad, 1, d);
-  load8(gate, 1, g);
-  load8(up, 1, u);
+__device__ void round_to(Vector8<T>& to, const float (&values)[kVector]) {
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
-    const float s = 1.0F / (1.0F + __expf(-g[j]));
-    of_gate.values[j] = from_float<T>(u[j] * d[j] * s * (1.0F + g[j] * (1.0F - s)));
-    of_up.values[j] = from_float<T>(d[j] * g[j] * s);
+    to.values[j] = from_float<T>(values[j]);
   }
 }
 
@@ -140,8 +133,11 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t c = (v * kThreads + static_cast<int>(threadIdx.x)) * kVector;
     of_gate[v].bits = of_up[v].bits = {0, 0, 0, 0};
     if (c < width) {
+      float gate[kVector], up[kVector];
       gated_gradients(grad + blockIdx.x * width + c, gate_up + begin + c,
-                      gate_up + begin + width + c, of_gate[v], of_up[v]);
+                      gate_up + begin + width + c, gate, up);
+      round_to(of_gate[v], gate);
+      round_to(of_up[v], up);
       *reinterpret_cast<uint4*>(grad_gate_up + begin + c) = of_gate[v].bits;
       *reinterpret_cast<uint4*>(grad_gate_up + begin + width + c) = of_up[v].bits;
     }

@@ -13,7 +13,7 @@ inline constexpr int64_t kMaxQuantizedColumns = 40960;
 /// in [rows, columns] of bf16 or fp16, dense and 16-byte aligned, columns a multiple of 8
 /// and at most kMaxQuantizedColumns ->
 /// values e4m3 [rows, columns], scales float32 [rows]: scale = the row's largest magnitude / 448,
-/// or 1 for a row of zeros; value = element / scale, rounded.
+/// or 1 for a row that becomes zeros (kTinyFp8Row); value = element / scale, rounded.
 cudaError_t launch_quantize_rows(const void* in, Element element, int64_t rows, int64_t columns,
                                  void* values, float* scales, cudaStream_t stream);
 

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-
 #include "ops/language/gated_activation.hpp"
 
 #include <ATen/ATen.h>

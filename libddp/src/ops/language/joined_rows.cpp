@@ -2,6 +2,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <optional>
 #include <vector>
 
 #include "ddp/ops/language.hpp"
@@ -50,10 +52,7 @@ at::Tensor join(const std::vector<at::Tensor>& parts) {
     return at::cat(parts, 0);
   }
   // Not a view for autograd: a view of a parameter may not be written later, as optimizers do.
-  const auto& first = parts[0];
-  auto joined = at::empty({0}, first.options());
-  joined.set_(first.storage(), first.storage_offset(), sizes, first.strides());
-  return joined;
+  return detail::alias_of(parts[0], sizes);
 }
 
 class JoinedRows : public torch::autograd::Function<JoinedRows> {
@@ -91,20 +90,17 @@ class JoinedRows : public torch::autograd::Function<JoinedRows> {
 }  // namespace
 
 at::Tensor joined_rows(const std::vector<at::Tensor>& parts) {
-  bool wants_grad = false;
-  for (const auto& part : parts) {
-    wants_grad = wants_grad || part.requires_grad();
-  }
   if (parts.size() == 1) {
     return parts[0];
   }
+  const bool wants_grad = std::any_of(parts.begin(), parts.end(),
+                                      [](const at::Tensor& part) { return part.requires_grad(); });
   if (!wants_grad || !at::GradMode::is_enabled()) {
     const at::NoGradGuard no_grad;
     return join(parts);
   }
   TORCH_CHECK(parts.size() <= 3, "joined_rows: at most three parts may have gradients, not ",
               parts.size());
-  joined_sizes(parts);
   return JoinedRows::apply(parts[0], parts[1],
                            parts.size() == 3 ? std::optional(parts[2]) : std::nullopt);
 }

@@ -355,9 +355,9 @@ void check_shapes(const at::Tensor& input, const at::Tensor& weight, const at::T
   };
   auto result = input.sizes().vec();
   result.back() = out;
-  fits(weight, "weight", weight.sizes());
-  fits(lora_a, "A", lora_a.sizes());
-  fits(lora_b, "B", lora_b.sizes());
+  detail::check_same_device("lora_linear", input, "weight", weight);
+  detail::check_same_device("lora_linear", input, "A", lora_a);
+  detail::check_same_device("lora_linear", input, "B", lora_b);
   fits(options.bias, "bias", {out});
   fits(options.residual, "residual", result);
   if (options.fp8) {
