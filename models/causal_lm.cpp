@@ -23,9 +23,8 @@ LmOutput CausalLm::forward(const TokenInput& input, const torch::Tensor& labels)
   auto head = head_weight();
   ddp::ops::pad_rows(head);
   const auto hidden = hidden_states(input);
-  const auto result = ddp::ops::linear_cross_entropy(
-      hidden.reshape({-1, hidden.size(-1)}), head, labels.reshape({-1}),
-      {.chunk_tokens = computation_.loss_chunk_tokens});
+  const auto result = ddp::ops::linear_cross_entropy(hidden.reshape({-1, hidden.size(-1)}), head,
+                                                     labels.reshape({-1}), loss_options());
   return {result.loss_sum, result.num_correct};
 }
 

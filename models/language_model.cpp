@@ -16,4 +16,13 @@ double LanguageModel::matrix_flops_per_token() const {
   return flops;
 }
 
+ddp::ops::LinearCrossEntropyOptions LanguageModel::loss_options() const {
+  ddp::ops::LinearCrossEntropyOptions options{.chunk_tokens = computation_.loss_chunk_tokens};
+  if (is_training()) {
+    options.label_smoothing = computation_.label_smoothing;
+    options.z_loss = computation_.z_loss;
+  }
+  return options;
+}
+
 }  // namespace models

@@ -184,6 +184,16 @@ void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
            .unit = "layers",
            .min = 0},
           s.computation.checkpoint_every);
+  v.field({.name = "label_smoothing",
+           .doc = "Share of the target that is spread over the vocabulary, in training.",
+           .min = 0,
+           .max = 1},
+          s.computation.label_smoothing);
+  v.field({.name = "z_loss",
+           .doc = "Weight of the squared logarithm of the softmax's denominator in the training "
+                  "loss, which keeps logits small (PaLM: 1e-4).",
+           .min = 0},
+          s.computation.z_loss);
 }
 
 void describe_fields(Qwen2Settings& s, ddp::FieldVisitor& v) {

@@ -109,6 +109,33 @@ TEST_CASE("linear_cross_entropy with a bias equals float64, padded or not, in ch
   }
 }
 
+TEST_CASE("linear_cross_entropy with smoothed labels and z-loss equals float64") {
+  torch::manual_seed(8);
+  constexpr double smoothing = 0.2, z = 0.01;
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    for (const int64_t vocab : {1001, 70001}) {  // kept in shared memory, and longer than that
+      const bool is_float = dtype == torch::kFloat;
+      CAPTURE(is_float, vocab);
+      const auto hidden = leaf({100, 64}, dtype), labels = labels_for(100, vocab);
+      auto weight = leaf({vocab, 64}, dtype, 0.125);
+      ddp::ops::pad_rows(weight);
+      const auto h = reference_of(hidden), w = reference_of(weight);
+      const auto logits = torch::linear(h, w);
+      const auto is_ignored = labels.eq(ddp::ops::kIgnoreIndex);
+      const auto expected =
+          torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, -100, smoothing) +
+          z * logits.logsumexp(1).square().masked_fill(is_ignored, 0).sum();
+      const auto result = ddp::ops::linear_cross_entropy(
+          hidden, weight, labels, {.label_smoothing = smoothing, .z_loss = z});
+      CHECK(relative_error(result.loss_sum, expected) < (is_float ? 1e-6 : 1e-3));
+      const auto grads = grad({result.loss_sum * 0.5}, {hidden, weight});
+      const auto wanted = grad({expected * 0.5}, {h, w});
+      CHECK(relative_error(grads[0], wanted[0]) < (is_float ? 1e-5 : kBf16Tolerance));
+      CHECK(relative_error(grads[1], wanted[1]) < (is_float ? 1e-5 : kBf16Tolerance));
+    }
+  }
+}
+
 TEST_CASE("linear_cross_entropy under autocast gives float32 leaves float32 gradients") {
   torch::manual_seed(2);
   const auto hidden = leaf({200, 64}, torch::kFloat), weight = leaf({1001, 64}, torch::kFloat, 0.1);

@@ -38,12 +38,14 @@ inline void for_each_tensor(LmOutput& output, const ddp::TensorVisitor& visit) {
   visit(output.loss_sum);
 }
 
-/// Settings that change how results are computed, but neither the weights nor the results' meaning.
+/// How results are computed. Only the last two change the results, in training.
 struct LanguageModelOptions {
   ddp::ops::AttentionBackend attention = ddp::ops::AttentionBackend::Auto;
   int64_t loss_chunk_tokens = 0;  ///< tokens per chunk of logits; 0: the whole batch at once
   int64_t checkpoint_every = 0;   ///< recompute every k-th layer in the backward; 0: none, 1: all
   double head_share = 1;          ///< share of tokens that the head sees, for flops_per_token()
+  double label_smoothing = 0;     ///< of the loss in training mode: see ops::linear_cross_entropy
+  double z_loss = 0;              ///< likewise
 };
 
 class LanguageModel : public torch::nn::Module {
@@ -70,6 +72,7 @@ class LanguageModel : public torch::nn::Module {
  protected:
   /// The part of flops_per_token() that grows with the parameters.
   double matrix_flops_per_token() const;
+  ddp::ops::LinearCrossEntropyOptions loss_options() const;
   /// True if a token is multiplied by the parameter `name`, false for a lookup table.
   virtual bool is_matrix_product(const std::string& name) const = 0;
 

@@ -238,15 +238,19 @@ inline constexpr int64_t kIgnoreIndex = -100;
 struct LinearCrossEntropyOptions {
   int64_t chunk_tokens = 0;  ///< rows of logits in memory at a time; 0: all
   int64_t ignore_index = kIgnoreIndex;
-  at::Tensor bias{};  ///< [vocab], added to the logits
+  at::Tensor bias{};           ///< [vocab], added to the logits
+  double label_smoothing = 0;  ///< s in [0, 1]: share of the target spread over the vocabulary
+  double z_loss = 0;  ///< z >= 0: weight of the squared log-partition (PaLM, arXiv:2204.02311)
 };
 struct LinearCrossEntropyResult {
   at::Tensor loss_sum;     ///< float32, 0-dim: sum over the rows that are not ignored
   at::Tensor num_correct;  ///< int64, 0-dim: rows whose largest logit is the label
 };
 
-/// The head of a language model and its loss: sum over rows t of logsumexp(logits[t]) - logits[t,
-/// labels[t]], with logits = hidden weightᵀ + bias in hidden's dtype and sums in float32.
+/// The head of a language model and its loss, with logits = hidden weightᵀ + bias in hidden's dtype
+/// and sums in float32. With L = logsumexp(logits[t]), row t adds
+///
+///   L - (1 - s) logits[t, labels[t]] - s mean(logits[t]) + z L²
 ///
 ///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
 ///

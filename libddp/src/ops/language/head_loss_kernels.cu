@@ -22,10 +22,12 @@ constexpr float kLowest = -8e37F;              // below all logits, and its diff
 constexpr float kLog2e = 1.4426950408889634F;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// The largest logit, its first place, and the sum of exp(x - largest).
+/// The largest logit, its first place, the sum of exp(x - largest), and with label smoothing the
+/// sum of x.
 struct Softmax {
   float largest = kLowest;
   float sum = 0;
+  float total = 0;
   int place = std::numeric_limits<int>::max();
 };
 
@@ -40,7 +42,7 @@ __device__ Softmax merge(const Softmax& a, const Softmax& b) {
   const bool takes_b = b.largest > a.largest || (b.largest == a.largest && b.place < a.place);
   const float largest = takes_b ? b.largest : a.largest;
   return {largest, a.sum * fast_exp(a.largest - largest) + b.sum * fast_exp(b.largest - largest),
-          takes_b ? b.place : a.place};
+          a.total + b.total, takes_b ? b.place : a.place};
 }
 
 __device__ Softmax of_block(Softmax own) {
@@ -49,7 +51,7 @@ __device__ Softmax of_block(Softmax own) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     own = merge(own,
                 {__shfl_xor_sync(~0U, own.largest, offset), __shfl_xor_sync(~0U, own.sum, offset),
-                 __shfl_xor_sync(~0U, own.place, offset)});
+                 __shfl_xor_sync(~0U, own.total, offset), __shfl_xor_sync(~0U, own.place, offset)});
   }
   if (threadIdx.x % kWarp == 0) {
     of_warps[threadIdx.x / kWarp] = own;
@@ -70,7 +72,7 @@ __device__ T* kept(int64_t c) {
 }
 
 /// Adds `count` logits from column `c` on.
-template <int kCount>
+template <bool kTerms, int kCount>
 __device__ void add(const float (&x)[kCount], int64_t c, Softmax& own) {
   float largest = x[0];
 #pragma unroll
@@ -88,12 +90,15 @@ __device__ void add(const float (&x)[kCount], int64_t c, Softmax& own) {
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
     own.sum += fast_exp(x[j] - own.largest);
+    if constexpr (kTerms) {
+      own.total += x[j];
+    }
   }
 }
 
 /// Reads whole vectors in front of `whole`, and the elements behind it one by one. Keeps those in
 /// front of `num_kept`.
-template <typename T>
+template <bool kTerms, typename T>
 __device__ Softmax of_row(const T* row, int64_t whole, int64_t num_kept, int64_t vocab) {
   Softmax own;
   for (int64_t first = int64_t{threadIdx.x} * kVector; first < whole; first += kAhead * kStride) {
@@ -116,22 +121,52 @@ __device__ Softmax of_row(const T* row, int64_t whole, int64_t num_kept, int64_t
         if (c < num_kept) {
           *reinterpret_cast<uint4*>(kept<T>(c)) = ahead[u].bits;
         }
-        add(x, c, own);
+        add<kTerms>(x, c, own);
       }
     }
   }
   if (const int64_t c = whole + threadIdx.x; c < vocab) {
     const float x[1] = {to_float(row[c])};
-    add(x, c, own);
+    add<kTerms>(x, c, own);
   }
   return own;
 }
 
-/// Replaces the row's logits by softmax - 1 at the label, and the padding's by 0.
+/// The gradient of a row: softmax * factor - spread, at the label another value.
+struct RowGradient {
+  float log_sum, at_label;
+  float factor = 1;
+  float spread = 0;
+};
+
+struct RowResult {
+  float loss;
+  RowGradient gradient;
+};
+
+/// With `kTerms` there is label smoothing or a z-loss.
+template <bool kTerms>
+__device__ RowResult finish_row(const HeadLogits& in, const Softmax& softmax, float of_label) {
+  const float log_sum = softmax.largest + logf(softmax.sum);
+  const float loss = log_sum - of_label;
+  const float at_label = expm1f(-loss);  // near 1 a rounded probability would lose the difference
+  if constexpr (!kTerms) {
+    return {loss, {log_sum, at_label}};
+  }
+  const float smoothing = in.label_smoothing;
+  const auto vocab = static_cast<float>(in.vocab);
+  const float spread = smoothing / vocab, slope = 2 * in.z_loss * log_sum;
+  return {loss + smoothing * (of_label - softmax.total / vocab) + in.z_loss * log_sum * log_sum,
+          {log_sum, at_label + slope * expf(-loss) + smoothing - spread, 1 + slope, spread}};
+}
+
+/// Replaces the row's logits by their gradient, and the padding's by 0.
 template <typename T>
 __device__ void write_gradient(T* logits, int64_t whole, int64_t num_kept, const HeadLogits& in,
-                               int64_t label, float log_sum, float loss) {
-  const float at_label = expm1f(-loss);  // near 1 a rounded probability would lose the difference
+                               int64_t label, const RowGradient& gradient) {
+  const auto of_logit = [&](float x) {
+    return fast_exp(x - gradient.log_sum) * gradient.factor - gradient.spread;
+  };
   const int64_t own = int64_t{threadIdx.x} * kVector;
 #pragma unroll 4
   for (int64_t c = (whole - 1) / kStride * kStride + own; c >= 0; c -= kStride) {
@@ -142,23 +177,23 @@ __device__ void write_gradient(T* logits, int64_t whole, int64_t num_kept, const
     load8(c < num_kept ? kept<T>(c) : logits + c, 1, x);
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      x[j] = fast_exp(x[j] - log_sum);
+      x[j] = of_logit(x[j]);
     }
     if (label >= c && label < c + kVector) {
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        x[j] = c + j == label ? at_label : x[j];
+        x[j] = c + j == label ? gradient.at_label : x[j];
       }
     }
     store8(logits + c, 1, x);
   }
   for (int64_t c = whole + threadIdx.x; c < in.leading; c += kThreads) {
-    const float x = c < in.vocab ? fast_exp(to_float(logits[c]) - log_sum) : 0.0F;
-    logits[c] = from_float<T>(c == label ? at_label : x);
+    const float x = c < in.vocab ? of_logit(to_float(logits[c])) : 0.0F;
+    logits[c] = from_float<T>(c == label ? gradient.at_label : x);
   }
 }
 
-template <typename T>
+template <bool kTerms, typename T>
 __global__ void __launch_bounds__(kThreads, 2)
     row_losses(HeadLogits in, int64_t num_kept, bool make_grad, HeadLossSums out) {
   const int64_t row = blockIdx.x;
@@ -179,16 +214,15 @@ __global__ void __launch_bounds__(kThreads, 2)
   const bool is_valid = label >= 0 && label < in.vocab;
   const float of_label = is_valid ? to_float(logits[label]) : kNan;
   // of_block() also orders the readers of the label's logit before its writer.
-  const auto softmax = of_block(of_row(logits, whole, num_kept, in.vocab));
-  // An invalid label gives NaN, found by checks of loss and gradients.
-  const float log_sum = is_valid ? softmax.largest + logf(softmax.sum) : kNan;
-  const float loss = log_sum - of_label;
+  auto softmax = of_block(of_row<kTerms>(logits, whole, num_kept, in.vocab));
+  softmax.sum = is_valid ? softmax.sum : kNan;  // found by checks of loss and gradients
+  const auto [loss, gradient] = finish_row<kTerms>(in, softmax, of_label);
   if (threadIdx.x == 0) {
     out.row_losses[row] = loss;
     out.row_marks[row] = softmax.place == label && !isnan(loss) ? 1 : 0;
   }
   if (make_grad) {
-    write_gradient(logits, whole, num_kept, in, label, log_sum, loss);
+    write_gradient(logits, whole, num_kept, in, label, gradient);
   }
 }
 
@@ -238,14 +272,16 @@ cudaError_t launch_head_loss(const HeadLogits& in, bool make_grad, const HeadLos
   }
   return with_compute_type(in.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
+    const auto kernel =
+        in.label_smoothing > 0 || in.z_loss > 0 ? row_losses<true, T> : row_losses<false, T>;
     const auto blocks = static_cast<unsigned>(in.rows);
     const int64_t bytes = make_grad ? kept_bytes(in.leading * static_cast<int64_t>(sizeof(T))) : 0;
-    const auto status = cudaFuncSetAttribute(
-        row_losses<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    const auto status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                             static_cast<int>(bytes));
     if (status != cudaSuccess) {
       return status;
     }
-    row_losses<T><<<blocks, kThreads, static_cast<size_t>(bytes), stream>>>(
+    kernel<<<blocks, kThreads, static_cast<size_t>(bytes), stream>>>(
         in, bytes / static_cast<int64_t>(sizeof(T)), make_grad, out);
     add_rows<<<1, kThreads, 0, stream>>>(in.rows, out);
     return cudaGetLastError();

@@ -15,6 +15,7 @@ struct HeadLogits {
   const int64_t* labels;
   int64_t rows, vocab, leading;
   int64_t ignore_index;
+  float label_smoothing, z_loss;
 };
 
 struct HeadLossSums {
@@ -24,9 +25,9 @@ struct HeadLossSums {
   int64_t* num_correct;  ///< [1], the count is added
 };
 
-/// The loss of each row that is not ignored: logsumexp(logits) - logits[label], NaN for a label
-/// outside the vocabulary. With `make_grad` the logits become the gradient of the sum, softmax -
-/// onehot, 0 in padding and in ignored rows.
+/// The loss of each row that is not ignored, as ddp::ops::linear_cross_entropy() defines it, NaN
+/// for a label outside the vocabulary. With `make_grad` the logits become the gradient of the sum,
+/// 0 in padding and in ignored rows.
 cudaError_t launch_head_loss(const HeadLogits& in, bool make_grad, const HeadLossSums& out,
                              cudaStream_t stream);
 

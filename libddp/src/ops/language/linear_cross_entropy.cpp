@@ -43,53 +43,72 @@ Sums new_sums(const at::Tensor& hidden) {
 ///
 ///   logits [rows, padded vocab], labels [rows]
 void loss_by_aten(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
-                  int64_t ignore_index, bool make_grad, Sums& sums) {
+                  const LinearCrossEntropyOptions& options, bool make_grad, Sums& sums) {
+  const double smoothing = options.label_smoothing, z = options.z_loss;
   auto valid = logits.narrow(1, 0, vocab);
-  const auto counts = labels.ne(ignore_index);
+  const auto counts = labels.ne(options.ignore_index);
   const auto target = labels.clamp(0, vocab - 1).unsqueeze(1);
   const auto is_wrong = labels.ne(target.squeeze(1)).logical_and_(counts);
   sums.correct += valid.argmax(1).eq(labels).logical_and_(counts).sum();
-  const auto log_softmax = at::log_softmax(valid.to(at::kFloat), 1);
+  auto log_softmax = at::log_softmax(valid.to(at::kFloat), 1);
   const auto log_likelihood =
       log_softmax.gather(1, target).masked_fill_(is_wrong.unsqueeze(1), kNan);
-  sums.loss -= log_likelihood.squeeze(1).masked_fill(counts.logical_not(), 0).sum();
+  auto losses = log_likelihood * (smoothing - 1);
+  if (smoothing > 0) {
+    losses -= log_softmax.mean(1, /*keepdim=*/true) * smoothing;
+  }
+  const auto log_sum = z > 0 ? at::logsumexp(valid.to(at::kFloat), 1, true) : at::Tensor();
+  if (z > 0) {
+    losses += log_sum.square() * z;
+  }
+  sums.loss += losses.squeeze(1).masked_fill(counts.logical_not(), 0).sum();
   if (make_grad) {
-    // softmax - onehot. The label's entry is computed in float32: near 1 a rounded softmax would
-    // lose the difference.
-    at::exp_out(valid, log_softmax);
-    valid.scatter_(1, target, log_likelihood.expm1().to(valid.scalar_type()));
+    // softmax (1 + 2 z L) - (1 - s) onehot - s / vocab. The label's entry is computed in float32:
+    // near 1 a rounded softmax would lose the difference.
+    auto at_label = log_likelihood.expm1();
+    auto elsewhere = log_softmax.exp_();
+    if (z > 0) {
+      at_label += log_likelihood.exp() * log_sum * (2 * z);
+      elsewhere *= log_sum * (2 * z) + 1;
+    }
+    const double spread = smoothing / static_cast<double>(vocab);
+    valid.copy_(elsewhere.sub_(spread));
+    valid.scatter_(1, target, at_label.add_(smoothing - spread).to(valid.scalar_type()));
     valid.masked_fill_(counts.logical_not().unsqueeze(1), 0);
   }
 }
 
 #ifdef DDP_HAS_CUDA
 void loss_by_kernel(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
-                    int64_t ignore_index, bool make_grad, Sums& sums) {
+                    const LinearCrossEntropyOptions& options, bool make_grad, Sums& sums) {
   const c10::cuda::CUDAGuard device(logits.device());
   const auto losses = at::empty(labels.sizes(), sums.loss.options());
   const auto marks = at::empty(labels.sizes(), labels.options().dtype(at::kInt));
-  C10_CUDA_CHECK(detail::launch_head_loss({.logits = logits.mutable_data_ptr(),
-                                           .element = detail::element_of(logits.scalar_type()),
-                                           .labels = labels.const_data_ptr<int64_t>(),
-                                           .rows = logits.size(0),
-                                           .vocab = vocab,
-                                           .leading = logits.stride(0),
-                                           .ignore_index = ignore_index},
-                                          make_grad,
-                                          {.row_losses = losses.mutable_data_ptr<float>(),
-                                           .row_marks = marks.mutable_data_ptr<int>(),
-                                           .loss = sums.loss.mutable_data_ptr<float>(),
-                                           .num_correct = sums.correct.mutable_data_ptr<int64_t>()},
-                                          detail::stream_of(logits)));
+  C10_CUDA_CHECK(
+      detail::launch_head_loss({.logits = logits.mutable_data_ptr(),
+                                .element = detail::element_of(logits.scalar_type()),
+                                .labels = labels.const_data_ptr<int64_t>(),
+                                .rows = logits.size(0),
+                                .vocab = vocab,
+                                .leading = logits.stride(0),
+                                .ignore_index = options.ignore_index,
+                                .label_smoothing = static_cast<float>(options.label_smoothing),
+                                .z_loss = static_cast<float>(options.z_loss)},
+                               make_grad,
+                               {.row_losses = losses.mutable_data_ptr<float>(),
+                                .row_marks = marks.mutable_data_ptr<int>(),
+                                .loss = sums.loss.mutable_data_ptr<float>(),
+                                .num_correct = sums.correct.mutable_data_ptr<int64_t>()},
+                               detail::stream_of(logits)));
 }
 #endif
 
 /// Adds the loss of all rows; with `make_grad` overwrites the logits with their gradient.
 void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
-              int64_t ignore_index, bool make_grad, Sums& sums) {
+              const LinearCrossEntropyOptions& options, bool make_grad, Sums& sums) {
 #ifdef DDP_HAS_CUDA
   if (detail::runs_own_kernels(logits, logits.scalar_type()) && logits.stride(0) % 8 == 0) {
-    return loss_by_kernel(logits, labels.contiguous(), vocab, ignore_index, make_grad, sums);
+    return loss_by_kernel(logits, labels.contiguous(), vocab, options, make_grad, sums);
   }
 #endif
   const int64_t rows = logits.size(0);
@@ -97,7 +116,7 @@ void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
       std::clamp<int64_t>(kMaxBlockElements / vocab, 1, std::max<int64_t>(rows, 1));
   for (int64_t row = 0; row < rows; row += block) {
     const int64_t count = std::min(block, rows - row);
-    loss_by_aten(logits.narrow(0, row, count), labels.narrow(0, row, count), vocab, ignore_index,
+    loss_by_aten(logits.narrow(0, row, count), labels.narrow(0, row, count), vocab, options,
                  make_grad, sums);
   }
 }
@@ -156,13 +175,14 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
                                                 const at::Tensor& hidden, const at::Tensor& weight,
                                                 const std::optional<at::Tensor>& bias,
                                                 const at::Tensor& labels, at::ScalarType dtype,
-                                                int64_t ignore_index, bool makes_grad) {
+                                                const LinearCrossEntropyOptions& options,
+                                                bool makes_grad) {
     const AutocastOff no_autocast(hidden.device().type());
     const auto h = hidden.to(dtype).contiguous();
     const auto w = padded_rows(weight).to(dtype);
     Sums sums = new_sums(h);
     const auto logits = logits_of(h, w, padded_bias(bias, w.size(0), dtype));
-    add_loss(logits, labels, weight.size(0), ignore_index, makes_grad, sums);
+    add_loss(logits, labels, weight.size(0), options, makes_grad, sums);
     if (makes_grad) {
       ctx->save_for_backward({h, w, weight, logits, bias.value_or(at::Tensor())});
       ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
@@ -241,8 +261,7 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
       const int64_t count = std::min(options.chunk_tokens, h.size(0) - first);
       const auto rows = h.narrow(0, first, count);
       const auto logits = logits_of(rows, w, b);
-      add_loss(logits, labels.narrow(0, first, count), weight.size(0), options.ignore_index,
-               wanted.any(), sums);
+      add_loss(logits, labels.narrow(0, first, count), weight.size(0), options, wanted.any(), sums);
       if (wanted.hidden) {
         detail::gemm(grad_hidden.narrow(0, first, count), logits, w);
       }
@@ -313,6 +332,11 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
               labels.scalar_type());
   detail::check_same_device("linear_cross_entropy", hidden, "weight", weight);
   detail::check_same_device("linear_cross_entropy", hidden, "labels", labels);
+  TORCH_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
+              "linear_cross_entropy: label_smoothing must lie in [0, 1], not ",
+              options.label_smoothing);
+  TORCH_CHECK(options.z_loss >= 0, "linear_cross_entropy: z_loss must not be negative, but is ",
+              options.z_loss);
   const auto& bias = options.bias;
   if (bias.defined()) {
     TORCH_CHECK(bias.dim() == 1 && bias.size(0) == weight.size(0),
@@ -331,10 +355,10 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
   const bool is_chunked = options.chunk_tokens > 0 && options.chunk_tokens < hidden.size(0);
   // LibTorch refuses an undefined tensor here, but not an empty optional.
   const auto maybe_bias = bias.defined() ? std::optional(bias) : std::nullopt;
-  const auto outputs = is_chunked ? ChunkedHeadLoss::apply(hidden, weight, maybe_bias, labels,
-                                                           dtype, options, wanted)
-                                  : WholeHeadLoss::apply(hidden, weight, maybe_bias, labels, dtype,
-                                                         options.ignore_index, wanted.any());
+  const auto outputs =
+      is_chunked
+          ? ChunkedHeadLoss::apply(hidden, weight, maybe_bias, labels, dtype, options, wanted)
+          : WholeHeadLoss::apply(hidden, weight, maybe_bias, labels, dtype, options, wanted.any());
   return {outputs[0], outputs[1]};
 }
 
