@@ -148,6 +148,21 @@ TEST_CASE("construction sends rank 0's parameters and buffers, unless told not t
   }
 }
 
+TEST_CASE("construction raises the version of every tensor that it overwrites") {
+  Counter module;  // `count` is sent alone, because no other tensor has its dtype
+  const auto versions = [&] {
+    return std::vector<int64_t>{module->weight._version(), module->seen._version(),
+                                module->count._version()};
+  };
+  const auto before = versions();
+  const DistributedDataParallel model(module, group());
+  const auto after = versions();
+  for (std::size_t i = 0; rank() > 0 && i < before.size(); ++i) {
+    CAPTURE(i);
+    REQUIRE(after[i] > before[i]);
+  }
+}
+
 TEST_CASE("a training forward that follows a synchronised one begins with rank 0's buffers") {
   Counter module;
   DistributedDataParallel model(module, group());

@@ -5,7 +5,8 @@
 # usage: vit_ddp_test.sh learns|curve|resumes|refuses PROGRAM RANKS DATA
 #   learns    with dropout, stochastic depth, mixup and an average of the weights the loss falls
 #   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
-#   resumes   killed after a checkpoint and started again: the same bits as never interrupted, random branches included
+#   resumes   killed after a checkpoint and started again: the same bits as never interrupted, random branches included,
+#             whose random states differ between the ranks
 #   refuses   patches that do not divide the image, unknown names, contradicting dtypes, a checkpoint of other patches,
 #             weights of another number of classes
 set -u
@@ -60,6 +61,11 @@ case $scenario in
     kill_when_saved $!
     (run "$work/resumed.log" "${saving[@]}") || fail "exit code $? of the resumed run"
     check_resumed "test accuracy"
+    if [ "$ranks" -gt 1 ]; then
+      states=$(find "$work/checkpoints" -name rank_00000.safetensors | sort | head -n 1)
+      [ -s "${states/rank_00000/rank_00001}" ] || fail "no random state of rank 1"
+      ! cmp -s "$states" "${states/rank_00000/rank_00001}" || fail "both ranks drop the same"
+    fi
     ;;
   refuses)
     refused() { # refused CODE TEXT SETTING…

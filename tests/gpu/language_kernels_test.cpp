@@ -8,7 +8,6 @@
 
 #include "ddp/ops/language.hpp"
 #include "lm_test.hpp"
-#include "ops/grad_slot.hpp"
 #include "support/catch.hpp"
 
 using lm_test::leaf;
@@ -18,19 +17,6 @@ using lm_test::tolerance_of;
 using torch::autograd::grad;
 
 namespace {
-
-/// Gives `parameter` a float32 slot for its lifetime.
-struct Slotted {
-  explicit Slotted(torch::Tensor parameter)
-      : of(std::move(parameter)), slot{torch::zeros_like(of.detach(), torch::kFloat)} {
-    ddp::ops::set_grad_slot(of, &slot);
-  }
-  Slotted(const Slotted&) = delete;
-  Slotted& operator=(const Slotted&) = delete;
-  ~Slotted() { ddp::ops::set_grad_slot(of, nullptr); }
-  torch::Tensor of;
-  ddp::ops::GradSlot slot;
-};
 
 void check_all(const std::vector<torch::Tensor>& own, const std::vector<torch::Tensor>& wanted,
                double tolerance) {
@@ -93,33 +79,6 @@ TEST_CASE("linear_and_residual adds the residual's gradient to the input's") {
   CHECK(torch::equal(grad({passed}, {x}, {skip}, true)[0], skip));
   CHECK(relative_error(grad({y}, {x}, {direction})[0], grad({y2}, {x2}, {product})[0]) <
         tolerance_of(torch::kBFloat16));
-}
-
-TEST_CASE("linear and layer_norm write and add to grad slots") {
-  torch::manual_seed(2);
-  const Slotted weight(leaf({40, 64}, torch::kBFloat16, 0.125)), bias(leaf({40}, torch::kBFloat16)),
-      scale(leaf({40}, torch::kBFloat16)), shift(leaf({40}, torch::kBFloat16));
-  const auto x = leaf({100, 64}, torch::kBFloat16);
-  std::vector<torch::Tensor> references;
-  for (const auto* slotted : {&weight, &bias, &scale, &shift}) {
-    references.push_back(reference_of(slotted->of));
-  }
-  for (int backward = 1; backward <= 2; ++backward) {
-    const auto y = ddp::ops::layer_norm(ddp::ops::linear(x, weight.of, {.bias = bias.of}), scale.of,
-                                        shift.of, 1e-5)
-                       .normed;
-    (y.to(torch::kFloat) * torch::arange(40, torch::kCUDA)).sum().backward();
-  }
-  const auto y2 = norm_in_float64(torch::linear(x.to(torch::kDouble), references[0], references[1]),
-                                  references[2], references[3], 1e-5);
-  const auto wanted = grad({(y2 * torch::arange(40, torch::kCUDA)).sum() * 2}, references);
-  std::size_t i = 0;
-  for (const auto* slotted : {&weight, &bias, &scale, &shift}) {
-    CAPTURE(i);
-    CHECK(slotted->slot.written);
-    CHECK_FALSE(slotted->of.grad().defined());
-    CHECK(relative_error(slotted->slot.memory, wanted[i++]) < 0.01);
-  }
 }
 
 TEST_CASE("norms equal float64, their residual's gradient is added") {

@@ -2,7 +2,6 @@
 // Language models on a GPU in bfloat16 compared with the same weights on the CPU in float32.
 #include <torch/torch.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,12 +10,16 @@
 #include "ddp/amp/amp.hpp"
 #include "ddp/ops/language.hpp"
 #include "lm_test.hpp"
+#include "model_pair.hpp"
 #include "models/gpt2.hpp"
 #include "models/lora.hpp"
 #include "models/qwen2.hpp"
 #include "support/catch.hpp"
 
 using ddp::ops::AttentionBackend;
+using lm_test::check_gradients;
+using lm_test::copy_weights;
+using lm_test::fill_with_noise;
 using lm_test::relative_error;
 
 namespace {
@@ -55,35 +58,11 @@ ModelPtr make_model(const std::string& kind, const torch::TensorOptions& memory)
 }
 const std::vector<std::string> kKinds = {"qwen2", "qwen2 tied", "qwen2 lora", "gpt2"};
 
-/// Fills every parameter (biases, norms and B too) with noise that bfloat16 represents exactly.
-void fill(models::CausalLm& model) {
-  const torch::NoGradGuard no_grad;
-  torch::manual_seed(21);
-  for (auto& item : model.named_parameters()) {
-    auto& value = item.value();
-    const bool is_norm =
-        item.key().find("norm") != std::string::npos || item.key().find("ln_") != std::string::npos;
-    auto fresh = torch::randn(value.sizes()) * 0.06;
-    if (is_norm && item.key().find("weight") != std::string::npos) {
-      fresh += 1;
-    }
-    value.copy_(fresh.to(torch::kBFloat16).to(torch::kFloat));
-  }
-}
-
-void copy_weights(const models::CausalLm& from, models::CausalLm& to) {
-  const torch::NoGradGuard no_grad;
-  auto targets = to.named_parameters();
-  for (const auto& item : from.named_parameters()) {
-    targets[item.key()].copy_(item.value());
-  }
-}
-
 /// The model on the CPU in float32 and its copy on the GPU in `dtype`.
 std::pair<ModelPtr, ModelPtr> make_pair(const std::string& kind, torch::Dtype dtype) {
   auto on_cpu = make_model(kind, torch::kFloat);
   auto on_gpu = make_model(kind, torch::TensorOptions().device(torch::kCUDA).dtype(dtype));
-  fill(*on_cpu);
+  fill_with_noise(*on_cpu);
   copy_weights(*on_cpu, *on_gpu);
   on_cpu->eval();
   on_gpu->eval();
@@ -106,30 +85,6 @@ Batch to_gpu(const Batch& batch) {
   return {{move(batch.input.input_ids), move(batch.input.position_ids),
            move(batch.input.document_offsets), batch.input.max_document_length},
           move(batch.labels)};
-}
-
-/// bfloat16 rounds about twenty intermediate results by 2^-9, which leaves an error of about 1 % in
-/// a gradient. Small gradients (GPT-2's key biases: 0 in exact arithmetic) are compared relative to
-/// the whole gradient.
-void check_gradients(const models::CausalLm& model, const models::CausalLm& reference) {
-  std::vector<torch::Tensor> all;
-  for (const auto& parameter : reference.parameters()) {
-    if (parameter.requires_grad()) {
-      all.push_back(parameter.grad().flatten());
-    }
-  }
-  const double whole = torch::cat(all).norm().item<double>();
-  const auto parameters = model.named_parameters();
-  for (const auto& item : reference.named_parameters()) {
-    CAPTURE(item.key());
-    const auto& grad = parameters[item.key()].grad();
-    REQUIRE(grad.defined() == item.value().requires_grad());
-    if (grad.defined()) {
-      const auto expected = item.value().grad();
-      const double error = (grad.to(torch::kCPU, torch::kFloat) - expected).norm().item<double>();
-      CHECK(error < 0.04 * expected.norm().item<double>() + 0.001 * whole);
-    }
-  }
 }
 
 void check_pair(const std::pair<ModelPtr, ModelPtr>& pair, const Batch& batch) {

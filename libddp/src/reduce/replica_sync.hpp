@@ -18,8 +18,8 @@ void check_equal_across_ranks(Communicator& communicator, const ModelTensors& te
 void check_supported(const ModelTensors& tensors);
 
 /// Overwrites `tensors` with `root`'s values, packed by dtype in chunks of at most `chunk_bytes`
-/// (PyTorch's 250 MiB). The caller's current stream waits, the host does not (CPU: it does).
-/// Collective.
+/// (PyTorch's 250 MiB), and raises their versions on the other ranks. The caller's current stream
+/// waits, the host does not (CPU: it does). Collective.
 void broadcast_coalesced(Communicator& communicator, const std::vector<at::Tensor>& tensors,
                          int root, int64_t chunk_bytes = int64_t{250} << 20);
 
