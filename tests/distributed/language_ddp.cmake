@@ -31,6 +31,12 @@ if(TARGET bert_ddp AND Python3_FOUND)
            ${CMAKE_CURRENT_SOURCE_DIR}/bert_ddp_pretrained.py $<TARGET_FILE:bert_ddp> ${PROJECT_SOURCE_DIR})
   set_tests_properties(bert_ddp_pretrained PROPERTIES TIMEOUT 120)
 endif()
+if(TARGET gpt2_ddp AND TARGET bert_ddp AND TARGET vit_ddp AND Python3_FOUND)
+  add_test(NAME transformers_train_like_pytorch COMMAND ${Python3_EXECUTABLE}
+           ${CMAKE_CURRENT_SOURCE_DIR}/transformers_train_like_pytorch.py ${PROJECT_BINARY_DIR} ${PROJECT_SOURCE_DIR})
+  set_tests_properties(transformers_train_like_pytorch PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240
+                       ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
+endif()
 if(TARGET ddp_examples_common)
   ddp_add_test(NAME decode_prompts SOURCES decode_prompts_test.cpp RANKS 1 2 TIMEOUT 60
                LIBRARIES ddp_examples_common ddp ddp_models)

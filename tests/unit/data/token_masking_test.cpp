@@ -95,6 +95,25 @@ TEST_CASE("a mask depends on seed, epoch and row alone; the evaluation has one")
   CHECK(labels_of(eval, masking, 5, 0) == labels_of(eval, masking, 5, 9));
 }
 
+// tests/unit/tools/libddp_batches_test.py expects the same number of the same rows.
+TEST_CASE("windows and masks are those that benchmarks/libddp_batches.py computes") {
+  const auto dataset = open_sample(TokenLayout::Stream);
+  const TokenMasking masking(dataset.vocabulary(), {.seed = 3});
+  uint32_t hash = 2166136261U;
+  for (const int64_t epoch : {0, 2}) {
+    for (const int64_t row : {int64_t{0}, int64_t{7}, dataset.size() - 1}) {
+      auto example = dataset.get_for_epoch(row, epoch);
+      masking.mask(example);
+      for (const auto& ids : {example.input_ids, example.labels}) {
+        for (const int32_t id : ids) {
+          hash = (hash ^ static_cast<uint32_t>(id)) * 16777619U;
+        }
+      }
+    }
+  }
+  CHECK(hash == 0xab4d66e6U);
+}
+
 TEST_CASE("a batch has a fixed number of target positions, and they hold the labels") {
   const auto dataset = open_sample();
   const auto masking = std::make_shared<TokenMasking>(dataset.vocabulary(), ddp::MaskingOptions{});

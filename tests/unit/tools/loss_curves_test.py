@@ -9,12 +9,12 @@ import os
 import sys
 import tarfile
 import tempfile
-import types
 import unittest
 
 from study_support import ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
+import curves  # noqa: E402
 import photographs  # noqa: E402
 
 sys.dont_write_bytecode = True
@@ -68,25 +68,25 @@ class Photographs(unittest.TestCase):
 
 class Curves(unittest.TestCase):
     def test_points_are_means_of_whole_windows(self):
-        self.assertEqual(loss_curves.smooth([4, 2, 3, 1, 9], 2), [3, 2])
+        self.assertEqual(curves.smooth([4, 2, 3, 1, 9], 2), [3, 2])
 
     def test_a_side_may_be_twice_as_far_as_equal_runs_part_and_no_further(self):
-        curves = dict(plain=[4.0, 2.0], plain_again=[4.0, 2.5], fused=[4.0, 1.0])
-        self.assertEqual(loss_curves.verdict(curves), ("largest distance from plain: plain_again 0.5000, fused 1.0000; allowed 1.0000", True))
-        self.assertFalse(loss_curves.verdict(dict(curves, fused=[4.0, 0.99]))[1])
+        averaged = dict(plain=[4.0, 2.0], plain_again=[4.0, 2.5], fused=[4.0, 1.0])
+        self.assertEqual(loss_curves.verdict(averaged), ("largest distance from plain: plain_again 0.5000, fused 1.0000; allowed 1.0000", True))
+        self.assertFalse(loss_curves.verdict(dict(averaged, fused=[4.0, 0.99]))[1])
         self.assertFalse(loss_curves.verdict(dict(plain=[4.0], fused=[4.0]))[1])
 
     def test_equal_runs_of_equal_bits_leave_room_for_rounding(self):
-        self.assertEqual(loss_curves.allowed([4.0, 2.0], [4.0, 2.0]), 4.0 / 256)
+        self.assertEqual(curves.allowed([4.0, 2.0], [4.0, 2.0]), 4.0 / 256)
 
     def test_curves_of_other_lengths_are_refused(self):
         with self.assertRaisesRegex(ValueError, "2 and 1 points"):
-            loss_curves.distance([1, 2], [1])
+            curves.distance([1, 2], [1])
 
     def test_what_is_written_holds_every_step(self):
         with tempfile.TemporaryDirectory() as out:
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                near = loss_curves.write(types.SimpleNamespace(out=out, window=2), dict(plain=[4, 2, 3, 1], plain_again=[4, 2, 3, 1]))
+                near = curves.write(out, dict(plain=[4, 2, 3, 1], plain_again=[4, 2, 3, 1]), 2, loss_curves.verdict)
             self.assertTrue(near)
             self.assertIn("| 1 to 2 | 3.0000 | 3.0000 |", printed.getvalue())
             with open(os.path.join(out, "curves.csv")) as f:
