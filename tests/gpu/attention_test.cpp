@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/amp/amp.hpp"
 #include "ddp/ops/language.hpp"
 #include "lm_test.hpp"
 #include "support/catch.hpp"
@@ -65,6 +66,26 @@ const std::vector<AttentionBackend> kAllBackends = {AttentionBackend::Auto, Atte
                                                     AttentionBackend::Math};
 
 }  // namespace
+
+TEST_CASE("each attention backend has the same gradients under autocast") {
+  torch::manual_seed(3);
+  for (const auto backend : kAllBackends) {
+    CAPTURE(static_cast<int>(backend));
+    const auto inputs = make_inputs({2, 4, 4, 33, 64}, torch::kBFloat16);
+    const ddp::ops::AttentionOptions options{.backend = backend, .is_causal = false};
+    const auto run = [&] {
+      const auto out = attend(inputs, options);
+      return torch::autograd::grad({out.sum()}, inputs);
+    };
+    const auto wanted = run();
+    const ddp::Autocast autocast(ddp::AmpDtype::Bf16);
+    const auto grads = run();
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      CHECK(grads[i].scalar_type() == torch::kBFloat16);
+      CHECK(relative_error(grads[i], wanted[i]) < kBackwardTolerance);
+    }
+  }
+}
 
 TEST_CASE("each attention backend equals the definition: heads shared, causal or not, any length") {
   torch::manual_seed(1);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/amp/amp.hpp"
 #include "ddp/ops/language.hpp"
 #include "lm_test.hpp"
 #include "model_pair.hpp"
@@ -30,9 +31,10 @@ constexpr int64_t kMaskedVocab = 509;  // odd: padded to 512 internally
 const torch::TensorOptions kOnGpu = torch::TensorOptions().device(torch::kCUDA);
 
 template <typename Model, typename Options>
-std::pair<Model, Model> make_twins(const Options& options, bool is_training) {
+std::pair<Model, Model> make_twins(const Options& options, bool is_training,
+                                   torch::Dtype dtype = torch::kBFloat16) {
   Model on_cpu(options, torch::kFloat);
-  Model on_gpu(options, kOnGpu.dtype(torch::kBFloat16));
+  Model on_gpu(options, kOnGpu.dtype(dtype));
   fill_with_noise(*on_cpu);
   copy_weights(*on_cpu, *on_gpu);
   on_cpu->train(is_training);
@@ -157,13 +159,19 @@ TEST_CASE("BERT's recomputed layers drop what they dropped: gradients equal bit 
 
 TEST_CASE("a ViT in bfloat16 on a GPU gives the CPU's logits and gradients") {
   const bool is_training = GENERATE(false, true);
-  CAPTURE(is_training);
-  auto [on_cpu, on_gpu] = make_twins<models::Vit>(small_vit(), is_training);
+  const bool has_autocast = GENERATE(false, true);  // over float32 parameters
+  CAPTURE(is_training, has_autocast);
+  auto [on_cpu, on_gpu] = make_twins<models::Vit>(small_vit(), is_training,
+                                                  has_autocast ? torch::kFloat : torch::kBFloat16);
   torch::manual_seed(24);
   const auto images = torch::randn({6, 3, 32, 32}).to(torch::kBFloat16).to(torch::kFloat);
   const auto target = torch::randint(10, {6}, torch::kLong);
   const auto expected = on_cpu->forward(images);
-  const auto logits = on_gpu->forward(images.to(torch::kCUDA));
+  torch::Tensor logits;
+  {
+    const ddp::Autocast autocast(has_autocast ? ddp::AmpDtype::Bf16 : ddp::AmpDtype::Off);
+    logits = on_gpu->forward(images.to(torch::kCUDA));
+  }
   CHECK(logits.scalar_type() == torch::kBFloat16);
   CHECK(relative_error(logits, expected) < 0.02);
   torch::cross_entropy_loss(expected, target).backward();

@@ -5,8 +5,11 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/StringUtil.h>
 
+#include <optional>
 #include <sstream>
 #include <stdexcept>
+
+#include "ops/autocast_off.hpp"
 
 namespace ddp::ops {
 namespace {
@@ -68,15 +71,23 @@ void check_heads(int64_t heads, int64_t kv_heads) {
   }
 }
 
+/// Under autocast the softmax would return float32, and its backward refuse the gradient.
+at::Tensor by_definition(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                         const at::Tensor& mask, bool is_causal, const AttentionOptions& options) {
+  const AutocastOff no_autocast(query.device().type());
+  return std::get<0>(at::_scaled_dot_product_attention_math(
+      query, key, value, mask.defined() ? std::optional(mask) : std::nullopt, options.dropout_p,
+      is_causal, {}, options.scale, query.size(1) != key.size(1)));
+}
+
 at::Tensor with_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const AttentionOptions& options) {
-  const bool grouped = query.size(1) != key.size(1);
   if (query.device().is_cpu() && options.backend == AttentionBackend::Auto) {
     return at::scaled_dot_product_attention(query, key, value, {}, options.dropout_p,
-                                            options.is_causal, options.scale, grouped);
+                                            options.is_causal, options.scale,
+                                            query.size(1) != key.size(1));
   }
-  return std::get<0>(at::_scaled_dot_product_attention_math(
-      query, key, value, {}, options.dropout_p, options.is_causal, {}, options.scale, grouped));
+  return by_definition(query, key, value, {}, options.is_causal, options);
 }
 
 /// The definition with a mask. With one query, the query heads of a key head become its queries, so
@@ -90,9 +101,8 @@ at::Tensor with_mask(const at::Tensor& query, const at::Tensor& key, const at::T
   }
   const bool folds = query.size(2) == 1 && mask.size(1) == 1;
   const auto rows = folds ? query.reshape({query.size(0), key.size(1), -1, query.size(3)}) : query;
-  const auto out = std::get<0>(at::_scaled_dot_product_attention_math(
-      rows, key, value, mask.to(query.scalar_type()), options.dropout_p, false, {}, options.scale,
-      rows.size(1) != key.size(1)));
+  const auto out =
+      by_definition(rows, key, value, mask.to(query.scalar_type()), /*is_causal=*/false, options);
   return folds ? out.reshape(query.sizes()) : out;
 }
 
