@@ -37,7 +37,7 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
 - A setting without effect also ends the program with 64. A section has an effect if the program passed its options to
   an object of the library.
 - Some fields need a training loop: `train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`,
-  `mixup`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
+  `mixup`, `cutmix`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
 - A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. The
   sections of vit_ddp, lora_ddp, gpt2_ddp and bert_ddp (examples/) follow at the end, with the library's settings whose

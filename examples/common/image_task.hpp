@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Image classification with mixup and label smoothing.
+// Image classification with mixup, CutMix and label smoothing.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 
+#include "common/image_mix.hpp"
 #include "common/training_task.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/ops/vision.hpp"
@@ -16,7 +17,7 @@ namespace examples {
 /// kernel makes them.
 struct ImageBatch {
   ddp::Batch images = {};
-  at::Tensor mixup_weights = {};  ///< float32 {weight, 1 - weight}; undefined: no mixup
+  at::Tensor mix_weights = {};  ///< float32 {weight, 1 - weight} of the ImageMix; undefined: none
   ddp::PreparedBatch prepared = {};
 
   bool is_prepared() const { return prepared.place.defined(); }
@@ -27,7 +28,7 @@ struct ImageBatch {
 inline void for_each_tensor(ImageBatch& batch, const ddp::TensorVisitor& visit) {
   visit(batch.images.data);
   visit(batch.images.target);
-  visit(batch.mixup_weights);
+  visit(batch.mix_weights);
   visit(batch.prepared.place);
   visit(batch.size());
 }
@@ -40,16 +41,14 @@ struct ImageParts {
 };
 
 struct ImageSettings {
-  double mixup = 0;
+  ImageMixSettings mix = {};
   double label_smoothing = 0;
-  uint64_t seed = 0;      ///< seed of mixup
-  int rank = 0;           ///< rank in mixup's draws
   bool weighted = false;  ///< batch sizes differ between ranks: average over samples, not ranks
 };
 
 class ImageTask : public TrainingTask<ImageBatch> {
  public:
-  /// Throws SettingsError if mixup exceeds kMaxMixupAlpha.
+  /// Throws SettingsError if settings.mix is invalid.
   ImageTask(const ImageParts& parts, const ImageSettings& settings);
 
   int64_t num_batches() const override { return parts_.train_loader.num_batches(); }
@@ -64,20 +63,11 @@ class ImageTask : public TrainingTask<ImageBatch> {
   ImageSettings settings_;
 };
 
-inline constexpr double kMaxMixupAlpha = 4;
-
-/// Returns a weight from Beta(alpha, alpha), 0 < alpha <= kMaxMixupAlpha. It is a pure function of
-/// its arguments: ranks and batches draw independently, and a resumed run draws the same.
-double mixup_weight(double alpha, uint64_t seed, int64_t draw, int rank);
-
-/// weight * images + (1 - weight) * images in reverse order; [batch, …].
-at::Tensor mix_images(const at::Tensor& images, double weight);
-
 /// Returns the mean cross entropy of the batch and the number of correct targets. With
-/// `mixup_weights`, float32 {weight, 1 - weight}, the loss is that of the images mixed by
-/// mix_images: weight * loss(target) + (1 - weight) * loss(target reversed).
+/// `mix_weights`, float32 {weight, 1 - weight}, the loss is that of the images mixed by mix_images:
+/// weight * loss(target) + (1 - weight) * loss(target reversed).
 ddp::ops::CrossEntropyResult classification_loss(const at::Tensor& logits, const at::Tensor& target,
                                                  double label_smoothing,
-                                                 const at::Tensor& mixup_weights = {});
+                                                 const at::Tensor& mix_weights = {});
 
 }  // namespace examples

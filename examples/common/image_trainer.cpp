@@ -143,10 +143,11 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const ImageData& data,
   const bool weighted = !cfg.sampler.pad || cfg.loader.global_batch_size % ctx.world_size() != 0;
   ImageTask task(
       {.forward = classifier.forward, .train_loader = train_loader, .eval_loader = eval_loader},
-      {.mixup = cfg.train.mixup,
+      {.mix = {.mixup = cfg.train.mixup,
+               .cutmix = cfg.train.cutmix,
+               .seed = static_cast<uint64_t>(cfg.sampler.seed),
+               .rank = ctx.rank()},
        .label_smoothing = cfg.train.label_smoothing,
-       .seed = static_cast<uint64_t>(cfg.sampler.seed),
-       .rank = ctx.rank(),
        .weighted = weighted});
   TrainingLoop<ImageBatch> loop(task,
                                 {.context = ctx,

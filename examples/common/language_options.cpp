@@ -445,7 +445,8 @@ ddp::Section train_section(ddp::TrainOptions options) {
   options.max_grad_norm = 1;
   options.eval_first = true;
   return {"train", [options](ddp::FieldVisitor& visitor) mutable {
-            FieldsWithout used({"label_smoothing", "mixup"}, visitor);  // for image classes only
+            // Without those for classes of images.
+            FieldsWithout used({"label_smoothing", "mixup", "cutmix"}, visitor);
             describe_fields(options, used);
           }};
 }

@@ -29,8 +29,8 @@ ddp_add_example(quickstart_epochs_cosine quickstart 1
                 ARGUMENTS ${_small} train.epochs=1 lr_schedule.type=cosine lr_schedule.lr=0.01
                 OUTPUT "0:step 10 | loss" "0:lr 0.000245")
 # Settings that change nothing are refused, and so is a data set that nobody named.
-foreach(_setting train.grad_accum_steps=4 train.mixup=0.2 train.label_smoothing=0.1 train.eval_every=1
-                 train.cuda_graph=off train.non_finite=skip)
+foreach(_setting train.grad_accum_steps=4 train.mixup=0.2 train.cutmix=1 train.label_smoothing=0.1
+                 train.eval_every=1 train.cuda_graph=off train.non_finite=skip)
   ddp_add_example(quickstart_unused_${_setting} quickstart 1 ARGUMENTS ${_small} train.max_steps=2 ${_setting}
                   EXIT 64 OUTPUT "0:${_setting} has no effect")
 endforeach()

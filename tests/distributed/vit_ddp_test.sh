@@ -3,10 +3,10 @@
 # Runs vit_ddp as a user does and looks at what it prints. resnet_ddp_test.sh tests what both trainers share.
 #
 # usage: vit_ddp_test.sh learns|curve|resumes|refuses PROGRAM RANKS DATA
-#   learns    with dropout, stochastic depth, mixup and an average of the weights the loss falls
+#   learns    with dropout, stochastic depth, mixup, CutMix, RandAugment and an average of the weights the loss falls
 #   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
-#   resumes   killed after a checkpoint and started again: the same bits as never interrupted, random branches included,
-#             whose random states differ between the ranks
+#   resumes   killed after a checkpoint and started again: the same bits as never interrupted, random branches and
+#             augmentation included; the random states differ between the ranks
 #   refuses   patches that do not divide the image, unknown names, contradicting dtypes, a checkpoint of other patches,
 #             weights of another number of classes
 set -u
@@ -28,8 +28,8 @@ regularised=(model.dropout=0.1 model.stochastic_depth=0.2)
 
 case $scenario in
   learns)
-    (run "$work/1.log" "${regularised[@]}" train.max_steps=25 train.batch_size=$((32 / ranks)) train.mixup=0.1 \
-      train.label_smoothing=0.05 train.max_grad_norm=1 model.ema_decay=0.5) || fail "exit code $?"
+    (run "$work/1.log" "${regularised[@]}" train.max_steps=50 train.batch_size=$((32 / ranks)) train.mixup=0.1 \
+      train.cutmix=0.1 data.rand_augment_ops=1 train.label_smoothing=0.05 train.max_grad_norm=1 model.ema_decay=0.5) || fail "exit code $?"
     sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$work/1.log" |
       awk '{ found = 1; print "loss", $1, "->", $2; exit !($2 < 0.97 * $1) } END { if (!found) exit 1 }' || fail "the loss did not fall"
     grep -q "^test accuracy .* of 163 images" "$work/1.log" || fail "not every test image was counted once"
@@ -52,7 +52,8 @@ case $scenario in
     done
     ;;
   resumes)
-    common=("${regularised[@]}" model.ema_decay=0.9 train.max_steps=16 train.batch_size=$((16 / ranks)) train.mixup=0.2)
+    common=("${regularised[@]}" model.ema_decay=0.9 train.max_steps=16 train.batch_size=$((16 / ranks)) train.mixup=0.2
+      train.cutmix=1 data.rand_augment_ops=2)
     # On one rank bf16 parameters, whose float32 masters are what is saved.
     [ "$ranks" = 1 ] && common+=(model.dtype=bf16)
     saving=("${common[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=4 checkpoint.stop_check_seconds=0.05)

@@ -10,6 +10,8 @@ namespace ddp::detail {
 
 namespace {
 
+constexpr uint64_t kRandAugmentStream = 0x72616E64617567ULL;  // its draws do not move the crops
+
 // The smallest decoding (1/8, 1/4, 1/2 of the size, done in the inverse DCT) that keeps at least
 // `size` of the `shorter` pixels.
 int choose_denominator(int shorter, int size, int largest) {
@@ -152,6 +154,13 @@ void resample_as(const ImageView& image, const ResampleAxis& columns, const Resa
   }
 }
 
+// Kept per thread: [side, side, 3] bytes.
+uint8_t* thread_bytes(int side) {
+  thread_local std::vector<uint8_t> bytes;
+  bytes.resize(static_cast<size_t>(side) * static_cast<size_t>(side) * 3);
+  return bytes.data();
+}
+
 }  // namespace
 
 void resample(const ImageView& image, const ResampleAxis& columns, const ResampleAxis& rows,
@@ -174,6 +183,8 @@ ImageTransform::ImageTransform(const DataOptions& options, bool train)
       pad_(static_cast<int>(options.pad)),
       flip_(options.flip),
       cutout_(static_cast<int>(options.cutout)),
+      rand_augment_ops_(train ? static_cast<int>(options.rand_augment_ops) : 0),
+      rand_augment_magnitude_(static_cast<int>(options.rand_augment_magnitude)),
       channels_last_(options.channels_last) {
   bounds_ = {options.min_scale,           options.max_scale, std::log(options.min_ratio),
              std::log(options.max_ratio), options.min_ratio, options.max_ratio};
@@ -191,7 +202,8 @@ ImageTransform::ImageTransform(const DataOptions& options, bool train)
 }
 
 std::optional<SmallImageTransform> ImageTransform::small_image_transform() const {
-  if (mode_ == Augment::RandomResizedCrop || (mode_ == Augment::None && eval_resize_ != size_)) {
+  if (mode_ == Augment::RandomResizedCrop || (mode_ == Augment::None && eval_resize_ != size_) ||
+      rand_augment_ops_ > 0) {
     return std::nullopt;
   }
   const auto& [scale, shift, mean, std] = normalisation_;
@@ -223,6 +235,7 @@ RegionPlan ImageTransform::plan_crop(int width, int height, uint64_t epoch, uint
   plan.cutout = cutout_ > 0;
   plan.cutout_x = crop.cutout_x;
   plan.cutout_y = crop.cutout_y;
+  plan.rand_augment = draw_augment_steps(epoch, index);
   return plan;
 }
 
@@ -260,13 +273,26 @@ RegionPlan ImageTransform::plan_same_size() const {
   return plan;
 }
 
+std::vector<AugmentStep> ImageTransform::draw_augment_steps(uint64_t epoch, uint64_t index) const {
+  SampleRng rng(seed_ ^ kRandAugmentStream, epoch, index);
+  return draw_rand_augment(rng, rand_augment_ops_, rand_augment_magnitude_, size_);
+}
+
 void ImageTransform::apply(const ImageView& image, uint64_t epoch, uint64_t index,
                            float* out) const {
-  if (mode_ == Augment::PadCrop) {
-    pad_crop(image, epoch, index, out);
-  } else {
+  if (mode_ != Augment::PadCrop) {
     apply(image, plan(image.width, image.height, epoch, index, /*largest_denominator=*/1), out);
+    return;
   }
+  SampleRng rng(seed_, epoch, index);
+  const PadCrop crop = draw_pad_crop(rng, size_, pad_);
+  uint8_t* bytes = thread_bytes(size_);
+  pad_crop(image, crop, bytes);
+  for (const AugmentStep& step : draw_augment_steps(epoch, index)) {
+    apply_augment_step(step, size_, bytes);
+  }
+  copy_same_size({bytes, size_, size_}, out);
+  cut_out(crop.cutout_x, crop.cutout_y, out);
 }
 
 void ImageTransform::apply(const ImageView& image, const RegionPlan& plan, float* out) const {
@@ -274,60 +300,52 @@ void ImageTransform::apply(const ImageView& image, const RegionPlan& plan, float
     copy_same_size(image, out);
     return;
   }
-  if (plan.exact) {
-    thread_local std::vector<uint8_t> bytes;
-    bytes.resize(static_cast<size_t>(size_) * static_cast<size_t>(size_) * 3);
-    resample_bytes(image, plan.columns, plan.rows, bytes.data());
-    copy_same_size({bytes.data(), size_, size_}, out);
-    return;
+  if (plan.exact || !plan.rand_augment.empty()) {
+    uint8_t* bytes = thread_bytes(size_);
+    resample_bytes(image, plan.columns, plan.rows, bytes);
+    if (plan.flip) {
+      mirror(bytes);
+    }
+    for (const AugmentStep& step : plan.rand_augment) {
+      apply_augment_step(step, size_, bytes);
+    }
+    copy_same_size({bytes, size_, size_}, out);
+  } else {
+    thread_local std::vector<float> resized;
+    resample(image, plan.columns, plan.rows, resized);
+    normalise(resized.data(), plan.flip, out);
   }
-  thread_local std::vector<float> resized;
-  resample(image, plan.columns, plan.rows, resized);
-  normalise(resized.data(), plan.flip, out);
   if (plan.cutout) {
     cut_out(plan.cutout_x, plan.cutout_y, out);
   }
 }
 
-void ImageTransform::pad_crop(const ImageView& image, uint64_t epoch, uint64_t index,
-                              float* out) const {
-  SampleRng rng(seed_, epoch, index);
-  const PadCrop crop = draw_pad_crop(rng, size_, pad_);
-  const bool flip = flip_ && crop.flip;
-  const int step = flip ? -3 : 3;
-  const ptrdiff_t plane = static_cast<ptrdiff_t>(size_) * size_;
+void ImageTransform::pad_crop(const ImageView& image, const PadCrop& crop, uint8_t* out) const {
+  const ptrdiff_t row_length = static_cast<ptrdiff_t>(size_) * 3;
   // Output columns [first, last) show the image, before mirroring; the others are black.
   const int first = std::clamp(-crop.dx, 0, size_);
   const int last = std::clamp(size_ - crop.dx, first, size_);
-  const int begin = flip ? size_ - last : first;
-  const int end = flip ? size_ - first : last;
   for (int y = 0; y < size_; ++y) {
+    uint8_t* row = out + y * row_length;
+    std::fill_n(row, row_length, uint8_t{0});
     const int from_y = y + crop.dy;
-    const bool inside = from_y >= 0 && from_y < size_;
-    for (int c = 0; c < 3; ++c) {
-      const float* table = table_[static_cast<size_t>(c)].data();
-      const ptrdiff_t stride = channels_last_ ? 3 : 1;
-      float* row = channels_last_ ? out + static_cast<ptrdiff_t>(y) * size_ * 3 + c
-                                  : out + c * plane + static_cast<ptrdiff_t>(y) * size_;
-      const int from = inside ? begin : size_;
-      const int to = inside ? end : size_;
-      for (int x = 0; x < from; ++x) {
-        row[x * stride] = table[0];
-      }
-      if (from < to) {
-        const int from_x = (flip ? size_ - 1 - from : from) + crop.dx;
-        const uint8_t* in =
-            image.pixels + (static_cast<ptrdiff_t>(from_y) * size_ + from_x) * 3 + c;
-        for (int x = from; x < to; ++x, in += step) {
-          row[x * stride] = table[*in];
-        }
-      }
-      for (int x = to; x < size_; ++x) {
-        row[x * stride] = table[0];
-      }
+    if (from_y >= 0 && from_y < size_ && first < last) {
+      const uint8_t* in = image.pixels + from_y * row_length + ptrdiff_t{first + crop.dx} * 3;
+      std::copy_n(in, (last - first) * 3, row + first * 3);
     }
   }
-  cut_out(crop.cutout_x, crop.cutout_y, out);
+  if (flip_ && crop.flip) {
+    mirror(out);
+  }
+}
+
+void ImageTransform::mirror(uint8_t* pixels) const {
+  const ptrdiff_t row_length = static_cast<ptrdiff_t>(size_) * 3;
+  for (uint8_t* row = pixels; row != pixels + size_ * row_length; row += row_length) {
+    for (uint8_t *left = row, *right = row + row_length - 3; left < right; left += 3, right -= 3) {
+      std::swap_ranges(left, left + 3, right);
+    }
+  }
 }
 
 void ImageTransform::copy_same_size(const ImageView& image, float* out) const {

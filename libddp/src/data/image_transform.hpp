@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns 8-bit pixels into the floats of a batch: crop, resize, flip, cutout, normalise.
+// Turns 8-bit pixels into the floats of a batch: crop, resize, flip, RandAugment, normalise,
+// cutout.
 #pragma once
 
 #include <array>
@@ -9,6 +10,7 @@
 
 #include "data/augmentation.hpp"
 #include "data/jpeg.hpp"
+#include "data/rand_augment.hpp"
 #include "data/resample_taps.hpp"
 #include "ddp/data/options.hpp"
 
@@ -28,6 +30,7 @@ struct RegionPlan {
   int cutout_x = 0;        ///< centre of the cut square, if `cutout`
   int cutout_y = 0;
   bool cutout = false;
+  std::vector<AugmentStep> rand_augment;  ///< applied to bytes of the output's size, by the host
 };
 
 class ImageTransform {
@@ -42,8 +45,13 @@ class ImageTransform {
   /// Whether a sample's image must already be image_size x image_size, instead of any size.
   bool needs_square() const { return mode_ == Augment::PadCrop; }
 
+  /// Operations of RandAugment per image; they run on the CPU only.
+  int num_rand_augment_ops() const { return rand_augment_ops_; }
+  /// The operations for one sample: a pure function of seed, epoch and index.
+  std::vector<AugmentStep> draw_augment_steps(uint64_t epoch, uint64_t index) const;
+
   /// The transform as a function of one value, for images of image_size; nullopt if apply()
-  /// resizes.
+  /// resizes or uses RandAugment.
   std::optional<SmallImageTransform> small_image_transform() const;
 
   /// Plans a sample whose file has `width` x `height` pixels and is decodable at up to 1 /
@@ -66,7 +74,8 @@ class ImageTransform {
   RegionPlan plan_crop(int width, int height, uint64_t epoch, uint64_t index,
                        int largest_denominator) const;
   RegionPlan plan_centre(int width, int height, int largest_denominator) const;
-  void pad_crop(const ImageView& image, uint64_t epoch, uint64_t index, float* out) const;
+  void pad_crop(const ImageView& image, const PadCrop& crop, uint8_t* out) const;
+  void mirror(uint8_t* pixels) const;
   void copy_same_size(const ImageView& image, float* out) const;
   void normalise(const float* pixels, bool flip, float* out) const;
   void cut_out(int x, int y, float* out) const;
@@ -79,6 +88,8 @@ class ImageTransform {
   int pad_;
   bool flip_;
   int cutout_;
+  int rand_augment_ops_;
+  int rand_augment_magnitude_;
   bool channels_last_;
   RandomResizedCropBounds bounds_;
   std::array<std::array<float, 256>, 3> table_;  ///< normalised value of each byte

@@ -140,6 +140,11 @@ std::string why_not([[maybe_unused]] const Dataset& dataset, at::Device device) 
   if (images == nullptr) {
     return "the data set has no JPEG images; fix: set loader.device_transform=auto";
   }
+  if (const int num_ops = images->transform().num_rand_augment_ops(); num_ops > 0) {
+    return concat("data.rand_augment_ops=", num_ops,
+                  " runs on the CPU; fix: set loader.device_transform=auto, or "
+                  "data.rand_augment_ops=0");
+  }
   if (images->decoded() != nullptr) {
     return "the images are kept decoded; fix: set data.cache=off, or loader.device_resident=auto";
   }

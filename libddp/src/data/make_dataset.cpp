@@ -91,6 +91,27 @@ void check_channels(const char* name, const std::vector<double>& values, double 
   }
 }
 
+void check_rand_augment(const DataOptions& o) {
+  if (o.rand_augment_ops < 0 || o.rand_augment_magnitude < 0 ||
+      o.rand_augment_magnitude >= detail::kNumMagnitudes) {
+    throw SettingsError(
+        concat("data.rand_augment_ops=", o.rand_augment_ops,
+               " must not be negative, and data.rand_augment_magnitude=", o.rand_augment_magnitude,
+               " must be from 0 to ", detail::kNumMagnitudes - 1));
+  }
+  if (o.rand_augment_ops > 0 && o.augment == Augment::None) {
+    throw SettingsError(concat(
+        "data.rand_augment_ops=", o.rand_augment_ops,
+        " contradicts data.augment=none, which prepares training images as in evaluation; "
+        "fix: set data.augment=pad_crop or random_resized_crop, or data.rand_augment_ops=0"));
+  }
+  if (o.rand_augment_ops > 0 && o.format == DataFormat::Synthetic) {
+    throw SettingsError(concat("data.rand_augment_ops=", o.rand_augment_ops,
+                               " changes images of bytes, but data.format=synthetic generates "
+                               "floats; fix: set data.rand_augment_ops=0"));
+  }
+}
+
 void check_options(const DataOptions& o) {
   if (o.num_classes < 0 || o.num_samples < 0 || o.image_size < 1 || o.pad < 0 || o.cutout < 0 ||
       o.max_pixels < 1 || o.seed < 0) {
@@ -117,6 +138,7 @@ void check_options(const DataOptions& o) {
   }
   check_channels("mean", o.mean, 0);
   check_channels("std", o.std, 1e-3);
+  check_rand_augment(o);
 }
 
 bool keeps_decoded(const DataOptions& o, int64_t num_samples) {

@@ -32,6 +32,17 @@ static void describe_augmentation(DataOptions& o, FieldVisitor& v) {
            .min = 0,
            .max = 4096},
           o.cutout);
+  v.field({.name = "rand_augment_ops",
+           .doc = "Random operations per training image, as torchvision's RandAugment; usually 2. "
+                  "They run on the CPU. 0: off.",
+           .min = 0,
+           .max = 14},
+          o.rand_augment_ops);
+  v.field({.name = "rand_augment_magnitude",
+           .doc = "RandAugment: strength of the operations, of torchvision's 31 bins.",
+           .min = 0,
+           .max = 30},
+          o.rand_augment_magnitude);
   v.field({.name = "min_scale",
            .doc = "random_resized_crop: smallest share of the image's area.",
            .min = 1e-4,

@@ -46,6 +46,11 @@ std::string why_not_resident(const Dataset& dataset, at::Device device) {
     return "the data set has no decoded images of one size; fix: set data.cache=ram, or "
            "loader.device_resident=auto";
   }
+  if (const int num_ops = images->transform().num_rand_augment_ops(); num_ops > 0) {
+    return concat("data.rand_augment_ops=", num_ops,
+                  " runs on the CPU; fix: set loader.device_resident=auto, or "
+                  "data.rand_augment_ops=0");
+  }
   const auto transform = images->transform().small_image_transform();
   if (!transform) {
     return "the images are resized for each batch; fix: set data.augment=pad_crop or none, with "

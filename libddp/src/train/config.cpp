@@ -41,11 +41,10 @@ bool was_used(const T& options) {
 
 // Fields of section train that only a program's loop uses.
 bool belongs_to_loop(const std::string& key) {
-  static const std::set<std::string> kKeys = {"train.grad_accum_steps", "train.max_grad_norm",
-                                              "train.label_smoothing",  "train.mixup",
-                                              "train.eval_every",       "train.eval_every_steps",
-                                              "train.eval_first",       "train.eval_batch_size",
-                                              "train.cuda_graph",       "train.non_finite"};
+  static const std::set<std::string> kKeys = {
+      "train.grad_accum_steps", "train.max_grad_norm", "train.label_smoothing",  "train.mixup",
+      "train.cutmix",           "train.eval_every",    "train.eval_every_steps", "train.eval_first",
+      "train.eval_batch_size",  "train.cuda_graph",    "train.non_finite"};
   return kKeys.contains(key);
 }
 

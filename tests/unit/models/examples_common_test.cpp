@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "common/data_path.hpp"
-#include "common/image_task.hpp"
 #include "common/image_trainer.hpp"
 #include "common/language_options.hpp"
 #include "common/model_options.hpp"
@@ -177,7 +176,8 @@ TEST_CASE("language programs refuse settings of images, and train text without a
     return ddp::Config::from_command_line(2, arguments, sections);
   };
   for (const auto& sections : {examples::lora_sections(), examples::gpt2_sections()}) {
-    for (const char* image : {"train.label_smoothing=0.3", "train.mixup=0.2", "data.format=tar"}) {
+    for (const char* image :
+         {"train.label_smoothing=0.3", "train.mixup=0.2", "train.cutmix=1", "data.format=tar"}) {
       CHECK_THAT(message_of<ddp::SettingsError>([&] { parse(sections, image); }),
                  Catch::Contains("unknown setting"));
     }
@@ -191,51 +191,8 @@ TEST_CASE("language programs refuse settings of images, and train text without a
     CHECK(config.train.max_grad_norm == 1);
     CHECK(config.loader.batch_size == 3);
     CHECK(config.to_yaml().find("mixup") == std::string::npos);
+    CHECK(config.to_yaml().find("cutmix") == std::string::npos);
   }
-}
-
-TEST_CASE("mixup weights follow Beta(alpha, alpha) and repeat for the same draw") {
-  for (const double alpha : {0.2, 1.0, 2.0}) {
-    INFO("alpha " << alpha);
-    double sum = 0, squares = 0;
-    const int count = 4000;
-    for (int draw = 0; draw < count; ++draw) {
-      const double w = examples::mixup_weight(alpha, 7, draw, 0);
-      REQUIRE(w >= 0.0);
-      REQUIRE(w <= 1.0);
-      sum += w;
-      squares += w * w;
-    }
-    const double mean = sum / count;
-    const double variance = squares / count - mean * mean;
-    // Four standard errors of the mean; the variance is 1 / (4 (2 alpha + 1)).
-    const double expected = 1.0 / (4 * (2 * alpha + 1));
-    CHECK(std::abs(mean - 0.5) < 4 * std::sqrt(expected / count));
-    CHECK(variance == Approx(expected).epsilon(0.1));
-  }
-  CHECK(examples::mixup_weight(0.4, 1, 5, 2) == examples::mixup_weight(0.4, 1, 5, 2));
-  CHECK(examples::mixup_weight(0.4, 1, 5, 2) != examples::mixup_weight(0.4, 1, 5, 3));
-  CHECK(examples::mixup_weight(0.4, 1, 5, 2) != examples::mixup_weight(0.4, 1, 6, 2));
-}
-
-TEST_CASE("mixing images and targets is linear in the weight") {
-  const auto images = torch::arange(12, torch::kFloat32).view({3, 4});
-  CHECK(torch::equal(examples::mix_images(images, 1.0), images));
-  CHECK(torch::allclose(examples::mix_images(images, 0.25), 0.25 * images + 0.75 * images.flip(0)));
-
-  const auto logits = torch::randn({3, 5});
-  const auto target = torch::tensor({0, 2, 4}, torch::kInt64);
-  // The same loss from the mixed distribution as a soft target.
-  const double smoothing = 0.1, weight = 0.3;
-  const auto one_hot = [&](const torch::Tensor& labels) {
-    return torch::one_hot(labels, 5) * (1 - smoothing) + smoothing / 5;
-  };
-  const auto soft = weight * one_hot(target) + (1 - weight) * one_hot(target.flip(0));
-  const auto expected = -(soft * torch::log_softmax(logits, 1)).sum(1).mean();
-  const auto [loss, num_correct] = examples::classification_loss(
-      logits, target, smoothing, torch::tensor({weight, 1 - weight}, torch::kFloat32));
-  CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-5));
-  CHECK(num_correct.item<int64_t>() == logits.argmax(1).eq(target).sum().item<int64_t>());
 }
 
 TEST_CASE("a parameter hash sees every bit, the names and the shapes") {
@@ -322,6 +279,8 @@ TEST_CASE("images come in the model's compute dtype, but whole for mixup") {
   CHECK_THROWS_AS(chosen(torch::kBFloat16), ddp::SettingsError);
   cfg.amp.dtype = ddp::AmpDtype::Bf16;
   CHECK(chosen(torch::kFloat32) == ddp::ImageDtype::Bf16);
+  cfg.train.cutmix = 1;  // copies pixels
+  CHECK(chosen(torch::kBFloat16) == ddp::ImageDtype::Bf16);
   cfg.train.mixup = 0.2;
   CHECK(chosen(torch::kFloat32) == ddp::ImageDtype::Auto);
   CHECK(chosen(torch::kBFloat16) == ddp::ImageDtype::Auto);

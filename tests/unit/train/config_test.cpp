@@ -193,7 +193,7 @@ TEST_CASE("a program can change defaults of the library's settings and leave set
 
 TEST_CASE("settings of a training loop exist only if the program names them") {
   for (const char* unused :
-       {"train.grad_accum_steps=4", "train.max_grad_norm=1", "train.mixup=0.2",
+       {"train.grad_accum_steps=4", "train.max_grad_norm=1", "train.mixup=0.2", "train.cutmix=1",
         "train.label_smoothing=0.1", "train.eval_every=2", "train.eval_every_steps=5",
         "train.eval_first=true", "train.eval_batch_size=8", "train.cuda_graph=on"}) {
     const std::string setting = unused;

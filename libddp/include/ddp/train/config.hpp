@@ -45,8 +45,8 @@ class Config {
   /// If `own_sections` declares sections, an unknown key is an error, and a section with a library
   /// section's name replaces it. Otherwise unknown sections are kept for section(), and a name
   /// close to a library key is an error. grad_accum_steps, max_grad_norm, non_finite,
-  /// label_smoothing, mixup, cuda_graph and eval_… of section train are refused unless uses() names
-  /// them or the program declares section train.
+  /// label_smoothing, mixup, cutmix, cuda_graph and eval_… of section train are refused unless
+  /// uses() names them or the program declares section train.
   ///
   /// Fills in unset settings: loader.batch_size and train.batch_size from each other, and
   /// lr_schedule.total_steps from train.max_steps. If only train.epochs is set, max_steps is 0.

@@ -40,6 +40,7 @@ struct TrainOptions {
   NonFinite non_finite = NonFinite::Error;  ///< in the loss or the unscaled gradients
   double label_smoothing = 0.0;             ///< share of the target spread over all classes
   double mixup = 0.0;            ///< alpha of the Beta distribution that mixes pairs; 0: off
+  double cutmix = 0.0;           ///< same, of the box that a sample takes from its pair; 0: off
   int64_t eval_every = 1;        ///< epochs between evaluations; 0: never
   int64_t eval_every_steps = 0;  ///< > 0: evaluate every N steps and at the end, not by epochs
   bool eval_first = false;       ///< also evaluate before the first step
