@@ -36,7 +36,7 @@ CLASSES = [
     ("conv and linear as GEMM", r"gemm|nvjet|cublas|splitk|gemv|wgmma|matmul"),
     ("activation", r"gelu|swiglu|silu|triton_.*_tanh"),
     ("dropout, thin LoRA products", r"dropped_(product|sum|gradient)|add_branch|dropout|masked_scale"),
-    ("rotary positions", r"rotary"),
+    ("rotary positions, joined heads", r"rotary"),
     ("layout", r"ddp::ops::.*::(space_to_depth|patches|pack_filter|unpack_filter|spread|fold|publish)|nchwtonhwc|nhwctonchw|nchw_?2_?nhwc|nhwc_?2_?nchw|im2col|space_to_depth|transpose|convert_?tensor|addpadding"),
     ("pool", r"pool"),
     ("loss", r"crossentropy|softmax|nll|cross_entropy|log_sum|row_losses|headloss"),

@@ -12,6 +12,7 @@
 
 #include "common/base_tokenizer.hpp"
 #include "common/language_options.hpp"
+#include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
 #include "ddp/data/token_masking.hpp"
 #include "ddp/ddp.hpp"

@@ -13,6 +13,7 @@
 
 #include "common/base_tokenizer.hpp"
 #include "common/language_options.hpp"
+#include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
 #include "common/sample_text.hpp"
 #include "ddp/ddp.hpp"

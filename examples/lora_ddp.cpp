@@ -18,6 +18,7 @@
 #include "common/base_tokenizer.hpp"
 #include "common/decode_prompts.hpp"
 #include "common/language_options.hpp"
+#include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
 #include "common/trained_folder.hpp"
 #include "common/training_report.hpp"

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/language_options.hpp"
+#include "common/language_sections.hpp"
 #include "common/model_options.hpp"
 #include "common/vit_settings.hpp"
 #include "core/setting_row.hpp"

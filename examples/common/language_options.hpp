@@ -97,25 +97,4 @@ void use_base_dtype(const Qwen2Settings& model, const ddp::Context& ctx, LoraSet
 /// pattern matches nothing, MismatchError for an adapter of another rank, alpha or base.
 models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings);
 
-/// Section tokens of gpt2_ddp: one text as a stream, with the defaults of its sample.
-struct StreamOptions : ddp::TokenDataOptions {
-  StreamOptions();
-};
-
-/// Section tokens of bert_ddp: documents packed into rows.
-struct MaskedTextOptions : ddp::TokenDataOptions {
-  MaskedTextOptions();
-};
-
-/// Section tokens of lora_ddp.
-struct ChatOptions : ddp::TokenDataOptions {
-  ChatOptions();
-};
-
-/// The program's own sections, and the library's with the defaults of a run on the embedded sample.
-/// Settings for images alone (data, train.label_smoothing, train.mixup, train.cutmix) are refused.
-std::vector<ddp::Section> lora_sections();  ///< run, tokens, model, lora, decode
-std::vector<ddp::Section> gpt2_sections();  ///< tokens, model, sample
-std::vector<ddp::Section> bert_sections();  ///< tokens, masking, model
-
 }  // namespace examples

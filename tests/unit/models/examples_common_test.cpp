@@ -10,6 +10,7 @@
 #include "common/data_path.hpp"
 #include "common/image_trainer.hpp"
 #include "common/language_options.hpp"
+#include "common/language_sections.hpp"
 #include "common/model_options.hpp"
 #include "common/run_plan.hpp"
 #include "common/training_report.hpp"

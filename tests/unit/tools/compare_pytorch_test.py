@@ -415,7 +415,7 @@ class Profiles(unittest.TestCase):
             DDP_OPS + "add_branch_backward<__nv_bfloat16>(ddp::ops::detail::BranchRows, …)": "dropout, thin LoRA products",
             "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4, bool>":
                 "dropout, thin LoRA products",
-            DDP_OPS + "rotary<__nv_bfloat16>(ddp::ops::detail::HeadRows, int, float const*, float const*, float, …)": "rotary positions",
+            DDP_OPS + "rotary<__nv_bfloat16>(ddp::ops::detail::HeadRows, int, float const*, float const*, float, …)": "rotary positions, joined heads",
             DDP_OPS + "row_losses<__nv_bfloat16>(ddp::ops::detail::HeadLogits, long, bool, ddp::ops::detail::HeadLossSums)": "loss",
             DDP_OPS + "add_rows(long, ddp::ops::detail::HeadLossSums)": "loss",
             DDP_OPS + "backward<__nv_bfloat16>(ddp::ops::detail::CrossEntropyRows, float const*, …)": "loss",
