@@ -102,6 +102,27 @@ TEST_CASE("forward is the cross entropy of the logits, at any chunk") {
   }
 }
 
+TEST_CASE("labels are smoothed and the z-loss is added in training alone") {
+  for (auto& [name, model] : all_models()) {
+    CAPTURE(name);
+    const auto ids = random_ids({2, 9}), labels = random_ids({2, 9});
+    model->eval();
+    const auto plain = model->forward({.input_ids = ids}, labels).loss_sum;
+    model->computation().label_smoothing = 0.2;
+    model->computation().z_loss = 0.01;
+    CHECK(torch::equal(model->forward({.input_ids = ids}, labels).loss_sum, plain));
+    model->train();
+    torch::manual_seed(4);  // both forwards drop the same
+    const auto logits = model->logits(model->hidden_states({.input_ids = ids})).reshape({-1, 37});
+    const auto expected =
+        torch::cross_entropy_loss(logits, labels.view({-1}), {}, at::Reduction::Sum, -100, 0.2) +
+        0.01 * logits.logsumexp(1).square().sum();
+    torch::manual_seed(4);
+    CHECK(model->forward({.input_ids = ids}, labels).loss_sum.item<float>() ==
+          Approx(expected.item<float>()).epsilon(1e-5));
+  }
+}
+
 TEST_CASE("packed documents give what each gives alone") {
   for (auto& [name, model] : all_models()) {
     CAPTURE(name);
