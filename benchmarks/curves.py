@@ -2,6 +2,7 @@
 """Loss curves of several runs: reading, averaging, comparing and writing them."""
 import csv
 import glob
+import math
 import os
 
 
@@ -27,7 +28,11 @@ def read_losses(folder):
     if not paths:
         return None
     with open(paths[0], newline="") as f:
-        return [float(row["loss"]) for row in csv.DictReader(f)]
+        losses = [float(row["loss"]) for row in csv.DictReader(f)]
+    for step, loss in enumerate(losses, 1):
+        if not math.isfinite(loss):  # max() would overlook it
+            raise ValueError(f"{paths[0]}: the loss of step {step} is {loss}")
+    return losses
 
 
 def table(curves, window):

@@ -6,22 +6,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ddp/core/error.hpp"
 #include "ddp/data/counter_rng.hpp"
 
 namespace examples {
 namespace {
 
-void require_valid(const char* name, double alpha) {
-  if (alpha > kMaxMixAlpha) {
-    throw ddp::SettingsError(ddp::concat("train.", name, "=", alpha, " exceeds ", kMaxMixAlpha,
-                                         "; fix: set a smaller alpha"));
-  }
-}
-
-// A draw from Beta(alpha, alpha), 0 < alpha <= kMaxMixAlpha, by Joehnk's method: keep (x, y) =
-// (u^(1/alpha), v^(1/alpha)) if x + y <= 1. At alpha = 4 it keeps one pair in seventy, which limits
-// alpha.
+// A draw from Beta(alpha, alpha) by Joehnk's method: keep (x, y) = (u^(1/alpha), v^(1/alpha)) if
+// x + y <= 1. At alpha = 4, the settings' limit, it keeps one pair in seventy.
 double draw_beta(ddp::SampleRng& rng, double alpha) {
   for (;;) {
     const double x = std::pow(rng.uniform(), 1.0 / alpha);
@@ -33,11 +24,6 @@ double draw_beta(ddp::SampleRng& rng, double alpha) {
 }
 
 }  // namespace
-
-void require_valid(const ImageMixSettings& settings) {
-  require_valid("mixup", settings.mixup);
-  require_valid("cutmix", settings.cutmix);
-}
 
 ImageMix draw_image_mix(const ImageMixSettings& settings, int64_t draw, int64_t height,
                         int64_t width) {

@@ -33,11 +33,6 @@ struct ImageMixSettings {
   bool is_on() const { return mixup > 0 || cutmix > 0; }
 };
 
-inline constexpr double kMaxMixAlpha = 4;
-
-/// Throws SettingsError if an alpha exceeds kMaxMixAlpha.
-void require_valid(const ImageMixSettings& settings);
-
 /// Draws the mix of one batch of images of `height` x `width`. With both methods on, either has
 /// probability 1/2. A pure function of its arguments: ranks and batches draw independently, and a
 /// resumed run draws the same.

@@ -15,9 +15,7 @@ ddp::Batch images_of(const ImageBatch& batch, ddp::DataLoader<>& loader) {
 }  // namespace
 
 ImageTask::ImageTask(const ImageParts& parts, const ImageSettings& settings)
-    : parts_(parts), settings_(settings) {
-  require_valid(settings.mix);
-}
+    : parts_(parts), settings_(settings) {}
 
 ImageBatch ImageTask::load(int64_t draw) {
   auto* resident = parts_.train_loader.device_images();

@@ -92,12 +92,15 @@ void check_channels(const char* name, const std::vector<double>& values, double 
 }
 
 void check_rand_augment(const DataOptions& o) {
-  if (o.rand_augment_ops < 0 || o.rand_augment_magnitude < 0 ||
-      o.rand_augment_magnitude >= detail::kNumMagnitudes) {
-    throw SettingsError(
-        concat("data.rand_augment_ops=", o.rand_augment_ops,
-               " must not be negative, and data.rand_augment_magnitude=", o.rand_augment_magnitude,
-               " must be from 0 to ", detail::kNumMagnitudes - 1));
+  constexpr int64_t kMaxOps = 14;
+  if (o.rand_augment_ops < 0 || o.rand_augment_ops > kMaxOps) {
+    throw SettingsError(concat("data.rand_augment_ops=", o.rand_augment_ops, " must be from 0 to ",
+                               kMaxOps, "; fix: set 2, the usual number"));
+  }
+  if (o.rand_augment_magnitude < 0 || o.rand_augment_magnitude >= detail::kNumMagnitudes) {
+    throw SettingsError(concat("data.rand_augment_magnitude=", o.rand_augment_magnitude,
+                               " must be from 0 to ", detail::kNumMagnitudes - 1,
+                               "; fix: set 9, the usual strength"));
   }
   if (o.rand_augment_ops > 0 && o.augment == Augment::None) {
     throw SettingsError(concat(

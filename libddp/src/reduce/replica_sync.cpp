@@ -140,7 +140,8 @@ void broadcast_coalesced(Communicator& communicator, const std::vector<at::Tenso
   for (const auto& chunk : pack(tensors, chunk_bytes)) {
     if (chunk.tensors.size() == 1 && chunk.tensors[0].is_non_overlapping_and_dense()) {
       communicator.broadcast(chunk.tensors[0].detach(), root)->wait();
-      if (communicator.rank() != root) {  // only ATen's ops, as below, raise it themselves
+      // A communicator writes memory without raising the version. Below, ATen's copy raises it.
+      if (communicator.rank() != root) {
         chunk.tensors[0].unsafeGetTensorImpl()->bump_version();
       }
       continue;

@@ -100,14 +100,14 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "mixup",
            .doc = "Alpha of the Beta distribution that mixes pairs of samples. 0: off.",
            .min = 0,
-           .max = 100},
+           .max = 4},
           o.mixup);
   v.field({.name = "cutmix",
            .doc = "CutMix: alpha of the Beta distribution that gives the area of the box that an "
                   "image takes from another. With mixup too, each batch uses one of them with "
                   "probability 0.5. 0: off.",
            .min = 0,
-           .max = 100},
+           .max = 4},
           o.cutmix);
   describe_evaluation(o, v);
   describe_kernels(o, v);

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from study_support import ROOT
@@ -38,6 +39,13 @@ class Verdict(unittest.TestCase):
         self.assertFalse(transformer_curves.tiny_verdict(dict(eager_fp32=[4.0, 2.0], fp32=[4.0, 2.00003]))[1])
         self.assertFalse(transformer_curves.tiny_verdict(dict(eager_fp32=[4.0, 2.0], fp32=[4.0]))[1])
         self.assertFalse(transformer_curves.tiny_verdict(dict(eager_fp32=[4.0, 2.0]))[1])
+
+    def test_a_loss_that_is_no_number_is_an_error(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "steps.csv"), "w") as f:
+                f.write("step,loss\n1,2.5\n2,nan\n")
+            with self.assertRaisesRegex(ValueError, "the loss of step 2 is nan"):
+                transformer_curves.curves.read_losses(folder)
 
 
 class Usage(unittest.TestCase):

@@ -71,7 +71,7 @@ void check_heads(int64_t heads, int64_t kv_heads) {
   }
 }
 
-/// Under autocast the softmax would return float32, and its backward refuse the gradient.
+/// Autocast would make the softmax float32, and its backward would refuse a gradient in 16 bits.
 at::Tensor by_definition(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                          const at::Tensor& mask, bool is_causal, const AttentionOptions& options) {
   const AutocastOff no_autocast(query.device().type());
