@@ -164,7 +164,7 @@ TEST_CASE("large images have the CPU's pixels where the GPU's engines decode the
   const auto dataset = ddp::make_dataset({.path = folder.path(),
                                           .image_size = 64,
                                           .augment = ddp::Augment::RandomResizedCrop,
-                                          .min_scale = 0.9,
+                                          .random_resized_crop = {.min_scale = 0.9},
                                           .cache = ddp::CachePolicy::Off});
   const DistributedSampler sampler(12, 0, 1, {.shuffle = false});
   DataLoader cpu(dataset, sampler, kGpu, {.batch_size = 12});
@@ -300,13 +300,12 @@ TEST_CASE("parts larger than a batch's block has room for", "[jpeg]") {
   // Whole images of 252 px decode at 1/4 to 63 px, nearly four times the output's pixels.
   write_shard(
       folder, 24, [](int) { return 252; }, [](int) { return 252; });
-  const auto dataset = ddp::make_dataset({.path = folder.path(),
-                                          .image_size = 32,
-                                          .augment = ddp::Augment::RandomResizedCrop,
-                                          .min_scale = 0.999,
-                                          .min_ratio = 0.999,
-                                          .max_ratio = 1.001,
-                                          .cache = ddp::CachePolicy::Off});
+  const auto dataset = ddp::make_dataset(
+      {.path = folder.path(),
+       .image_size = 32,
+       .augment = ddp::Augment::RandomResizedCrop,
+       .random_resized_crop = {.min_scale = 0.999, .min_ratio = 0.999, .max_ratio = 1.001},
+       .cache = ddp::CachePolicy::Off});
   const DistributedSampler sampler(24, 0, 1);
   DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 12});
   DataLoader gpu(dataset, sampler, kGpu, {.batch_size = 12});

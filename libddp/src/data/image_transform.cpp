@@ -183,11 +183,12 @@ ImageTransform::ImageTransform(const DataOptions& options, bool train)
       pad_(static_cast<int>(options.pad)),
       flip_(options.flip),
       cutout_(static_cast<int>(options.cutout)),
-      rand_augment_ops_(train ? static_cast<int>(options.rand_augment_ops) : 0),
-      rand_augment_magnitude_(static_cast<int>(options.rand_augment_magnitude)),
+      rand_augment_ops_(train ? static_cast<int>(options.rand_augment.ops) : 0),
+      rand_augment_magnitude_(static_cast<int>(options.rand_augment.magnitude)),
       channels_last_(options.channels_last) {
-  bounds_ = {options.min_scale,           options.max_scale, std::log(options.min_ratio),
-             std::log(options.max_ratio), options.min_ratio, options.max_ratio};
+  const auto& crop = options.random_resized_crop;
+  bounds_ = {crop.min_scale,           crop.max_scale, std::log(crop.min_ratio),
+             std::log(crop.max_ratio), crop.min_ratio, crop.max_ratio};
   for (size_t c = 0; c < 3; ++c) {
     const auto mean = static_cast<float>(options.mean[c]);
     const auto std = static_cast<float>(options.std[c]);
@@ -288,10 +289,7 @@ void ImageTransform::apply(const ImageView& image, uint64_t epoch, uint64_t inde
   const PadCrop crop = draw_pad_crop(rng, size_, pad_);
   uint8_t* bytes = thread_bytes(size_);
   pad_crop(image, crop, bytes);
-  for (const AugmentStep& step : draw_augment_steps(epoch, index)) {
-    apply_augment_step(step, size_, bytes);
-  }
-  copy_same_size({bytes, size_, size_}, out);
+  augment_and_normalise(draw_augment_steps(epoch, index), bytes, out);
   cut_out(crop.cutout_x, crop.cutout_y, out);
 }
 
@@ -306,10 +304,7 @@ void ImageTransform::apply(const ImageView& image, const RegionPlan& plan, float
     if (plan.flip) {
       mirror(bytes);
     }
-    for (const AugmentStep& step : plan.rand_augment) {
-      apply_augment_step(step, size_, bytes);
-    }
-    copy_same_size({bytes, size_, size_}, out);
+    augment_and_normalise(plan.rand_augment, bytes, out);
   } else {
     thread_local std::vector<float> resized;
     resample(image, plan.columns, plan.rows, resized);
@@ -318,6 +313,14 @@ void ImageTransform::apply(const ImageView& image, const RegionPlan& plan, float
   if (plan.cutout) {
     cut_out(plan.cutout_x, plan.cutout_y, out);
   }
+}
+
+void ImageTransform::augment_and_normalise(const std::vector<AugmentStep>& steps, uint8_t* bytes,
+                                           float* out) const {
+  for (const AugmentStep& step : steps) {
+    apply_augment_step(step, size_, bytes);
+  }
+  copy_same_size({bytes, size_, size_}, out);
 }
 
 void ImageTransform::pad_crop(const ImageView& image, const PadCrop& crop, uint8_t* out) const {

@@ -74,6 +74,8 @@ class ImageTransform {
   RegionPlan plan_crop(int width, int height, uint64_t epoch, uint64_t index,
                        int largest_denominator) const;
   RegionPlan plan_centre(int width, int height, int largest_denominator) const;
+  void augment_and_normalise(const std::vector<AugmentStep>& steps, uint8_t* bytes,
+                             float* out) const;
   void pad_crop(const ImageView& image, const PadCrop& crop, uint8_t* out) const;
   void mirror(uint8_t* pixels) const;
   void copy_same_size(const ImageView& image, float* out) const;

@@ -92,24 +92,23 @@ void check_channels(const char* name, const std::vector<double>& values, double 
 }
 
 void check_rand_augment(const DataOptions& o) {
-  constexpr int64_t kMaxOps = 14;
-  if (o.rand_augment_ops < 0 || o.rand_augment_ops > kMaxOps) {
-    throw SettingsError(concat("data.rand_augment_ops=", o.rand_augment_ops, " must be from 0 to ",
-                               kMaxOps, "; fix: set 2, the usual number"));
+  if (o.rand_augment.ops < 0 || o.rand_augment.ops > detail::kNumAugmentOps) {
+    throw SettingsError(concat("data.rand_augment_ops=", o.rand_augment.ops, " must be from 0 to ",
+                               detail::kNumAugmentOps, "; fix: set 2, the usual number"));
   }
-  if (o.rand_augment_magnitude < 0 || o.rand_augment_magnitude >= detail::kNumMagnitudes) {
-    throw SettingsError(concat("data.rand_augment_magnitude=", o.rand_augment_magnitude,
+  if (o.rand_augment.magnitude < 0 || o.rand_augment.magnitude >= detail::kNumMagnitudes) {
+    throw SettingsError(concat("data.rand_augment_magnitude=", o.rand_augment.magnitude,
                                " must be from 0 to ", detail::kNumMagnitudes - 1,
                                "; fix: set 9, the usual strength"));
   }
-  if (o.rand_augment_ops > 0 && o.augment == Augment::None) {
+  if (o.rand_augment.ops > 0 && o.augment == Augment::None) {
     throw SettingsError(concat(
-        "data.rand_augment_ops=", o.rand_augment_ops,
+        "data.rand_augment_ops=", o.rand_augment.ops,
         " contradicts data.augment=none, which prepares training images as in evaluation; "
         "fix: set data.augment=pad_crop or random_resized_crop, or data.rand_augment_ops=0"));
   }
-  if (o.rand_augment_ops > 0 && o.format == DataFormat::Synthetic) {
-    throw SettingsError(concat("data.rand_augment_ops=", o.rand_augment_ops,
+  if (o.rand_augment.ops > 0 && o.format == DataFormat::Synthetic) {
+    throw SettingsError(concat("data.rand_augment_ops=", o.rand_augment.ops,
                                " changes images of bytes, but data.format=synthetic generates "
                                "floats; fix: set data.rand_augment_ops=0"));
   }
@@ -122,13 +121,14 @@ void check_options(const DataOptions& o) {
         "data: num_classes, num_samples, image_size, pad, cutout, max_pixels and seed "
         "must not be negative");
   }
-  if (o.min_scale > o.max_scale || o.min_scale <= 0) {
-    throw SettingsError(concat("data.min_scale=", o.min_scale,
-                               " must be positive and at most data.max_scale=", o.max_scale));
+  const auto& crop = o.random_resized_crop;
+  if (crop.min_scale > crop.max_scale || crop.min_scale <= 0) {
+    throw SettingsError(concat("data.min_scale=", crop.min_scale,
+                               " must be positive and at most data.max_scale=", crop.max_scale));
   }
-  if (o.min_ratio > o.max_ratio || o.min_ratio <= 0) {
-    throw SettingsError(concat("data.min_ratio=", o.min_ratio,
-                               " must be positive and at most data.max_ratio=", o.max_ratio));
+  if (crop.min_ratio > crop.max_ratio || crop.min_ratio <= 0) {
+    throw SettingsError(concat("data.min_ratio=", crop.min_ratio,
+                               " must be positive and at most data.max_ratio=", crop.max_ratio));
   }
   if (o.eval_resize < o.image_size) {
     throw SettingsError(concat("data.eval_resize=", o.eval_resize,

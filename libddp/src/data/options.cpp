@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/data/options.hpp"
 
+#include "data/rand_augment.hpp"
+
 namespace ddp {
 
 SamplerOptions eval_sampler_options(SamplerOptions options) {
@@ -8,6 +10,43 @@ SamplerOptions eval_sampler_options(SamplerOptions options) {
   options.drop_last = false;
   options.pad = false;
   return options;
+}
+
+static void describe_rand_augment(RandAugmentOptions& o, FieldVisitor& v) {
+  v.field({.name = "rand_augment_ops",
+           .doc = "Random operations per training image, as torchvision's RandAugment; usually 2. "
+                  "They run on the CPU. 0: off.",
+           .min = 0,
+           .max = detail::kNumAugmentOps},
+          o.ops);
+  v.field({.name = "rand_augment_magnitude",
+           .doc = "RandAugment: strength of the operations, of torchvision's 31 bins.",
+           .min = 0,
+           .max = detail::kNumMagnitudes - 1},
+          o.magnitude);
+}
+
+static void describe_random_resized_crop(RandomResizedCropOptions& o, FieldVisitor& v) {
+  v.field({.name = "min_scale",
+           .doc = "random_resized_crop: smallest share of the image's area.",
+           .min = 1e-4,
+           .max = 1},
+          o.min_scale);
+  v.field({.name = "max_scale",
+           .doc = "random_resized_crop: largest share of the image's area.",
+           .min = 1e-4,
+           .max = 1},
+          o.max_scale);
+  v.field({.name = "min_ratio",
+           .doc = "random_resized_crop: smallest aspect ratio, width / height.",
+           .min = 0.1,
+           .max = 10},
+          o.min_ratio);
+  v.field({.name = "max_ratio",
+           .doc = "random_resized_crop: largest aspect ratio, width / height.",
+           .min = 0.1,
+           .max = 10},
+          o.max_ratio);
 }
 
 static void describe_augmentation(DataOptions& o, FieldVisitor& v) {
@@ -32,37 +71,8 @@ static void describe_augmentation(DataOptions& o, FieldVisitor& v) {
            .min = 0,
            .max = 4096},
           o.cutout);
-  v.field({.name = "rand_augment_ops",
-           .doc = "Random operations per training image, as torchvision's RandAugment; usually 2. "
-                  "They run on the CPU. 0: off.",
-           .min = 0,
-           .max = 14},
-          o.rand_augment_ops);
-  v.field({.name = "rand_augment_magnitude",
-           .doc = "RandAugment: strength of the operations, of torchvision's 31 bins.",
-           .min = 0,
-           .max = 30},
-          o.rand_augment_magnitude);
-  v.field({.name = "min_scale",
-           .doc = "random_resized_crop: smallest share of the image's area.",
-           .min = 1e-4,
-           .max = 1},
-          o.min_scale);
-  v.field({.name = "max_scale",
-           .doc = "random_resized_crop: largest share of the image's area.",
-           .min = 1e-4,
-           .max = 1},
-          o.max_scale);
-  v.field({.name = "min_ratio",
-           .doc = "random_resized_crop: smallest aspect ratio, width / height.",
-           .min = 0.1,
-           .max = 10},
-          o.min_ratio);
-  v.field({.name = "max_ratio",
-           .doc = "random_resized_crop: largest aspect ratio, width / height.",
-           .min = 0.1,
-           .max = 10},
-          o.max_ratio);
+  describe_rand_augment(o.rand_augment, v);
+  describe_random_resized_crop(o.random_resized_crop, v);
   v.field({.name = "eval_resize",
            .doc = "Shorter side of evaluation images before the centre crop. 0: image_size up to "
                   "64 px, image_size * 256 / 224 above.",

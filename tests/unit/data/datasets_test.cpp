@@ -361,8 +361,9 @@ TEST_CASE("impossible data settings are refused by name", "[dataset]") {
   auto settings = [](const DataOptions& options) {
     return message_of<ddp::SettingsError>([&] { make_dataset(options); });
   };
-  REQUIRE(contains(settings({.path = kSample, .min_scale = 0.9, .max_scale = 0.5}),
-                   "data.min_scale=0.9"));
+  REQUIRE(contains(
+      settings({.path = kSample, .random_resized_crop = {.min_scale = 0.9, .max_scale = 0.5}}),
+      "data.min_scale=0.9"));
   REQUIRE(contains(settings({.path = kSample, .mean = {0.5}}), "data.mean has 1 values"));
   REQUIRE(contains(settings({.path = kSample, .std = {1, 1, 0}}), "data.std"));
   REQUIRE(contains(settings({.path = kSample, .eval_resize = 16}), "data.eval_resize=16"));

@@ -147,8 +147,8 @@ TEST_CASE("images of one pixel, one row or one column load", "[jpeg]") {
     ddp::DataOptions options{.path = folder.path(), .image_size = 24};
     options.augment = ddp::Augment::RandomResizedCrop;
     options.cache = ddp::CachePolicy::Off;
-    options.min_ratio = low;
-    options.max_ratio = high;
+    options.random_resized_crop.min_ratio = low;
+    options.random_resized_crop.max_ratio = high;
     const auto dataset = ddp::make_dataset(options);
     for (int64_t epoch = 0; epoch < 8; ++epoch) {
       for (int64_t i = 0; i < count; ++i) {

@@ -73,7 +73,7 @@ DataOptions augmenting(Augment augment) {
           .num_samples = 64,
           .seed = 5,
           .augment = augment,
-          .rand_augment_ops = 2,
+          .rand_augment = {.ops = 2},
           .mean = {0, 0, 0},
           .std = {1, 1, 1}};
 }
@@ -190,7 +190,7 @@ TEST_CASE("RandAugment sees the cropped and flipped bytes, before normalisation"
   options.cutout = cutout;
   options.channels_last = channels_last;
   DataOptions plain_options = options;
-  plain_options.rand_augment_ops = 0;
+  plain_options.rand_augment.ops = 0;
   plain_options.cutout = 0;
   const auto augmented = ddp::make_dataset(options), plain = ddp::make_dataset(plain_options);
   const ImageTransform& transform = ddp::detail::as_images(*augmented)->transform();
@@ -240,7 +240,7 @@ TEST_CASE("RandAugment of resized crops uses bytes rounded as Pillow rounds", "[
 TEST_CASE("evaluation images are not augmented", "[rand_augment]") {
   const DataOptions options = augmenting(Augment::PadCrop);
   DataOptions plain = options;
-  plain.rand_augment_ops = 0;
+  plain.rand_augment.ops = 0;
   const auto with = ddp::make_dataset(options, ddp::Split::Test);
   const auto without = ddp::make_dataset(plain, ddp::Split::Test);
   for (int64_t i = 0; i < 20; ++i) {
@@ -259,12 +259,12 @@ TEST_CASE("settings that RandAugment cannot obey are refused", "[rand_augment]")
   CHECK(contains(refusal([](DataOptions& o) { o.format = ddp::DataFormat::Synthetic; }),
                  "data.format=synthetic generates floats; fix: set data.rand_augment_ops=0"));
   for (const int64_t magnitude : {-1, 31}) {
-    CHECK(contains(refusal([&](DataOptions& o) { o.rand_augment_magnitude = magnitude; }),
+    CHECK(contains(refusal([&](DataOptions& o) { o.rand_augment.magnitude = magnitude; }),
                    "data.rand_augment_magnitude=" + std::to_string(magnitude) +
                        " must be from 0 to 30; fix: set 9"));
   }
   for (const int64_t ops : {-1, 15}) {
-    CHECK(contains(refusal([&](DataOptions& o) { o.rand_augment_ops = ops; }),
+    CHECK(contains(refusal([&](DataOptions& o) { o.rand_augment.ops = ops; }),
                    "data.rand_augment_ops=" + std::to_string(ops) + " must be from 0 to 14"));
   }
 }

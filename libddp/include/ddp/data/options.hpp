@@ -32,6 +32,19 @@ enum class EvalDecode {
 enum class CorruptPolicy { Error, Skip };
 enum class CachePolicy { Auto, Ram, Off };
 
+/// Bounds of Augment::RandomResizedCrop.
+struct RandomResizedCropOptions {
+  double min_scale = 0.08;  ///< smallest share of the area
+  double max_scale = 1.0;
+  double min_ratio = 0.75;  ///< width / height
+  double max_ratio = 4.0 / 3.0;
+};
+
+struct RandAugmentOptions {
+  int64_t ops = 0;        ///< operations per training image, 0 to 14; 0 is off
+  int64_t magnitude = 9;  ///< strength, 0 to 30
+};
+
 struct DataOptions {
   DataFormat format = DataFormat::Auto;
   std::string path = "data/cifar10-sample";
@@ -41,16 +54,12 @@ struct DataOptions {
   int64_t num_classes = 0;  ///< 0: from the data (synthetic: 10); larger labels are errors
   int64_t num_samples = 0;  ///< the first n, 0: all; synthetic: n samples, 0: 2048 train, 512 test
   int64_t seed = 0;         ///< for augmentation and synthetic data
-  Augment augment = Augment::Auto;     ///< of the training split
-  int64_t pad = 4;                     ///< PadCrop: zeros around the image
-  bool flip = true;                    ///< mirror with probability 1/2
-  int64_t cutout = 0;                  ///< side of the square set to the mean; 0 is off
-  int64_t rand_augment_ops = 0;        ///< RandAugment: operations per training image; 0 is off
-  int64_t rand_augment_magnitude = 9;  ///< RandAugment: strength, 0 to 30
-  double min_scale = 0.08;             ///< RandomResizedCrop: smallest share of the area
-  double max_scale = 1.0;
-  double min_ratio = 0.75;  ///< RandomResizedCrop: width / height
-  double max_ratio = 4.0 / 3.0;
+  Augment augment = Augment::Auto;  ///< of the training split
+  int64_t pad = 4;                  ///< PadCrop: zeros around the image
+  bool flip = true;                 ///< mirror with probability 1/2
+  int64_t cutout = 0;               ///< side of the square set to the mean; 0 is off
+  RandAugmentOptions rand_augment{};
+  RandomResizedCropOptions random_resized_crop{};
   int64_t eval_resize = 0;  ///< shorter side before the crop; 0: image_size (* 256 / 224 above 64)
   EvalDecode eval_decode = EvalDecode::Full;
   std::vector<double> mean = {};  ///< per channel; empty: CIFAR-10's up to 64 px, else ImageNet's
