@@ -259,11 +259,9 @@ LmOutput BertImpl::forward(const TokenInput& input, const torch::Tensor& labels)
   if (input.target_positions.defined()) {
     hidden = hidden.index_select(0, input.target_positions);
   }
-  auto loss_options = LanguageModel::loss_options();
-  loss_options.bias = head_->bias;
   const auto result =
       ddp::ops::linear_cross_entropy(head_->transform(hidden, options_.layer_norm_eps), decoder,
-                                     labels.reshape({-1}), loss_options);
+                                     labels.reshape({-1}), loss_options(head_->bias));
   return {result.loss_sum, result.num_correct};
 }
 

@@ -16,8 +16,9 @@ double LanguageModel::matrix_flops_per_token() const {
   return flops;
 }
 
-ddp::ops::LinearCrossEntropyOptions LanguageModel::loss_options() const {
-  ddp::ops::LinearCrossEntropyOptions options{.chunk_tokens = computation_.loss_chunk_tokens};
+ddp::ops::LinearCrossEntropyOptions LanguageModel::loss_options(const torch::Tensor& bias) const {
+  ddp::ops::LinearCrossEntropyOptions options{.chunk_tokens = computation_.loss_chunk_tokens,
+                                              .bias = bias};
   if (is_training()) {
     options.label_smoothing = computation_.label_smoothing;
     options.z_loss = computation_.z_loss;

@@ -72,7 +72,7 @@ class LanguageModel : public torch::nn::Module {
  protected:
   /// The part of flops_per_token() that grows with the parameters.
   double matrix_flops_per_token() const;
-  ddp::ops::LinearCrossEntropyOptions loss_options() const;
+  ddp::ops::LinearCrossEntropyOptions loss_options(const torch::Tensor& bias = {}) const;
   /// True if a token is multiplied by the parameter `name`, false for a lookup table.
   virtual bool is_matrix_product(const std::string& name) const = 0;
 

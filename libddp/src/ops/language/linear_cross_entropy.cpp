@@ -50,15 +50,16 @@ void loss_by_aten(const at::Tensor& logits, const at::Tensor& labels, int64_t vo
   const auto target = labels.clamp(0, vocab - 1).unsqueeze(1);
   const auto is_wrong = labels.ne(target.squeeze(1)).logical_and_(counts);
   sums.correct += valid.argmax(1).eq(labels).logical_and_(counts).sum();
-  auto log_softmax = at::log_softmax(valid.to(at::kFloat), 1);
+  const auto log_softmax = at::log_softmax(valid.to(at::kFloat), 1);
   const auto log_likelihood =
       log_softmax.gather(1, target).masked_fill_(is_wrong.unsqueeze(1), kNan);
   auto losses = log_likelihood * (smoothing - 1);
   if (smoothing > 0) {
     losses -= log_softmax.mean(1, /*keepdim=*/true) * smoothing;
   }
-  const auto log_sum = z > 0 ? at::logsumexp(valid.to(at::kFloat), 1, true) : at::Tensor();
+  at::Tensor log_sum;
   if (z > 0) {
+    log_sum = at::logsumexp(valid.to(at::kFloat), 1, /*keepdim=*/true);
     losses += log_sum.square() * z;
   }
   sums.loss += losses.squeeze(1).masked_fill(counts.logical_not(), 0).sum();
@@ -66,14 +67,17 @@ void loss_by_aten(const at::Tensor& logits, const at::Tensor& labels, int64_t vo
     // softmax (1 + 2 z L) - (1 - s) onehot - s / vocab. The label's entry is computed in float32:
     // near 1 a rounded softmax would lose the difference.
     auto at_label = log_likelihood.expm1();
-    auto elsewhere = log_softmax.exp_();
+    at::exp_out(valid, log_softmax);
     if (z > 0) {
       at_label += log_likelihood.exp() * log_sum * (2 * z);
-      elsewhere *= log_sum * (2 * z) + 1;
+      valid *= log_sum * (2 * z) + 1;
     }
-    const double spread = smoothing / static_cast<double>(vocab);
-    valid.copy_(elsewhere.sub_(spread));
-    valid.scatter_(1, target, at_label.add_(smoothing - spread).to(valid.scalar_type()));
+    if (smoothing > 0) {
+      const double spread = smoothing / static_cast<double>(vocab);
+      at_label += smoothing - spread;
+      valid -= spread;
+    }
+    valid.scatter_(1, target, at_label.to(valid.scalar_type()));
     valid.masked_fill_(counts.logical_not().unsqueeze(1), 0);
   }
 }
