@@ -16,6 +16,7 @@
 
 using ddp::ops::AttentionBackend;
 using lm_test::check_gradients;
+using lm_test::check_recomputed;
 using lm_test::copy_weights;
 using lm_test::fill_with_noise;
 using lm_test::relative_error;
@@ -138,23 +139,7 @@ TEST_CASE("BERT's recomputed layers drop what they dropped: gradients equal bit 
   auto batch = to_gpu(masked_batch(/*packed=*/false));
   batch.input.target_positions = torch::Tensor();  // its gradient is summed in varying order
   batch.labels = batch.input.input_ids.roll(1);
-  std::vector<std::vector<torch::Tensor>> results;
-  for (const int64_t every : {0, 1, 2}) {
-    model->computation().checkpoint_every = every;
-    model->zero_grad();
-    torch::manual_seed(23);
-    const auto output = model->forward(batch.input, batch.labels);
-    output.loss_sum.backward();
-    results.push_back({output.loss_sum.detach()});
-    for (const auto& parameter : model->parameters()) {
-      results.back().push_back(parameter.grad().clone());
-    }
-  }
-  for (std::size_t i = 0; i < results[0].size(); ++i) {
-    CAPTURE(i);
-    CHECK(torch::equal(results[0][i], results[1][i]));
-    CHECK(torch::equal(results[0][i], results[2][i]));
-  }
+  check_recomputed(*model, batch);
 }
 
 TEST_CASE("a ViT in bfloat16 on a GPU gives the CPU's logits and gradients") {

@@ -18,6 +18,7 @@
 
 using ddp::ops::AttentionBackend;
 using lm_test::check_gradients;
+using lm_test::check_recomputed;
 using lm_test::copy_weights;
 using lm_test::fill_with_noise;
 using lm_test::relative_error;
@@ -193,26 +194,7 @@ TEST_CASE("recomputed layers on a GPU drop what they dropped: gradients equal bi
     auto model = make_pair(kind, torch::kBFloat16).second;
     model->computation().attention = AttentionBackend::Math;  // the kernels sum dQ in varying order
     model->train();
-    std::vector<std::vector<torch::Tensor>> results;
-    for (const int64_t every : {0, 1, 2}) {
-      model->computation().checkpoint_every = every;
-      model->zero_grad();
-      torch::manual_seed(23);
-      const auto output = model->forward(batch.input, batch.labels);
-      output.loss_sum.backward();
-      results.emplace_back();
-      results.back().push_back(output.loss_sum.detach());
-      for (const auto& parameter : model->parameters()) {
-        if (parameter.requires_grad()) {
-          results.back().push_back(parameter.grad().clone());
-        }
-      }
-    }
-    for (std::size_t i = 0; i < results[0].size(); ++i) {
-      CAPTURE(i);
-      CHECK(torch::equal(results[0][i], results[1][i]));
-      CHECK(torch::equal(results[0][i], results[2][i]));
-    }
+    check_recomputed(*model, batch);
   }
 }
 

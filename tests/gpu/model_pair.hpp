@@ -57,4 +57,29 @@ inline void check_gradients(const torch::nn::Module& model, const torch::nn::Mod
   }
 }
 
+/// Recomputing no layer, all of them or every second gives the same loss and gradients, bit for
+/// bit.
+template <typename Model, typename Batch>
+void check_recomputed(Model& model, const Batch& batch) {
+  std::vector<std::vector<torch::Tensor>> results;
+  for (const int64_t every : {0, 1, 2}) {
+    model.computation().checkpoint_every = every;
+    model.zero_grad();
+    torch::manual_seed(23);
+    const auto output = model.forward(batch.input, batch.labels);
+    output.loss_sum.backward();
+    results.push_back({output.loss_sum.detach()});
+    for (const auto& parameter : model.parameters()) {
+      if (parameter.requires_grad()) {
+        results.back().push_back(parameter.grad().clone());
+      }
+    }
+  }
+  for (std::size_t i = 0; i < results[0].size(); ++i) {
+    CAPTURE(i);
+    CHECK(torch::equal(results[0][i], results[1][i]));
+    CHECK(torch::equal(results[0][i], results[2][i]));
+  }
+}
+
 }  // namespace lm_test
