@@ -107,9 +107,9 @@ class VitBlock : public torch::nn::Module {
     ddp::ops::AttentionOptions attention{
         .is_causal = false, .dropout_p = is_training() ? options_.attention_dropout : 0.0};
     if (options_.is_last) {
-      // Fused kernels are made for many queries. One row of scores is small enough to be stored.
+      // cuDNN's kernel is made for many queries.
       query = query.narrow(1, 0, 1);
-      attention.backend = ddp::ops::AttentionBackend::Math;
+      attention.shapes_recur = false;
     }
     return ddp::ops::attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
                                attention)

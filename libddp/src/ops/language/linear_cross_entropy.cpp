@@ -205,13 +205,6 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     const AutocastOff no_autocast(grad_outputs[0].device().type());
     const auto saved = ctx->get_saved_variables();
     const auto &h = saved[0], &w = saved[1], &weight = saved[2], &grad_logits = saved[3];
-    at::Tensor grad_hidden;
-    if (ctx->needs_input_grad(0)) {
-      grad_hidden = at::empty_like(h);
-      detail::gemm(grad_hidden, grad_logits, w);
-      grad_hidden =
-          grad_hidden.mul_(grad_outputs[0]).to(ctx->saved_data["hidden_dtype"].toScalarType());
-    }
     const auto target = detail::grad_target(weight, ctx->needs_input_grad(1));
     if (target.memory.defined() && h.scalar_type() != at::kHalf) {
       write_weight_gradient(target, grad_logits, h * grad_outputs[0]);
@@ -226,6 +219,14 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     if (bias_target.memory.defined()) {
       bias_target.write(
           column_sums(grad_logits).narrow(0, 0, weight.size(0)).mul_(grad_outputs[0]));
+    }
+    // Last, because a step needs the most memory here and the scaled copy of `h` is gone by now.
+    at::Tensor grad_hidden;
+    if (ctx->needs_input_grad(0)) {
+      grad_hidden = at::empty_like(h);
+      detail::gemm(grad_hidden, grad_logits, w);
+      grad_hidden =
+          grad_hidden.mul_(grad_outputs[0]).to(ctx->saved_data["hidden_dtype"].toScalarType());
     }
     return {grad_hidden, target.result(), bias_target.result(), {}, {}, {}, {}};
   }
