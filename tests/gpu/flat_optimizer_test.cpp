@@ -2,6 +2,7 @@
 // The flat optimizer on one GPU equals PyTorch's optimizers, the lists of ATen's kernels and the
 // host's loop. A captured step gives the same bits.
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
 
@@ -415,4 +416,22 @@ TEST_CASE("Trust ratios whose squares float32 does not hold are the host's", "[g
   }
   CHECK_FALSE(at::equal(gpu[0].tensor.detach().cpu(), start));
   CHECK(ulps(gpu[0].tensor.detach() / 1e20, cpu[0].tensor.detach() / 1e20) <= 8.0);
+}
+
+TEST_CASE("the state is not cut from memory that a backward left in the cache") {
+  constexpr int64_t kNumel = int64_t{16} << 20;  // 64 MiB in float32
+  const auto device = at::Device(at::kCUDA, 0);
+  const auto parameter = torch::zeros({kNumel}, device).requires_grad_();
+  parameter.mutable_grad() = torch::ones_like(parameter);
+  OptimizerOptions options;
+  options.type = OptimizerType::AdamW;
+  const auto optimizer = ddp::make_optimizer({{"weight", parameter}}, options);
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  { const auto activations = torch::empty({8 * kNumel}, device); }
+  optimizer->step(1e-3);
+  c10::cuda::CUDACachingAllocator::emptyCache();
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+  const auto unused = stats.reserved_bytes[kAll].current - stats.allocated_bytes[kAll].current;
+  CHECK(unused < int64_t{100} << 20);
 }

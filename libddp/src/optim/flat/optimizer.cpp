@@ -12,6 +12,10 @@
 #include "optim/state_check.hpp"
 #include "optim/step_checks.hpp"
 
+#ifdef DDP_HAS_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#endif
+
 namespace ddp::detail {
 namespace {
 
@@ -117,6 +121,12 @@ void FlatOptimizer::make_storage() {
     master_offsets[i] = halves;
     halves += states_[i].needs_master ? padded : 0;
   }
+#ifdef DDP_HAS_CUDA
+  if (device_.is_cuda()) {
+    // Cached blocks of the first backward are larger. Their rest could not be used by a graph.
+    c10::cuda::CUDACachingAllocator::emptyCache();
+  }
+#endif
   storage_.push_back(at::empty({halves}, options));
   for (size_t slot = 0; slot < rule_->slots().size(); ++slot) {
     storage_.push_back(at::zeros({all}, options));
