@@ -29,10 +29,14 @@ class Verdict(unittest.TestCase):
         for side, curve in dict(fused=[4.0, 0.99], plain=[2.9, 2.0], fp32=[5.0, 4.1]).items():
             self.assertFalse(transformer_curves.verdict(CURVES | {side: curve})[1], side)
 
-    def test_a_missing_side_is_no_success(self):
-        for side in CURVES:
-            text, near = transformer_curves.verdict({name: curve for name, curve in CURVES.items() if name != side})
-            self.assertEqual((text, near), (f"nothing to compare without {side}", False))
+    def test_references_alone_are_no_success(self):
+        def without(*sides):
+            return transformer_curves.verdict({name: curve for name, curve in CURVES.items() if name not in sides})
+        for side in "eager", "compile":
+            self.assertEqual(without(side), (f"nothing to compare without {side}", False))
+        self.assertEqual(without("fused", "plain", "fp32"), ("nothing to compare without a side of libddp", False))
+        self.assertEqual(without("eager_fp32", "plain"),
+                         ("largest distance: compile from eager 0.5000, fused from eager 1.0000; allowed 1.0000", True))
 
     def test_small_models_agree_in_every_step(self):
         self.assertTrue(transformer_curves.tiny_verdict(dict(eager_fp32=[4.0, 2.0], fp32=[4.00003, 2.0]))[1])
