@@ -15,6 +15,7 @@ void LossSums::add(const StepMetrics& metrics) {
   const auto n = static_cast<double>(metrics.num_targets.value_or(metrics.num_samples));
   add_on_device(metrics, n);
   add_logged(metrics, n);
+  add_numbers(metrics, n);
 }
 
 // Two one-element kernels; a loss in a graph's memory is read before the next replay.
@@ -29,6 +30,17 @@ void LossSums::add_on_device(const StepMetrics& metrics, double num_targets) {
     correct_sum_.add_(num_correct.detach().reshape({}));
     correct_samples_ += num_targets;
     reads_device_ = true;
+  }
+}
+
+void LossSums::add_numbers(const StepMetrics& metrics, double num_targets) {
+  if (metrics.loss.number) {
+    logged_loss_sum_ += num_targets * *metrics.loss.number;
+    loss_samples_ += num_targets;
+  }
+  if (metrics.num_correct.number) {
+    logged_correct_ += *metrics.num_correct.number;
+    correct_samples_ += num_targets;
   }
 }
 
@@ -68,10 +80,8 @@ LossSums::Reading LossSums::read(const StepMetrics& metrics) {
                              .correct = logged_correct_,
                              .loss_samples = loss_samples_,
                              .correct_samples = correct_samples_}};
-  const auto& [norm, logged_norm] = metrics.grad_norm;
-  if (logged_norm.has_value()) {
-    reading.grad_norm = logged_norm.value();
-  }
+  const auto& [norm, logged_norm, norm_number] = metrics.grad_norm;
+  reading.grad_norm = logged_norm.has_value() ? std::optional(logged_norm.value()) : norm_number;
   if (reads_device_ || norm.defined()) {
     auto values = sums_;
     if (norm.defined()) {

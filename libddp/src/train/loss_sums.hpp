@@ -28,6 +28,7 @@ class LossSums {
 
  private:
   void add_on_device(const StepMetrics& metrics, double num_targets);
+  void add_numbers(const StepMetrics& metrics, double num_targets);
   void add_logged(const StepMetrics& metrics, double num_targets);
   void read_logged(bool all);
 

@@ -25,6 +25,8 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
       set_progress_(std::move(set_progress)),
       files_(options, launch, is_main()),
       losses_(device),
+      own_(device),
+      own_of_epoch_(device),
       sensors_(pci_bus_id(device), SteadyClock::now()),
       console_(options, is_main()) {
   options.usage.set();
@@ -66,7 +68,15 @@ void MetricsImpl::resume() {
   clock_.resume(SteadyClock::now(), sensors_.energy_joules());
 }
 
+void MetricsImpl::log(const std::string& name, const MetricValue& value,
+                      const LogOptions& options) {
+  // The first step's time is not measured, so a rate leaves out its values too.
+  const bool counts = options.reduction != MetricReduction::Rate || clock_.has_started();
+  own_.add(name, counts ? value : MetricValue(), options);
+}
+
 void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
+  steps_done_ = step + 1;
   losses_.add(metrics);
   counter_.add_step(metrics.num_samples, /*timed=*/clock_.has_started());
   if (!clock_.has_started()) {
@@ -108,6 +118,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   const auto grad_norm = read(metrics);
   auto own = counter_.since_log();
   own.exposed_comm_ms = exposed_comm_ ? exposed_comm_() : NAN;
+  own.own = own_.take();
   counter_.end_log();
   const auto job = gather(own, /*to_all=*/false);
   if (!is_main()) {
@@ -128,6 +139,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
       .peak_memory_gib = if_measured(job.total.memory_gib),
       .interval_seconds = job.total.seconds,
       .energy_j = if_measured(job.total.energy_j),
+      .own = job.own,
       .sample_unit = options_.run.sample_unit};
   console_.log_step(numbers);
   files_.add_step(numbers);
@@ -142,11 +154,12 @@ void MetricsImpl::add_evaluation(int64_t step, const EpochMetrics& metrics) {
   if (!is_main()) {
     return;
   }
-  console_.log_evaluation(step + 1, metrics.test_loss, metrics.test_accuracy);
-  files_.add_evaluation({.done = step + 1,
-                         .epoch = epochs_at(step),
-                         .loss = metrics.test_loss,
-                         .accuracy = metrics.test_accuracy});
+  const EvaluationNumbers numbers{.done = step + 1,
+                                  .epoch = epochs_at(step),
+                                  .loss = metrics.test_loss,
+                                  .accuracy = metrics.test_accuracy};
+  console_.log_evaluation(numbers);
+  files_.add_evaluation(numbers);
 }
 
 EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
@@ -155,6 +168,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
   const auto use = sensors_.end_epoch(SteadyClock::now());
   own.utilisation = use.utilisation;
   own.power_w = use.power_w;
+  own.own = own_of_epoch_.take();
   const auto job = gather(own, /*to_all=*/true);
   counter_.end_epoch();
   sensors_.begin_epoch(SteadyClock::now());
@@ -165,11 +179,24 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
                       .test_loss = metrics.test_loss,
                       .test_accuracy = metrics.test_accuracy},
                      job);
+    if (metrics.test_loss || metrics.test_accuracy || !job.own.empty()) {
+      console_.log_evaluation({.done = steps_done_,
+                               .loss = metrics.test_loss,
+                               .accuracy = metrics.test_accuracy,
+                               .own = job.own});
+    }
+  }
+  std::map<std::string, double> own_results;
+  for (const OwnResult& result : job.own) {
+    if (result.value) {
+      own_results[result.name] = *result.value;
+    }
   }
   return {.train_loss = job.loss(),
           .train_accuracy = job.accuracy(),
           .seconds = job.total.seconds,
-          .samples_per_second = job.samples_per_second()};
+          .samples_per_second = job.samples_per_second(),
+          .own = std::move(own_results)};
 }
 
 }  // namespace detail
@@ -195,6 +222,16 @@ void Metrics::set_loader_wait(std::function<double()> total_ms) {
 }
 void Metrics::begin(int64_t first_step) {
   impl_->begin(first_step);
+}
+void Metrics::log(const std::string& name, const MetricValue& value, const LogOptions& options) {
+  impl_->log(name, value, options);
+}
+void Metrics::log_epoch(const std::string& name, const MetricValue& value,
+                        const LogOptions& options) {
+  impl_->log_epoch(name, value, options);
+}
+void Metrics::add_writer(std::shared_ptr<MetricsWriter> writer) {
+  impl_->add_writer(std::move(writer));
 }
 void Metrics::end_step(int64_t step, const StepMetrics& metrics) {
   impl_->end_step(step, metrics);

@@ -34,11 +34,10 @@ void MetricsConsole::log_step(const LoggedNumbers& numbers) {
   }
 }
 
-void MetricsConsole::log_evaluation(int64_t done, std::optional<double> loss,
-                                    std::optional<double> accuracy) {
+void MetricsConsole::log_evaluation(const EvaluationNumbers& numbers) {
   if (lines_) {
     clear_bar();
-    log_info(evaluation_line(done, max_steps_, loss, accuracy));
+    log_info(evaluation_line(numbers, max_steps_));
   }
 }
 

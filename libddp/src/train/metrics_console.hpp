@@ -24,7 +24,7 @@ class MetricsConsole {
 
   /// The bar shows these numbers too.
   void log_step(const LoggedNumbers& numbers);
-  void log_evaluation(int64_t done, std::optional<double> loss, std::optional<double> accuracy);
+  void log_evaluation(const EvaluationNumbers& numbers);
   /// At most ten times a second, unless `force`. `done` counts steps.
   void draw_bar(int64_t done, bool force);
 

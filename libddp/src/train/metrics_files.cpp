@@ -2,6 +2,9 @@
 #include "train/metrics_files.hpp"
 
 #include <chrono>
+#include <utility>
+
+#include "train/metrics_writers.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -28,34 +31,48 @@ MetricsFiles::MetricsFiles(const MetricsOptions& options, const LaunchEnvironmen
     : options_(options),
       launch_(launch),
       folder_(make_folder(options, launch, is_main)),
-      commit_(is_main ? read_git_commit(".") : "") {}
-
-void MetricsFiles::append(const std::string& name, const Row& row) {
-  if (options_.csv) {
-    folder_.append(name + ".csv", csv_line(row), csv_header(row));
+      is_main_(is_main),
+      commit_(is_main ? read_git_commit(".") : "") {
+  if (folder_.path().empty()) {
+    return;
   }
-  if (options_.jsonl) {
-    folder_.append(name + ".jsonl", json_line(row));
+  if (options.csv) {
+    add_writer(std::make_shared<CsvWriter>(folder_));
+  }
+  if (options.jsonl) {
+    add_writer(std::make_shared<JsonlWriter>(folder_));
+  }
+}
+
+void MetricsFiles::add_writer(std::shared_ptr<MetricsWriter> writer) {
+  if (is_main_) {
+    writer->begin(path(), options_.run.settings_text);
+    writers_.push_back(std::move(writer));
+  }
+}
+
+void MetricsFiles::write(const std::string& table, const Row& row) {
+  for (const auto& writer : writers_) {
+    writer->write(table, row);
   }
 }
 
 void MetricsFiles::add_step(const LoggedNumbers& numbers) {
-  append("steps", step_row(numbers, unix_time()));
+  write("steps", step_row(numbers, unix_time()));
 }
 
-void MetricsFiles::add_evaluation(const Evaluation& evaluation) {
-  append("evals", {{.name = "step", .integer = evaluation.done},
-                   {.name = "epoch", .number = evaluation.epoch},
-                   {.name = "eval_loss", .number = evaluation.loss},
-                   {.name = "eval_accuracy", .number = evaluation.accuracy},
-                   {.name = "time", .number = unix_time()}});
+void MetricsFiles::add_evaluation(const EvaluationNumbers& evaluation) {
+  Row row = {{.name = "step", .integer = evaluation.done},
+             {.name = "epoch", .number = evaluation.epoch},
+             {.name = "eval_loss", .number = evaluation.loss},
+             {.name = "eval_accuracy", .number = evaluation.accuracy}};
+  add_own(row, evaluation.own);
+  row.push_back({.name = "time", .number = unix_time()});
+  write("evals", row);
 }
 
 void MetricsFiles::add_epoch(const Epoch& epoch, const JobNumbers& job) {
-  if (options_.csv) {
-    const auto row = epoch_row(epoch, job);
-    folder_.append("epochs.csv", csv_line(row), csv_header(row));
-  }
+  write("epochs", epoch_row(epoch, job));
 }
 
 Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
@@ -66,32 +83,35 @@ Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
   const auto if_known = [](int64_t known, double number) {
     return known > 0 ? std::optional(number) : std::nullopt;
   };
-  return {{.name = "job_id", .text = launch_.job_id},
-          {.name = "commit", .text = commit_},
-          {.name = "gpu_type", .text = epoch.gpu_type},
-          {.name = "nodes", .integer = launch_.num_nodes},
-          {.name = "gpus", .integer = epoch.uses_gpus ? job.world_size : 0},
-          {.name = "ranks", .integer = job.world_size},
-          {.name = "precision", .text = run.precision},
-          {.name = "global_batch_size", .integer = batch > 0 ? std::optional(batch) : std::nullopt},
-          {.name = "batch_size_per_gpu",  // a fraction if ranks share the batch unevenly
-           .number = if_known(batch, static_cast<double>(batch) / job.world_size)},
-          {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
-          {.name = "repeat", .integer = options_.repeat},
-          {.name = "steps_per_epoch",
-           .integer = run.steps_per_epoch > 0 ? std::optional(run.steps_per_epoch) : std::nullopt},
-          {.name = "epoch", .integer = epoch.epoch},
-          {.name = "train_loss", .number = job.loss()},
-          {.name = "train_accuracy", .number = job.accuracy()},
-          {.name = "test_loss", .number = epoch.test_loss},
-          {.name = "test_accuracy", .number = epoch.test_accuracy},
-          {.name = "epoch_seconds", .number = job.total.seconds},
-          {.name = rate_name, .number = if_measured(job.samples_per_second())},
-          {.name = "gpu_utilisation_percent", .number = if_measured(job.total.utilisation)},
-          {.name = "power_w", .number = if_measured(job.total.power_w)},
-          {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
-          {.name = "energy_j", .number = if_measured(job.total.energy_j)},
-          {.name = "time", .number = unix_time()}};
+  Row row = {
+      {.name = "job_id", .text = launch_.job_id},
+      {.name = "commit", .text = commit_},
+      {.name = "gpu_type", .text = epoch.gpu_type},
+      {.name = "nodes", .integer = launch_.num_nodes},
+      {.name = "gpus", .integer = epoch.uses_gpus ? job.world_size : 0},
+      {.name = "ranks", .integer = job.world_size},
+      {.name = "precision", .text = run.precision},
+      {.name = "global_batch_size", .integer = batch > 0 ? std::optional(batch) : std::nullopt},
+      {.name = "batch_size_per_gpu",  // a fraction if ranks share the batch unevenly
+       .number = if_known(batch, static_cast<double>(batch) / job.world_size)},
+      {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
+      {.name = "repeat", .integer = options_.repeat},
+      {.name = "steps_per_epoch",
+       .integer = run.steps_per_epoch > 0 ? std::optional(run.steps_per_epoch) : std::nullopt},
+      {.name = "epoch", .integer = epoch.epoch},
+      {.name = "train_loss", .number = job.loss()},
+      {.name = "train_accuracy", .number = job.accuracy()},
+      {.name = "test_loss", .number = epoch.test_loss},
+      {.name = "test_accuracy", .number = epoch.test_accuracy},
+      {.name = "epoch_seconds", .number = job.total.seconds},
+      {.name = rate_name, .number = if_measured(job.samples_per_second())},
+      {.name = "gpu_utilisation_percent", .number = if_measured(job.total.utilisation)},
+      {.name = "power_w", .number = if_measured(job.total.power_w)},
+      {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
+      {.name = "energy_j", .number = if_measured(job.total.energy_j)}};
+  add_own(row, job.own);
+  row.push_back({.name = "time", .number = unix_time()});
+  return row;
 }
 
 }  // namespace ddp::detail

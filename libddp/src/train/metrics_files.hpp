@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of a run's metrics, which rank 0 writes: steps, evaluations, epochs, settings.
+// The rows of a run's metrics, which rank 0 writes: steps, evaluations, epochs; and its settings.
 // Torch-free.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ddp/core/launch_environment.hpp"
 #include "ddp/train/options.hpp"
@@ -20,19 +22,16 @@ class MetricsFiles {
   /// Makes and takes the run folder. On other ranks than rank 0, and without a folder, all output
   /// is dropped. Throws as RunFolder does.
   MetricsFiles(const MetricsOptions& options, const LaunchEnvironment& launch, bool is_main);
+  MetricsFiles(const MetricsFiles&) = delete;  // writers refer to the folder
+  MetricsFiles& operator=(const MetricsFiles&) = delete;
 
   /// Empty without a run folder.
   const std::string& path() const { return folder_.path(); }
+  void add_writer(std::shared_ptr<MetricsWriter> writer);
   void write_settings(const std::string& text) { folder_.write("settings.txt", text); }
   void add_step(const LoggedNumbers& numbers);
 
-  struct Evaluation {
-    int64_t done = 0;  ///< steps done
-    std::optional<double> epoch = {};
-    std::optional<double> loss = {};
-    std::optional<double> accuracy = {};
-  };
-  void add_evaluation(const Evaluation& evaluation);
+  void add_evaluation(const EvaluationNumbers& evaluation);
 
   struct Epoch {
     int64_t epoch = 0;
@@ -45,12 +44,14 @@ class MetricsFiles {
 
  private:
   Row epoch_row(const Epoch& epoch, const JobNumbers& job) const;
-  void append(const std::string& name, const Row& row);
+  void write(const std::string& table, const Row& row);
 
   const MetricsOptions options_;
   const LaunchEnvironment launch_;
   RunFolder folder_;
+  const bool is_main_;
   const std::string commit_;
+  std::vector<std::shared_ptr<MetricsWriter>> writers_;
 };
 
 }  // namespace ddp::detail

@@ -34,6 +34,17 @@ void add(std::string& line, const char* pattern, std::optional<double> number) {
   }
 }
 
+// "d_loss 0.1234", "1.5e+04 tokens/s"
+void add_own(std::string& line, const std::vector<OwnResult>& own) {
+  for (const OwnResult& result : own) {
+    if (result.value) {
+      const double value = std::isnan(*result.value) ? NAN : *result.value;
+      line += " | " + (result.is_rate ? format("%.1f ", value) + result.name + "/s"
+                                      : result.name + format(" %.4g", value));
+    }
+  }
+}
+
 std::string step_text(int64_t step, int64_t max_steps) {
   return "step " + std::to_string(step) + (max_steps > 0 ? "/" + std::to_string(max_steps) : "");
 }
@@ -62,13 +73,7 @@ std::string find_packed_ref(const std::filesystem::path& git, const std::string&
 
 }  // namespace
 
-std::string Cell::to_csv() const {
-  if (integer) {
-    return std::to_string(*integer);
-  }
-  if (text.empty()) {
-    return number ? shortest(*number) : "";
-  }
+std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) {
     return text;
   }
@@ -79,10 +84,27 @@ std::string Cell::to_csv() const {
   return quoted + "\"";
 }
 
+std::vector<std::string> csv_fields(const std::string& line) {
+  std::vector<std::string> fields(1);
+  bool is_quoted = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const bool is_pair = is_quoted && line.compare(i, 2, "\"\"") == 0;
+    if (line[i] == '"' && !is_pair) {
+      is_quoted = !is_quoted;
+    } else if (line[i] == ',' && !is_quoted) {
+      fields.emplace_back();
+    } else {
+      fields.back() += line[i];
+      i += is_pair ? 1 : 0;
+    }
+  }
+  return fields;
+}
+
 std::string csv_header(const Row& row) {
   std::string line;
   for (const auto& cell : row) {
-    line += (line.empty() ? "" : ",") + cell.name;
+    line += (line.empty() ? "" : ",") + csv_field(cell.name);
   }
   return line;
 }
@@ -90,7 +112,11 @@ std::string csv_header(const Row& row) {
 std::string csv_line(const Row& row) {
   std::string line;
   for (std::size_t i = 0; i < row.size(); ++i) {
-    line += (i == 0 ? "" : ",") + row[i].to_csv();
+    const Cell& cell = row[i];
+    line += (i == 0 ? "" : ",") + (cell.integer         ? std::to_string(*cell.integer)
+                                   : !cell.text.empty() ? csv_field(cell.text)
+                                   : cell.number        ? shortest(*cell.number)
+                                                        : "");
   }
   return line;
 }
@@ -111,22 +137,31 @@ std::string json_line(const Row& row) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+void add_own(Row& row, const std::vector<OwnResult>& own) {
+  for (const OwnResult& result : own) {
+    row.push_back({.name = result.column(), .number = result.value});
+  }
+}
+
 Row step_row(const LoggedNumbers& n, double unix_time) {
-  return {{.name = "step", .integer = n.step},
-          {.name = "epoch", .number = n.epoch},
-          {.name = "loss", .number = n.loss},
-          {.name = "accuracy", .number = n.accuracy},
-          {.name = "lr", .number = n.lr},
-          {.name = "grad_norm", .number = n.grad_norm},
-          {.name = "step_ms", .number = n.step_ms},
-          {.name = n.sample_unit + "_per_second", .number = n.samples_per_second},
-          {.name = n.sample_unit + "_per_second_per_rank", .number = n.samples_per_second_per_rank},
-          {.name = "exposed_comm_ms", .number = n.exposed_comm_ms},
-          {.name = "loader_wait_ms", .number = n.loader_wait_ms},
-          {.name = "peak_memory_gib", .number = n.peak_memory_gib},
-          {.name = "interval_seconds", .number = n.interval_seconds},
-          {.name = "energy_j", .number = n.energy_j},
-          {.name = "time", .number = unix_time}};
+  Row row = {
+      {.name = "step", .integer = n.step},
+      {.name = "epoch", .number = n.epoch},
+      {.name = "loss", .number = n.loss},
+      {.name = "accuracy", .number = n.accuracy},
+      {.name = "lr", .number = n.lr},
+      {.name = "grad_norm", .number = n.grad_norm},
+      {.name = "step_ms", .number = n.step_ms},
+      {.name = n.sample_unit + "_per_second", .number = n.samples_per_second},
+      {.name = n.sample_unit + "_per_second_per_rank", .number = n.samples_per_second_per_rank},
+      {.name = "exposed_comm_ms", .number = n.exposed_comm_ms},
+      {.name = "loader_wait_ms", .number = n.loader_wait_ms},
+      {.name = "peak_memory_gib", .number = n.peak_memory_gib},
+      {.name = "interval_seconds", .number = n.interval_seconds},
+      {.name = "energy_j", .number = n.energy_j}};
+  add_own(row, n.own);
+  row.push_back({.name = "time", .number = unix_time});
+  return row;
 }
 
 std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_seconds) {
@@ -134,6 +169,7 @@ std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_secon
   add(line, "epoch %.2f", n.epoch);
   add(line, "loss %.4f", n.loss);
   add(line, "accuracy %.2f %%", n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
+  add_own(line, n.own);
   add(line, "lr %.3g", n.lr);
   add(line, "grad_norm %.3g", n.grad_norm);
   add(line, "%.1f ms/step", n.step_ms);
@@ -150,11 +186,11 @@ std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_secon
   return line;
 }
 
-std::string evaluation_line(int64_t step, int64_t max_steps, std::optional<double> loss,
-                            std::optional<double> accuracy) {
-  auto line = step_text(step, max_steps);
-  add(line, "eval loss %.4f", loss);
-  add(line, "eval accuracy %.2f %%", accuracy ? std::optional(100 * *accuracy) : std::nullopt);
+std::string evaluation_line(const EvaluationNumbers& n, int64_t max_steps) {
+  auto line = step_text(n.done, max_steps);
+  add(line, "eval loss %.4f", n.loss);
+  add(line, "eval accuracy %.2f %%", n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
+  add_own(line, n.own);
   return line;
 }
 

@@ -10,21 +10,17 @@
 #include <utility>
 #include <vector>
 
+#include "train/own_numbers.hpp"
+
 namespace ddp::detail {
 
-/// A column's value: text, an integer, or a number; nothing and empty text mean "unknown". A NaN is
-/// a number, so that a NaN loss is visible.
-struct Cell {
-  std::string name;
-  std::string text = "";
-  std::optional<double> number = {};
-  std::optional<int64_t> integer = {};
+using Cell = MetricsCell;
+using Row = MetricsRow;
 
-  /// A CSV field, quoted if RFC 4180 requires it; empty if unknown.
-  std::string to_csv() const;
-};
-using Row = std::vector<Cell>;
-
+/// `text` as a CSV field, quoted if RFC 4180 requires it.
+std::string csv_field(const std::string& text);
+/// The fields of one line.
+std::vector<std::string> csv_fields(const std::string& line);
 std::string csv_header(const Row& row);
 std::string csv_line(const Row& row);
 /// One JSON object; unknown values are omitted, and values that JSON cannot express are text:
@@ -46,20 +42,29 @@ struct LoggedNumbers {
   std::optional<double> peak_memory_gib = {};
   std::optional<double> interval_seconds = {};
   std::optional<double> energy_j = {};
+  std::vector<OwnResult> own = {};
   std::string sample_unit = "images";  ///< unit of the rates
 };
 /// For measured numbers: NaN means not measured.
 inline std::optional<double> if_measured(double number) {
   return std::isnan(number) ? std::nullopt : std::optional(number);
 }
+/// Appends a cell for each metric.
+void add_own(Row& row, const std::vector<OwnResult>& own);
 Row step_row(const LoggedNumbers& numbers, double unix_time);
 
 /// "step 120/1000 | epoch 1.20 | loss 1.2345 | …"; unknown numbers are omitted. max_steps 0:
 /// unknown.
 std::string log_line(const LoggedNumbers& numbers, int64_t max_steps, double eta_seconds);
+struct EvaluationNumbers {
+  int64_t done = 0;  ///< steps done
+  std::optional<double> epoch = {};
+  std::optional<double> loss = {};
+  std::optional<double> accuracy = {};
+  std::vector<OwnResult> own = {};
+};
 /// "step 120/1000 | eval loss 1.2345 | eval accuracy 50.00 %".
-std::string evaluation_line(int64_t step, int64_t max_steps, std::optional<double> loss,
-                            std::optional<double> accuracy);
+std::string evaluation_line(const EvaluationNumbers& numbers, int64_t max_steps);
 /// "[=====>      ]  12 % | step 120/1000 | ETA 00:03:12 | loss 1.2345", at most `columns` wide.
 std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds,
                          std::optional<double> loss, int columns);

@@ -13,6 +13,7 @@
 #include "train/metrics_console.hpp"
 #include "train/metrics_files.hpp"
 #include "train/metrics_ranks.hpp"
+#include "train/own_metrics.hpp"
 #include "train/rank_counter.hpp"
 #include "train/trace.hpp"
 #include "train/training_clock.hpp"
@@ -26,6 +27,11 @@ class MetricsImpl {
               const MetricsOptions& options, std::function<void(int64_t step)> set_progress);
 
   void begin(int64_t first_step);
+  void log(const std::string& name, const MetricValue& value, const LogOptions& options);
+  void log_epoch(const std::string& name, const MetricValue& value, const LogOptions& options) {
+    own_of_epoch_.add(name, value, options);
+  }
+  void add_writer(std::shared_ptr<MetricsWriter> writer) { files_.add_writer(std::move(writer)); }
   void end_step(int64_t step, const StepMetrics& metrics);
   EpochResult end_epoch(int64_t epoch, const EpochMetrics& metrics);
   void add_evaluation(int64_t step, const EpochMetrics& metrics);
@@ -52,9 +58,11 @@ class MetricsImpl {
   const std::function<void(int64_t)> set_progress_;
   std::function<double()> exposed_comm_;
   std::function<double()> loader_wait_;
+  int64_t steps_done_ = 0;
 
   MetricsFiles files_;
   LossSums losses_;
+  OwnMetrics own_, own_of_epoch_;
   DeviceSensors sensors_;
   RankCounter counter_;
   TrainingClock clock_;

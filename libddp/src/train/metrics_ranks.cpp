@@ -44,6 +44,11 @@ JobNumbers::JobNumbers(const std::vector<RankNumbers>& ranks)
   total.loader_wait_ms = wait.value();
   total.utilisation = utilisation.value();
   total.power_w = power.value();
+  std::vector<std::vector<OwnNumber>> numbers;
+  for (const auto& rank : ranks) {
+    numbers.push_back(rank.own);
+  }
+  own = reduce_own(numbers, total.seconds);
 }
 
 }  // namespace ddp::detail

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "train/own_numbers.hpp"
+
 namespace ddp::detail {
 
 /// What a rank adds to a line or row.
@@ -24,20 +26,23 @@ struct RankNumbers {
   double utilisation = NAN;
   double power_w = NAN;
   double energy_j = NAN;  ///< in `seconds`
+  std::vector<OwnNumber> own = {};
 
   friend auto message_fields(RankNumbers& n) {
     return std::tie(n.loss_sum, n.loss_samples, n.correct, n.correct_samples, n.samples, n.seconds,
                     n.steps, n.exposed_comm_ms, n.loader_wait_ms, n.memory_gib, n.utilisation,
-                    n.power_w, n.energy_j);
+                    n.power_w, n.energy_j, n.own);
   }
 };
 
 /// Sums, maxima and means over ranks; means omit ranks without the value.
 struct JobNumbers {
+  /// Throws as reduce_own() does.
   explicit JobNumbers(const std::vector<RankNumbers>& ranks);
   RankNumbers total;  ///< sums (energy too; NaN if unknown on a rank); seconds, steps and memory:
                       ///< the maximum
   int world_size;
+  std::vector<OwnResult> own;
 
   std::optional<double> loss() const { return ratio(total.loss_sum, total.loss_samples); }
   std::optional<double> accuracy() const { return ratio(total.correct, total.correct_samples); }

@@ -3,6 +3,7 @@
 
 #include <ctime>
 #include <filesystem>
+#include <sstream>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -55,14 +56,29 @@ void RunFolder::append(const std::string& file, const std::string& line,
   }
 }
 
+std::string RunFolder::read(const std::string& file) const {
+  std::ifstream in(path_ + "/" + file);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
 void RunFolder::write(const std::string& file, const std::string& text) {
   if (!is_ours()) {
     return;
   }
-  std::ofstream out(path_ + "/" + file, std::ios::trunc);
+  open_.erase(file);
+  const auto path = path_ + "/" + file;
+  const auto unfinished = path + ".new";
+  std::ofstream out(unfinished, std::ios::trunc);
   out << text << std::flush;
-  if (!out) {
+  std::error_code error;
+  if (out) {
+    std::filesystem::rename(unfinished, path, error);
+  }
+  if (!out || error) {
     warn_once(file);
+    std::filesystem::remove(unfinished, error);
   }
 }
 

@@ -26,7 +26,7 @@ TEST_CASE("a bar shows the last line's numbers, and is cleared before a line and
     MetricsConsole console(shown_as("bar"), /*is_main=*/true);
     console.log_step({.step = 4, .loss = 0.5, .step_ms = 1000});
     console.draw_bar(4, /*force=*/true);
-    console.log_evaluation(4, 0.25, {});
+    console.log_evaluation({.done = 4, .loss = 0.25});
     console.draw_bar(5, true);
   });
   REQUIRE(num_found(text, "step 4/10 | loss 0.5") == 1);

@@ -93,7 +93,7 @@ TEST_CASE("the settings select the files") {
   REQUIRE(exists("epochs.csv") == csv);
   REQUIRE(exists("steps.jsonl") == jsonl);
   REQUIRE(exists("evals.jsonl") == jsonl);
-  REQUIRE_FALSE(exists("epochs.jsonl"));
+  REQUIRE(exists("epochs.jsonl") == jsonl);
   REQUIRE(read_file(folder.file("named/settings.txt")) == "a: 1\n");
   if (csv) {
     auto row = first_row(folder.file("named/evals.csv"));

@@ -52,7 +52,7 @@ TEST_CASE("the log line shows the known numbers") {
   REQUIRE_THAT(log_line(numbers, 0, NAN), Catch::Contains("| 2000.0 tokens/s (500.0 per rank)"));
   REQUIRE(step_row(numbers, 1)[7].name == "tokens_per_second");
   REQUIRE(step_row(numbers, 1)[8].name == "tokens_per_second_per_rank");
-  REQUIRE(evaluation_line(5, 20, 1.5, 0.25) ==
+  REQUIRE(evaluation_line({.done = 5, .loss = 1.5, .accuracy = 0.25}, 20) ==
           "step 5/20 | eval loss 1.5000 | eval accuracy 25.00 %");
 }
 

@@ -25,6 +25,7 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,7 @@
 #include "ddp/comm/context.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/train/options.hpp"
+#include "ddp/train/own_metrics.hpp"
 #include "ddp/train/step_log.hpp"
 
 namespace ddp {
@@ -41,16 +43,19 @@ namespace detail {
 class MetricsImpl;
 }
 
-/// A one-element tensor, or a number that a GraphedStep logged. A default value is not logged.
+/// A one-element tensor, a number that a GraphedStep logged, or a number. A default value is not
+/// logged.
 struct MetricValue {
   MetricValue() = default;
   MetricValue(at::Tensor one_element)  // NOLINT(google-explicit-constructor)
       : tensor(std::move(one_element)) {}
   MetricValue(LoggedScalar scalar)  // NOLINT(google-explicit-constructor)
       : logged(std::move(scalar)) {}
+  MetricValue(double value) : number(value) {}  // NOLINT(google-explicit-constructor)
 
   at::Tensor tensor = {};  ///< may require grad
   LoggedScalar logged = {};
+  std::optional<double> number = {};
 };
 
 /// The numbers of one step on this rank.
@@ -72,8 +77,9 @@ struct EpochMetrics {
 struct EpochResult {
   std::optional<double> train_loss = {};
   std::optional<double> train_accuracy = {};
-  double seconds = 0;               ///< training time without ClockPause
-  double samples_per_second = NAN;  ///< NaN if nothing was timed
+  double seconds = 0;                      ///< training time without ClockPause
+  double samples_per_second = NAN;         ///< NaN if nothing was timed
+  std::map<std::string, double> own = {};  ///< log_epoch's metrics, over all ranks
 };
 
 /// Collective methods are called by all ranks, in the same order, from the training thread.
@@ -102,6 +108,14 @@ class Metrics {
 
   /// Collective. Call before the first step if it is not step 0, because a trace may begin there.
   void begin(int64_t first_step);
+  /// Adds a value of an own metric to this step, before end_step. The next logging step's line and
+  /// row have the metric reduced over its interval and all ranks. All ranks must log the same
+  /// names: the logging step throws MismatchError (70) with the name that a rank lacks.
+  void log(const std::string& name, const MetricValue& value, const LogOptions& options = {});
+  /// The same for the row and the result of the next end_epoch, for example of an evaluation.
+  void log_epoch(const std::string& name, const MetricValue& value, const LogOptions& options = {});
+  /// Sends all later rows to `writer` too, on rank 0.
+  void add_writer(std::shared_ptr<MetricsWriter> writer);
   /// Call after each step. Collective on logging steps and at both ends of a trace.
   void end_step(int64_t step, const StepMetrics& metrics);
   /// Call after an evaluation between epochs: writes its line and row. Not collective.

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Metrics that a program names itself, and writers that receive the rows of all metrics.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ddp {
+
+/// How the values of an interval and of all ranks become one number. Rate: their sum / the
+/// interval's seconds, called "<name>_per_second". A NaN stays NaN.
+enum class MetricReduction { Mean, Sum, Min, Max, Rate };
+
+struct LogOptions {
+  MetricReduction reduction = MetricReduction::Mean;
+  double weight = 1;  ///< of this value in a mean, for example a batch's samples
+};
+
+/// A column's value: text, an integer, or a number; nothing and empty text mean "unknown". A NaN is
+/// a number, so that a NaN loss is visible.
+struct MetricsCell {
+  std::string name;
+  std::string text = "";
+  std::optional<double> number = {};
+  std::optional<int64_t> integer = {};
+};
+using MetricsRow = std::vector<MetricsCell>;
+
+/// Called on rank 0, from the training thread. An exception ends the run.
+class MetricsWriter {
+ public:
+  virtual ~MetricsWriter() = default;
+  /// Called once, before the first row. `folder`: the run folder, empty without one; `settings`:
+  /// the resolved settings, one a line.
+  virtual void begin(const std::string& folder, const std::string& settings);
+  /// `table` is "steps" (a row for each logging step), "evals" or "epochs".
+  virtual void write(const std::string& table, const MetricsRow& row) = 0;
+};
+
+}  // namespace ddp

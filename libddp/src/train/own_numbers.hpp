@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// A metric that a program named, on one rank and over all ranks. Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ddp/train/own_metrics.hpp"
+
+namespace ddp::detail {
+
+struct OwnNumber {
+  std::string name;
+  MetricReduction reduction = MetricReduction::Mean;
+  double value = 0;   ///< a mean's sum of values times weights
+  double weight = 0;  ///< a mean's sum of weights
+  int64_t count = 0;  ///< of values
+
+  friend auto message_fields(OwnNumber& n) {
+    return std::tie(n.name, n.reduction, n.value, n.weight, n.count);
+  }
+  bool is_valid() const { return reduction <= MetricReduction::Rate && count >= 0; }
+
+  void clear();
+  void add(double number, double number_weight);
+  /// Adds what several values made: a sum (of products with weights), minimum or maximum.
+  void combine(double total);
+};
+
+/// A metric over all ranks; no value: none was logged.
+struct OwnResult {
+  std::string name;
+  bool is_rate = false;
+  std::optional<double> value;
+
+  std::string column() const { return name + (is_rate ? "_per_second" : ""); }
+};
+
+/// Throws SettingsError for a name without characters or that a column of libddp has.
+void check_own_name(const std::string& name);
+
+/// Throws MismatchError that names the first metric which not all ranks logged in the same way.
+std::vector<OwnResult> reduce_own(const std::vector<std::vector<OwnNumber>>& ranks, double seconds);
+
+}  // namespace ddp::detail

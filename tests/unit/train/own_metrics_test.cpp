@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Metrics that a program names itself, from the calls to the rows.
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "ddp/core/error.hpp"
+#include "ddp/train/metrics.hpp"
+#include "support/catch.hpp"
+#include "train/graph/step_ring.hpp"
+#include "unit/train/temporary_folder.hpp"
+#include "unit/train/thread_control_plane.hpp"
+
+namespace {
+
+using ddp::MetricReduction;
+using ddp::Metrics;
+using testing::run_ranks;
+using testing::TemporaryFolder;
+
+ddp::MetricsOptions every_second_step(const TemporaryFolder& folder) {
+  ddp::MetricsOptions options;
+  options.dir = folder.path();
+  options.run_name = "run";
+  options.log_every = 2;
+  options.progress = "off";
+  return options;
+}
+
+std::vector<nlohmann::json> rows_of(const std::string& path) {
+  std::istringstream in(testing::read_file(path));
+  std::vector<nlohmann::json> rows;
+  for (std::string line; std::getline(in, line);) {
+    rows.push_back(nlohmann::json::parse(line));
+  }
+  return rows;
+}
+
+void rethrow_first(const std::vector<std::exception_ptr>& errors) {
+  for (const auto& error : errors) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  }
+}
+
+/// A value in each of the ways in which a step may have it.
+ddp::MetricValue as(int way, double value) {
+  if (way == 0) {
+    return value;
+  }
+  const auto tensor = torch::tensor(static_cast<float>(value)).requires_grad_();
+  return way == 1 ? ddp::MetricValue(tensor * 1) : ddp::detail::StepRing::log_now({tensor})[0];
+}
+
+}  // namespace
+
+TEST_CASE("own metrics of an interval are reduced over its steps and all ranks") {
+  const int way = GENERATE(0, 1, 2);
+  CAPTURE(way);
+  TemporaryFolder folder;
+  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    for (int step = 0; step < 4; ++step) {
+      const double value = step + 10.0 * plane.rank();
+      metrics.log("d_loss", as(way, value), {.weight = 1.0 + plane.rank()});
+      metrics.log("seen", as(way, value), {.reduction = MetricReduction::Sum});
+      metrics.log("least", as(way, value), {.reduction = MetricReduction::Min});
+      metrics.log("most", as(way, value), {.reduction = MetricReduction::Max});
+      metrics.log("pairs", as(way, 100), {.reduction = MetricReduction::Rate});
+      metrics.end_step(step, {.num_samples = 1});
+    }
+  }));
+  const auto rows = rows_of(folder.file("run/steps.jsonl"));
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[0].at("d_loss") == (0 + 1 + 2 * (10 + 11)) / 6.0);
+  CHECK(rows[1].at("d_loss") == (2 + 3 + 2 * (12 + 13)) / 6.0);
+  CHECK(rows[1].at("seen") == 2 + 3 + 12 + 13);
+  CHECK(rows[1].at("least") == 2);
+  CHECK(rows[1].at("most") == 13);
+  // The first step of a run is not timed: the first interval counts one step, the second two.
+  const auto pairs = [&](int row) {
+    return rows[row].at("pairs_per_second").get<double>() *
+           rows[row].at("interval_seconds").get<double>();
+  };
+  CHECK(pairs(0) == Approx(200));
+  CHECK(pairs(1) == Approx(400));
+  const auto csv = testing::read_file(folder.file("run/steps.csv"));
+  CHECK_THAT(csv.substr(0, csv.find('\n')),
+             Catch::EndsWith(",d_loss,seen,least,most,pairs_per_second,time"));
+}
+
+TEST_CASE("a tensor may be overwritten after the call, as a replayed graph does") {
+  TemporaryFolder folder;
+  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    const auto value = torch::zeros({1});
+    for (int step = 0; step < 2; ++step) {
+      value.fill_(step);
+      metrics.log("mean", value);
+      metrics.log("least", value, {.reduction = MetricReduction::Min});
+      metrics.end_step(step, {.num_samples = 1});
+    }
+  }));
+  const auto rows = rows_of(folder.file("run/steps.jsonl"));
+  CHECK(rows.at(0).at("mean") == 0.5);
+  CHECK(rows.at(0).at("least") == 0);
+}
+
+TEST_CASE("an epoch's own metrics are in its row, and in its result on all ranks") {
+  TemporaryFolder folder;
+  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      const double samples = plane.rank() == 0 ? 3 : 1;
+      metrics.log_epoch("accuracy@5", 0.5 * plane.rank() + epoch, {.weight = samples});
+      const auto result = metrics.end_epoch(epoch);
+      REQUIRE(result.own.at("accuracy@5") == 0.125 + epoch);
+    }
+  }));
+  const auto rows = rows_of(folder.file("run/epochs.jsonl"));
+  REQUIRE(rows.size() == 2);
+  CHECK(rows[1].at("accuracy@5") == 1.125);
+}
+
+TEST_CASE("a metric that a rank lacks ends the logging step with its name") {
+  TemporaryFolder folder;
+  const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    for (int step = 0; step < 2; ++step) {
+      if (plane.rank() == 0) {
+        metrics.log("fid", 1.0);
+      }
+      metrics.end_step(step, {.num_samples = 1});
+    }
+  });
+  CHECK_THROWS_WITH(rethrow_first(errors),
+                    Catch::Contains("metric \"fid\" was logged on rank 0 but not on rank 1"));
+}
+
+TEST_CASE("own metrics that cannot be used are refused") {
+  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, {});
+    CHECK_THROWS_WITH(metrics.log("loss", 1.0), Catch::Contains("\"loss\" has a column already"));
+    CHECK_THROWS_AS(metrics.log("", 1.0), ddp::SettingsError);
+    CHECK_THROWS_WITH(metrics.log("a", torch::zeros({2})), Catch::Contains("has 2 elements"));
+    CHECK_THROWS_WITH(metrics.log("a", 1.0, {.weight = -1}), Catch::Contains("is -1"));
+    metrics.log("b", 1.0);
+    CHECK_THROWS_WITH(metrics.log("b", 1.0, {.reduction = MetricReduction::Sum}),
+                      Catch::Contains("another reduction"));
+  }));
+}
+
+TEST_CASE("a writer gets the settings and all rows, on rank 0") {
+  struct Recorder : ddp::MetricsWriter {
+    std::string folder, settings;
+    std::vector<std::string> tables;
+    void begin(const std::string& path, const std::string& text) override {
+      folder = path;
+      settings = text;
+    }
+    void write(const std::string& table, const ddp::MetricsRow& row) override {
+      REQUIRE_FALSE(row.empty());
+      tables.push_back(table);
+    }
+  };
+  TemporaryFolder folder;
+  auto options = every_second_step(folder);
+  options.csv = options.jsonl = false;
+  options.run.settings_text = "a: 1\n";
+  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    const auto recorder = std::make_shared<Recorder>();
+    Metrics metrics(plane, at::kCPU, {}, options);
+    metrics.add_writer(recorder);
+    metrics.end_step(0, {.num_samples = 1});
+    metrics.end_step(1, {.num_samples = 1});
+    metrics.add_evaluation(1, {.test_loss = 1});
+    metrics.end_epoch(0);
+    const bool is_main = plane.rank() == 0;
+    CHECK(recorder->folder == (is_main ? folder.file("run") : ""));
+    CHECK(recorder->settings == (is_main ? "a: 1\n" : ""));
+    CHECK(recorder->tables == (is_main ? std::vector<std::string>{"steps", "evals", "epochs"}
+                                       : std::vector<std::string>{}));
+  }));
+}
