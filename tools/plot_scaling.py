@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 # pylint: disable=wrong-import-position
 from scaling import numbers  # noqa: E402
-from scaling.command_line import EXIT_CANNOT_WRITE, EXIT_MISTAKE, Parser, WriteError, writing  # noqa: E402
+from scaling.command_line import EXIT_MISTAKE, Parser, exit_code, writing  # noqa: E402
 
 SYSTEM_UNKNOWN = "not described: tools/system_report.py writes SYSTEM.md"
 
@@ -206,17 +206,5 @@ def main(arguments):
     return 0
 
 
-def run(arguments):
-    """main() with the exit code of a mistake."""
-    try:
-        return main(arguments)
-    except numbers.DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 65
-    except WriteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_CANNOT_WRITE
-
-
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -5,7 +5,10 @@ import argparse
 import contextlib
 import sys
 
+from .numbers import DataError
+
 EXIT_MISTAKE = 64  # in the call
+EXIT_UNUSABLE_DATA = 65
 EXIT_CANNOT_WRITE = 73
 
 
@@ -23,6 +26,15 @@ def writing(folder):
     except OSError as error:
         raise WriteError(f"{error.filename or folder}: cannot write: {error.strerror or error}; "
                          "fix: name another folder (--output), or make room or the rights to write there") from None
+
+
+def exit_code(main, arguments):
+    """What main() returns, or the exit code of its error, which is printed."""
+    try:
+        return main(arguments)
+    except (DataError, WriteError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_UNUSABLE_DATA if isinstance(error, DataError) else EXIT_CANNOT_WRITE
 
 
 class Parser(argparse.ArgumentParser):

@@ -94,17 +94,21 @@ class RunNumbers:
 LINE = ""  # of a row; no column is named so
 
 
-def _lines(path):
-    """[(line, cells)] of a CSV file."""
+def read_text(path):
+    """UTF-8 text of a file."""
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read: {error.strerror}; fix: give the right to read the file, or remove it") from None
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{1 + data.count(10, 0, error.start)}: not UTF-8 text: byte 0x{data[error.start]:02x}") from None
+        raise DataError(f"{path}:{1 + data.count(10, 0, error.start)}: not UTF-8 text: byte 0x{data[error.start]:02x}; fix: remove the damaged line") from None
+
+
+def csv_lines(path, text):
+    """[(line, cells)] of a CSV file with this text."""
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         return [(reader.line_num, row) for row in reader]
@@ -114,7 +118,7 @@ def _lines(path):
 
 def read_csv(path, columns):
     """Rows as dictionaries, with their LINE. A file that is missing or empty, a missing column: DataError that names it."""
-    rows = _lines(path)
+    rows = csv_lines(path, read_text(path))
     if not rows or not rows[0][1]:
         raise DataError(f"{path}: the file is empty: the run wrote nothing")
     header = rows[0][1]

@@ -117,13 +117,17 @@ def pairs_section(before, after, pairs, folder, name):
             figure(folder, name) + "</div>")
 
 
+def write_page(path, title, parts, style=""):
+    """A whole page; `style` is added to STYLE."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\n".join([f"<!doctype html><html lang=en><meta charset=utf-8><title>{text(title)}</title>",
+                              f"<style>{STYLE}{style}</style><h1>{text(title)}</h1>", *parts, "</html>\n"]))
+
+
 def write(path, sections, systems, command):
     """`systems`: {study folder: text of its SYSTEM.md}."""
-    parts = ["<!doctype html><html lang=en><meta charset=utf-8><title>libddp: scaling report</title>",
-             f"<style>{STYLE}</style><h1>libddp: scaling report</h1>", *sections, "<h2>Definitions</h2>", DEFINITIONS,
-             "<h2>Machine</h2>"]
+    parts = [*sections, "<h2>Definitions</h2>", DEFINITIONS, "<h2>Machine</h2>"]
     for folder, described in systems.items():
         parts.append(f"<h3>{text(folder)}</h3><pre>{text(described)}</pre>")
-    parts.append(f"<h2>This report</h2><pre>{text(command)}</pre></html>\n")
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("\n".join(parts))
+    parts.append(f"<h2>This report</h2><pre>{text(command)}</pre>")
+    write_page(path, "libddp: scaling report", parts)

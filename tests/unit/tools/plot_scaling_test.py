@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """From CSV files to the report: what is written, what it says, and which mistakes end with 65."""
 
-import contextlib
 import csv
-import io
 import json
 import os
 import re
-import tempfile
 import unittest
 
-from study_support import ROOT, need, write_run
+from study_support import ToolTest, need, write_run
 
 need("pandas", "matplotlib")
 import plot_scaling  # noqa: E402
@@ -37,37 +34,13 @@ def make_study(folder, kind, factor=1.0, **more):
         file.write("# Machine\nabacus\n")
 
 
-class Reports(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = temporary.name
-
+class Reports(ToolTest):
     def plot(self, *arguments, code=0):
-        # In this process: importing pandas and matplotlib anew costs seconds.
-        printed = io.StringIO()
-        os.chdir(self.folder)
-        try:
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                result = plot_scaling.run(list(arguments))
-        except SystemExit as end:  # argparse
-            result = end.code
-        finally:
-            os.chdir(ROOT)
-        self.assertEqual(result, code, printed.getvalue())
-        return printed.getvalue()
+        return self.call(plot_scaling.main, *arguments, code=code)
 
     def study(self, name, kind="strong", **more):
         make_study(os.path.join(self.folder, name), kind, **more)
         return name
-
-    def write(self, name, text):
-        with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
-            file.write(text)
-
-    def read(self, name):
-        with open(os.path.join(self.folder, name), encoding="utf-8") as file:
-            return file.read()
 
     def test_one_command_from_csv_to_report(self):
         out = self.plot(self.study("s"), self.study("w", "weak", energy_j=24))

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of the study tools share."""
 
+import contextlib
+import io
 import os
 import sys
+import tempfile
+import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
+from scaling.command_line import exit_code  # noqa: E402
 
 
 def need(*modules):
@@ -16,6 +21,39 @@ def need(*modules):
         except ImportError:
             print(f"skipped: {module} is not installed")
             sys.exit(77)
+
+
+class ToolTest(unittest.TestCase):
+    """Calls a tool's main() in a temporary folder."""
+
+    def setUp(self):
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = temporary.name
+
+    def call(self, main, *arguments, code=0):
+        """What the tool prints. In this process: importing pandas and matplotlib again costs seconds."""
+        printed = io.StringIO()
+        os.chdir(self.folder)
+        try:
+            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+                result = exit_code(main, list(arguments))
+        except SystemExit as end:  # argparse
+            result = end.code
+        finally:
+            os.chdir(ROOT)
+        self.assertEqual(result, code, printed.getvalue())
+        return printed.getvalue()
+
+    def write(self, name, text):
+        path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def read(self, name):
+        with open(os.path.join(self.folder, name), encoding="utf-8") as file:
+            return file.read()
 
 
 STEP_COLUMNS = ["step", "epoch", "step_ms", "images_per_second", "exposed_comm_ms", "loader_wait_ms", "peak_memory_gib",

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of runs: which columns it draws, runs that were killed or resumed, several runs, and mistakes."""
+
+import json
+import math
+import os
+import re
+import unittest
+
+from study_support import ToolTest
+
+import plot_run
+from run_page import chart, page
+from run_page.files import Run
+from run_page.panels import Panel
+
+SETTINGS = """* train.epochs                                 2 epochs
+  train.batch_size                             32 samples
+* lr_schedule.lr                               {lr}
+  checkpoint.dir                               
+"""
+STEPS = ("step,epoch,loss,accuracy,lr,grad_norm,step_ms,images_per_second,images_per_second_per_rank,exposed_comm_ms,"
+         "loader_wait_ms,peak_memory_gib,interval_seconds,energy_j,time")
+EPOCHS = ("job_id,commit,gpu_type,nodes,gpus,ranks,precision,global_batch_size,batch_size_per_gpu,bucket_cap_mb,repeat,"
+          "steps_per_epoch,epoch,train_loss,train_accuracy,test_loss,test_accuracy,epoch_seconds,images_per_second,"
+          "gpu_utilisation_percent,power_w,memory_gib,energy_j,time")
+
+
+def step_row(step, loss=None, more=""):
+    return f"{step},{step / 20},{loss or 3 - step / 50},0.25,0.001,,100,320,160,10,5,2.5,1,,{1000 + step}{more}\n"
+
+
+def epoch_row(epoch, steps_per_epoch="20", ranks=2, time=1020):
+    return f",abc123,cpu,1,0,{ranks},fp32,32,16,25,1,{steps_per_epoch},{epoch},2.75,0.25,2.5,0.5,2,320,,,2.5,,{time + 20 * epoch}\n"
+
+
+def legend(panel_text):
+    return re.findall(r"</svg> ([^<]+)</span>", panel_text)
+
+
+class Pages(ToolTest):
+    def make_run(self, name, lr="0.001", steps=range(10, 41, 10), epochs=(0, 1)):
+        self.write(f"{name}/settings.txt", SETTINGS.format(lr=lr))
+        self.write(f"{name}/steps.csv", STEPS + "\n" + "".join(map(step_row, steps)))
+        if epochs:
+            self.write(f"{name}/epochs.csv", EPOCHS + "\n" + "".join(map(epoch_row, epochs)))
+        return name
+
+    def plot(self, *arguments, code=0):
+        return self.call(plot_run.main, *arguments, code=code)
+
+    def run_of(self, name):
+        return Run(os.path.join(self.folder, name))
+
+    def points(self, name, table, column):
+        return next(points for source, known, points in self.run_of(name).series if (source, known) == (table, column))
+
+    def panels(self, page_text):
+        """{title: text of its figure}"""
+        figures = re.findall(r"<figure>.*?</figure>", page_text, re.DOTALL)
+        return {re.search(r"<b>(.*?)</b>", figure)[1]: figure for figure in figures}
+
+    def test_one_run(self):
+        self.assertEqual(self.plot(self.make_run("a")), "page: a/run.html\n")
+        text = self.read("a/run.html")
+        for foreign in ("<script", "http", "src=", "url(", "@import"):
+            self.assertNotIn(foreign, text)
+        panels = self.panels(text)
+        self.assertEqual(list(panels), ["loss", "accuracy", "learning rate", "throughput [images/s]", "throughput [images/s per rank]",
+                                        "step and its parts [ms]", "memory [GiB]", "time of a logging interval (steps) [s]",
+                                        "time of an epoch (epochs) [s]"])
+        self.assertEqual(legend(panels["loss"]), ["loss", "train loss", "test loss"])
+        self.assertEqual(legend(panels["learning rate"]), [])
+        self.assertEqual(legend(panels["throughput [images/s]"]), ["throughput", "throughput (epochs)"])
+        self.assertIn("<title>a, test loss, 20: 2.5</title>", panels["loss"])
+        for part in ("<td class=text>steps</td><td class=text>loss</td><td>2.2 <small>[2.2 – 2.8]</small>", "<td class=text>commit</td><td class=text>abc123",
+                     "40 steps</td><td>2</td><td class=text>cpu", "1970-01-01 00:17:20</td><td>0:00:30"):
+            self.assertIn(part, text)
+        changed, everything = text[text.index("<h2>Configuration"):].split("<details>")
+        self.assertIn("<td class=text>lr_schedule.lr</td><td class=text>0.001", changed)
+        self.assertNotIn("batch_size", changed)
+        self.assertIn("<td class=text>train.batch_size</td><td class=text>32 samples", everything)
+
+    def test_columns_and_files_of_the_user(self):
+        self.make_run("a")
+        self.write("a/steps.csv", STEPS + ",d_loss,note,fid_<x>,tokens_per_second\n" + step_row(10, more=",1,text,0.5,9") + step_row(20, more=",2,text,nan,8"))
+        self.write("a/samples.jsonl", '{"quality":1,"step":10}\n{"quality":3,"step":20,"other":true}\n')
+        self.write("a/notes.csv", "name,value\nx,1\n")
+        self.assertEqual(self.plot("a", "--title", "A & B"), "note: a: steps.csv: fid_<x> is not finite in 1 of 2 rows, first at step 20\npage: a/run.html\n")
+        text = self.read("a/run.html")
+        self.assertIn("<title>A &amp; B</title>", text)
+        panels = self.panels(text)
+        self.assertLessEqual({"d loss", "fid &lt;x&gt;", "throughput [tokens/s]", "quality"}, set(panels))
+        self.assertEqual(self.points("a", "samples", "quality"), [(10, 1), (20, 3)])
+        for absent in ("note", "other", "value", "time"):
+            self.assertNotIn(absent, panels)
+
+    def test_several_runs(self):
+        self.make_run("a")
+        self.make_run("b", lr="0.1")
+        self.plot("a", "b", "--output", "out/both.html")
+        text = self.read("out/both.html")
+        differ = text[text.index("<h2>Settings that differ"):text.index("<h2>Curves")]
+        self.assertIn("<td class=text>lr_schedule.lr</td><td class=text>0.001</td><td class=text>0.1</td>", differ)
+        self.assertEqual(differ.count("<tr>"), 2)
+        loss = self.panels(text)["loss"]
+        self.assertEqual(legend(loss), ["a", "b", "loss", "train loss", "test loss"])
+        lines = re.findall(r'class="line" stroke="(#\w+)" stroke-dasharray="([^"]+)" opacity="1"', loss[loss.index("</figcaption>"):])
+        self.assertEqual(len(set(lines)), 6)
+        self.assertEqual([color for color, _ in lines], [chart.PALETTE[0]] * 3 + [chart.PALETTE[1]] * 3)
+        self.assertNotIn("Settings that differ between", self.read(self.make_page("a")))
+
+    def make_page(self, name):
+        self.plot(name)
+        return f"{name}/run.html"
+
+    def test_more_runs_than_colours_stay_apart(self):
+        pens = [chart.pen(index) for index in range(len(chart.PALETTE) + 2)]
+        self.assertEqual(len(set(pens)), len(pens))
+
+    def test_runs_of_one_name_are_called_by_their_paths(self):
+        self.plot(self.make_run("x/r"), self.make_run("y/r"), "--output", "out.html")
+        self.assertIn("<h1>x/r, y/r</h1>", self.read("out.html"))
+
+    def test_a_killed_run(self):
+        self.make_run("a", epochs=())
+        with open(os.path.join(self.folder, "a/steps.csv"), "a", encoding="utf-8") as file:
+            file.write(step_row(50)[:-2])  # has all its cells, but not all digits of the last
+        self.assertEqual(self.plot("a"), "note: a: steps.csv: lines that cannot be read are left out: 6\npage: a/run.html\n")
+        self.assertEqual([x for x, _ in self.points("a", "steps", "loss")], [10, 20, 30, 40])
+        # Resumed, its next line continues the cut one.
+        with open(os.path.join(self.folder, "a/steps.csv"), "a", encoding="utf-8") as file:
+            file.write(step_row(50) + step_row(60))
+        self.assertIn("left out: 6\n", self.plot("a"))
+        self.assertEqual([x for x, _ in self.points("a", "steps", "loss")], [10, 20, 30, 40, 60])
+
+    def test_a_killed_run_with_jsonl_alone(self):
+        self.write("a/steps.jsonl", '{"step":1,"loss":3}\n[1]\n{"step":2,"loss":"nan"}\n{"step":3,"loss":2}\n{"step":3,"l{"step":4,"loss":1}\n{"step":5,"lo')
+        self.assertIn("steps.jsonl: lines that cannot be read are left out: 2, 5, 6\n", self.plot("a"))
+        self.assertEqual(self.points("a", "steps", "loss"), [(1, 3), (3, 2)])
+
+    def test_of_csv_and_jsonl_the_one_with_more_rows_counts(self):
+        self.make_run("a")
+        for rows, loss in ((4, 7), (3, 2.8)):
+            self.write("a/steps.jsonl", "".join(json.dumps({"step": step, "loss": 7}) + "\n" for step in range(10, 10 * rows + 1, 10)))
+            self.assertEqual(self.points("a", "steps", "loss")[0][1], loss)
+
+    def test_where_a_resumed_run_went_back_its_later_rows_count(self):
+        self.make_run("a")
+        self.write("a/steps.csv", STEPS + "\n" + "".join(step_row(step, loss) for step, loss in ((10, 1), (20, 2), (30, 3), (20, 4), (30, 5), (30, 6))))
+        self.assertEqual(self.points("a", "steps", "loss"), [(10, 1), (20, 4), (30, 6)])
+
+    def test_epochs_lie_at_their_ends(self):
+        self.make_run("a", steps=range(10, 36, 5))  # ends inside the second epoch
+        self.assertEqual([x for x, _ in self.points("a", "epochs", "test_loss")], [20, 35])
+        # Without their length: at the step that was logged last before them.
+        self.write("a/epochs.csv", EPOCHS + "\n" + epoch_row(0, "", time=1018) + epoch_row(1, "", time=1018))
+        self.assertEqual([x for x, _ in self.points("a", "epochs", "test_loss")], [15, 35])
+        os.remove(os.path.join(self.folder, "a/steps.csv"))
+        self.assertEqual([x for x, _ in self.points("a", "epochs", "test_loss")], [0, 1])
+        self.assertIn(">epoch</text>", self.read(self.make_page("a")))
+
+    def test_parts_of_a_step(self):
+        self.make_run("a")
+        self.assertEqual(page.parts(self.run_of("a")), {"step": 100, "exposed communication": 10, "data wait": 5, "the rest": 85})
+        self.assertIn("10 ms <small>10.0%</small>", self.read(self.make_page("a")))
+        self.write("a/steps.csv", STEPS + ",forward_ms\n" + "".join(step_row(step, more=f",{step}") for step in (10, 20, 90)))
+        self.assertEqual(page.parts(self.run_of("a"))["forward"], 20)
+        self.write("a/steps.csv", "step,loss\n1,2\n")
+        self.assertEqual(page.parts(self.run_of("a")), {})
+
+    def test_smoothing(self):
+        self.assertEqual(chart.smoothed([(1, 4), (2, 6), (3, 11)], 2), [(1, 4), (2, 5), (3, 8.5)])
+        self.plot(self.make_run("a"), "--smooth", "3")
+        loss = self.panels(self.read("a/run.html"))["loss"]
+        self.assertEqual(loss.count('opacity="0.25"'), 1)  # of the steps, and not of the epochs
+        self.assertIn("means of the last 3 rows", self.read("a/run.html"))
+
+    def test_what_a_study_left_is_shown(self):
+        self.make_run("s/a")
+        self.write("s/a/command.txt", "mpirun -n 2 program a<b\n")
+        self.write("s/SYSTEM.md", "# abacus\n")
+        self.plot("s/a")
+        for part in ("mpirun -n 2 program a&lt;b", "# abacus"):
+            self.assertIn(part, self.read("s/a/run.html"))
+
+    def test_mistakes(self):
+        self.make_run("runs/a")
+        for path in ("none", "runs/a/steps.csv"):
+            self.assertIn(f"{path}: there is no such folder", self.plot(path, code=65))
+        self.assertIn("runs: not the folder of a run: no CSV or JSONL file in it has a column step or epoch; fix: name a run in it: a\n",
+                      self.plot("runs", code=65))
+        for header in ("", STEPS + "\n", STEPS + "\n1,0.1,2"):
+            self.write("new/steps.csv", header)
+            self.write("new/epochs.csv", EPOCHS + "\n")
+            self.assertIn("new: the run has logged nothing yet; fix: wait", self.plot("new", code=65))
+        self.write("newest/settings.txt", SETTINGS)
+        self.assertIn("newest: the run has logged nothing yet", self.plot("newest", code=65))
+        os.makedirs(os.path.join(self.folder, "bad/steps.csv"))
+        self.assertIn("bad/steps.csv: cannot be read: Is a directory; fix:", self.plot("bad", code=65))
+        with open(os.path.join(self.folder, "new/steps.csv"), "wb") as file:
+            file.write(b"step,loss\n1,\xff\n")
+        self.assertIn("new/steps.csv:2: not UTF-8 text: byte 0xff; fix:", self.plot("new", code=65))
+        self.assertIn("usage", self.plot(code=64))
+        for rows in ("0", "some"):
+            self.assertIn("--smooth", self.plot("runs/a", "--smooth", rows, code=64))
+        for output in ("runs", "runs/a/steps.csv/x.html"):
+            self.assertRegex(self.plot("runs/a", "--output", output, code=73), r"error: runs\S*: cannot write: .*; fix: name another")
+
+
+class Charts(unittest.TestCase):
+    def ticks(self, low, high, count=7):
+        axis = chart.Axis(low, high, 0, 100, count)
+        return axis.labels()
+
+    def test_ticks(self):
+        self.assertEqual(self.ticks(0, 186, 10), ["0", "20", "40", "60", "80", "100", "120", "140", "160", "180"])
+        self.assertEqual(self.ticks(1.93, 2.31), ["2.0", "2.1", "2.2", "2.3"])
+        self.assertEqual(self.ticks(-3e-6, 5.2e-5), ["0", "1e-5", "2e-5", "3e-5", "4e-5", "5e-5"])
+        self.assertEqual(self.ticks(0, 412345), ["0", "100k", "200k", "300k", "400k"])
+        self.assertEqual(self.ticks(0, 1.8e6), ["0.0", "0.5M", "1.0M", "1.5M"])
+        self.assertEqual(self.ticks(0, 3, 3), ["0", "1", "2", "3"])
+
+    def test_the_value_axis(self):
+        def axis(unit, values):
+            return chart.value_axis(Panel("Curves", "t", unit), values)
+
+        self.assertEqual(axis("ms", [90, 100]).low, 0)
+        self.assertGreater(axis("", [90, 100]).low, 89)
+        for values in ([0, 0], [5, 5], [-2], [2.5, 2.5 + 1e-12]):
+            self.assertEqual(len(set(axis("", values).labels())), len(axis("", values).ticks), values)
+            self.assertGreater(len(axis("", values).ticks), 1)
+        spike = axis("", [1, 1, 2, 900])
+        self.assertTrue(spike.log)
+        self.assertEqual(spike.labels(), ["1", "10", "100", "1000"][:len(spike.ticks)])
+        self.assertAlmostEqual(spike.at(10) - spike.at(1), spike.at(100) - spike.at(10))
+        self.assertFalse(axis("", [-1, 1, 2, 900]).log)
+
+    def test_long_series_keep_their_extremes(self):
+        points = [(x, math.sin(x)) for x in range(100000)]
+        points[777], points[5555] = (777, 50), (5555, -50)
+        kept = chart.thinned(points)
+        self.assertLessEqual(len(kept), chart.DRAWN)
+        self.assertEqual((max(y for _, y in kept), min(y for _, y in kept)), (50, -50))
+        self.assertEqual(kept, sorted(kept))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run: every CSV and JSONL file that counts steps or epochs, the settings, and what describes the run.
+Columns are taken from the files. A run that still writes or was killed is read as far as its files go."""
+
+import bisect
+import json
+import math
+import os
+import re
+
+from scaling.numbers import DataError, csv_lines, read_text
+
+SETTING = re.compile(r"([* ]) (\S+) *(.*)")  # of settings.txt; a star marks what differs from the default
+FIX = "name the folder of a run, metrics.dir/<run>"
+
+
+def number(cell):
+    """A cell as a number, which may be NaN; None where it is empty or text."""
+    try:
+        return None if isinstance(cell, bool) else float(cell)
+    except (TypeError, ValueError):
+        return None
+
+
+def json_row(line):
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def read_rows(path):
+    """(columns, rows as {column: cell}, numbers of the lines that cannot be read)."""
+    text = read_text(path)
+    end = text.rfind("\n") + 1  # every writer ends its lines: the rest is cut
+    if path.endswith(".csv"):
+        lines = [line for line in csv_lines(path, text[:end]) if line[1]]
+        columns = lines[0][1] if lines else []
+        lines = [(line, dict(zip(columns, cells)) if len(cells) == len(columns) else None) for line, cells in lines[1:]]
+    else:
+        lines = [(line, json_row(content)) for line, content in enumerate(text[:end].split("\n")[:-1], 1)]
+        columns = list(dict.fromkeys(column for _, row in lines for column in row or ()))
+    bad = [line for line, row in lines if row is None] + ([text.count("\n") + 1] if text[end:] else [])
+    return columns, [row for _, row in lines if row is not None], bad
+
+
+class Table:
+    """The rows of one file by ascending step (or epoch). Where a resumed run went back, its later rows count."""
+
+    def __init__(self, path):
+        self.file = os.path.basename(path)
+        self.name = os.path.splitext(self.file)[0]
+        columns, rows, self.bad_lines = read_rows(path)
+        self.x = next((column for column in ("step", "epoch") if column in columns), None)
+        first = columns.index("epoch") if self.x == "epoch" and rows else 0  # the columns in front of it describe the run
+        self.facts = {column: str(rows[-1][column]) for column in columns[:first] if rows[-1].get(column)}
+        self.rows = []
+        for row in rows:
+            self._add({column: value for column, cell in row.items() if (value := number(cell)) is not None})
+        self.columns = [column for column in columns[first:] if column not in ("step", "epoch", "time") and
+                        any(column in row for row in self.rows)]
+
+    def _add(self, row):
+        if not math.isfinite(row.get(self.x, math.nan)):
+            return
+        while self.rows and self.rows[-1][self.x] > row[self.x]:
+            self.rows.pop()
+        if self.rows and self.rows[-1][self.x] == row[self.x]:
+            self.rows[-1].update(row)
+        else:
+            self.rows.append(row)
+
+    def notes(self):
+        lines = [f"{self.file}: lines that cannot be read are left out: {', '.join(map(str, self.bad_lines))}"] if self.bad_lines else []
+        bad = {column: [row[self.x] for row in self.rows if not math.isfinite(row.get(column, 0))] for column in self.columns}
+        return lines + [f"{self.file}: {column} is not finite in {len(steps)} of {len(self.rows)} rows, first at {self.x} {steps[0]:g}"
+                        for column, steps in bad.items() if steps]
+
+
+class Run:
+    """All that a page shows of one run."""
+
+    def __init__(self, path):
+        self.path = os.path.normpath(path)
+        self.label = os.path.basename(os.path.abspath(path))
+        self.tables = self._read_tables()
+        self.facts = {key: value for table in self.tables for key, value in table.facts.items()}
+        lines = [match.groups() for line in self.text("settings.txt").splitlines() if (match := SETTING.fullmatch(line))]
+        self.settings = {key: value.strip() or "(empty)" for _, key, value in lines}
+        self.changed = [key for star, key, _ in lines if star == "*"]
+        self.times = sorted(row["time"] for table in self.tables for row in table.rows if "time" in row)
+        steps = [row for table in self.tables if table.x == "step" for row in table.rows]
+        self.x = "step" if steps else "epoch"
+        self.last = max(row[self.x] for table in self.tables if table.x == self.x for row in table.rows)
+        self._clock = sorted((row["time"], row["step"]) for row in steps if "time" in row)
+        series = [(table.name, column, self._points(table, column)) for table in self.tables for column in table.columns]
+        self.series = [entry for entry in series if entry[2]]  # (file without ending, column, its finite values as [(step, value)])
+        self.notes = [note for table in self.tables for note in table.notes()]
+
+    def text(self, name):
+        path = os.path.join(self.path, name)
+        return read_text(path) if os.path.exists(path) else ""
+
+    def _read_tables(self):
+        if not os.path.isdir(self.path) or not os.access(self.path, os.R_OK | os.X_OK):
+            raise DataError(f"{self.path}: there is no such folder, or no right to read it; fix: {FIX}")
+        tables = {}
+        names = sorted(os.listdir(self.path), key=lambda name: (not name.startswith("steps."), name))
+        for name in names:
+            if name.endswith((".csv", ".jsonl")):
+                table = Table(os.path.join(self.path, name))
+                known = tables.get(table.name)
+                if table.x and (known is None or len(table.rows) >= len(known.rows)):  # of equals JSONL, the later name
+                    tables[table.name] = table
+        if not tables and "settings.txt" not in names:
+            inside = [name for name in names if os.path.exists(os.path.join(self.path, name, "settings.txt"))]
+            raise DataError(f"{self.path}: not the folder of a run: no CSV or JSONL file in it has a column step or epoch; "
+                            f"fix: {'name a run in it: ' + ', '.join(inside[-5:]) if inside else FIX}")
+        if not any(table.rows for table in tables.values()):
+            raise DataError(f"{self.path}: the run has logged nothing yet; fix: wait for its first logging step (metrics.log_every)")
+        return list(tables.values())
+
+    def _points(self, table, column):
+        return [(self._position(table, row), row[column]) for row in table.rows if math.isfinite(row.get(column, math.nan))]
+
+    def _position(self, table, row):
+        """The step; an epoch lies at its end."""
+        if table.x == self.x:
+            return row[table.x]
+        if row.get("steps_per_epoch", 0) > 0:
+            return min((row["epoch"] + 1) * row["steps_per_epoch"], self.last)
+        known = bisect.bisect_right(self._clock, (row.get("time", math.inf), math.inf))
+        return self._clock[known - 1][1] if known else self.last
