@@ -24,7 +24,9 @@ int main(int argc, char** argv) {
     ddp::Checkpointer checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, loader});
     const auto num_steps = cfg.train.num_steps(loader.num_batches());
     ddp::LrSchedule lr_schedule(cfg.lr_schedule, num_steps);
-    for (auto step = checkpointer.restore(); step < num_steps; ++step) {
+    const auto first_step = checkpointer.restore();
+    metrics.begin(first_step, num_steps);
+    for (auto step = first_step; step < num_steps; ++step) {
       auto batch = loader.next();
       auto lr = lr_schedule.at(step);
       model.zero_grad();

@@ -135,6 +135,11 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const ImageData& data,
   ddp::DataLoader eval_loader(data.test, eval_sampler, ctx.device(), eval_loader_options(cfg));
 
   const auto plan = plan_run(cfg, ctx, train_loader.num_batches());
+  cfg.metrics.run.sample_unit = "images";
+  if (cfg.amp.dtype == ddp::AmpDtype::Off &&
+      classifier.module.parameters().front().scalar_type() == torch::kBFloat16) {
+    cfg.metrics.run.precision = "bf16";
+  }
   const ddp::LrSchedule lr_schedule(cfg.lr_schedule);
   ddp::Metrics metrics(ctx, cfg.metrics);
   metrics.observe(model);

@@ -7,7 +7,10 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <string_view>
+
+#include "core/terminal_line.hpp"
 
 namespace ddp {
 namespace {
@@ -62,7 +65,40 @@ spdlog::logger& logger() {
   return *instance;
 }
 
+struct Terminal {
+  std::mutex mutex;
+  std::string last_line;
+};
+
+// Leaked like logger().
+Terminal& terminal() {
+  static auto* instance = new Terminal;
+  return *instance;
+}
+
+void print(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+  std::fflush(stderr);
+}
+
+constexpr auto kClearLine = "\r\033[K";
+
 }  // namespace
+
+void detail::show_terminal_line(const std::string& text) {
+  const std::lock_guard lock(terminal().mutex);
+  terminal().last_line = text;
+  // Standard error, as the log: one stream keeps the order of lines.
+  print("\r" + text + "\033[K");
+}
+
+void detail::clear_terminal_line() {
+  const std::lock_guard lock(terminal().mutex);
+  if (!terminal().last_line.empty()) {
+    terminal().last_line.clear();
+    print(kClearLine);
+  }
+}
 
 void set_log_level(LogLevel level) {
   auto chosen = to_spdlog(level);
@@ -79,11 +115,22 @@ void set_log_rank(int rank) {
 }
 
 void log(LogLevel level, const std::string& message) {
+  if (!is_logged(level)) {
+    return;
+  }
+  const std::lock_guard lock(terminal().mutex);
+  const std::string& last_line = terminal().last_line;
+  if (!last_line.empty()) {
+    print(kClearLine);
+  }
   const int rank = shown_rank.load();
   if (rank < 0) {
     logger().log(to_spdlog(level), message);
   } else {
     logger().log(to_spdlog(level), "rank {}: {}", rank, message);
+  }
+  if (!last_line.empty()) {
+    print(last_line);
   }
 }
 

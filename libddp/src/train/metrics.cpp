@@ -23,6 +23,7 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
       device_(device),
       options_(options),
       set_progress_(std::move(set_progress)),
+      num_steps_(options.run.max_steps),
       files_(options, launch, is_main()),
       losses_(device),
       own_(device),
@@ -49,7 +50,11 @@ void MetricsImpl::make_tracer(int64_t next_step) {
   }
 }
 
-void MetricsImpl::begin(int64_t first_step) {
+void MetricsImpl::begin(int64_t first_step, int64_t num_steps) {
+  if (num_steps > 0) {
+    num_steps_ = num_steps;
+    console_.set_max_steps(num_steps);
+  }
   if (first_step > 0) {
     make_tracer(first_step);
   }
@@ -84,7 +89,7 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
     counter_.begin_loader_wait(loader_wait_ ? loader_wait_() : 0);
   }
   set_progress_(step + 1);
-  const bool last = options_.run.max_steps > 0 && step + 1 == options_.run.max_steps;
+  const bool last = num_steps_ > 0 && step + 1 == num_steps_;
   if (options_.log_every > 0 && ((step + 1) % options_.log_every == 0 || last)) {
     log_step(step, metrics);
   }
@@ -220,8 +225,8 @@ void Metrics::set_exposed_comm(std::function<double()> last_backward_ms) {
 void Metrics::set_loader_wait(std::function<double()> total_ms) {
   impl_->set_loader_wait(std::move(total_ms));
 }
-void Metrics::begin(int64_t first_step) {
-  impl_->begin(first_step);
+void Metrics::begin(int64_t first_step, int64_t num_steps) {
+  impl_->begin(first_step, num_steps);
 }
 void Metrics::log(const std::string& name, const MetricValue& value, const LogOptions& options) {
   impl_->log(name, value, options);

@@ -4,8 +4,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include <cstdio>
-
+#include "core/terminal_line.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -22,27 +21,26 @@ MetricsConsole::MetricsConsole(const MetricsOptions& options, bool is_main)
       max_steps_(options.run.max_steps) {}
 
 MetricsConsole::~MetricsConsole() {
-  clear_bar();
+  if (bar_) {
+    clear_terminal_line();
+  }
 }
 
 void MetricsConsole::log_step(const LoggedNumbers& numbers) {
-  step_ms_ = numbers.step_ms.value_or(NAN);
-  loss_ = numbers.loss;
   if (lines_) {
-    clear_bar();
-    log_info(log_line(numbers, max_steps_, eta_seconds(numbers.step)));
+    log_info(log_line(numbers, max_steps_, eta_seconds(numbers, numbers.step), last_));
   }
+  last_ = numbers;
 }
 
 void MetricsConsole::log_evaluation(const EvaluationNumbers& numbers) {
   if (lines_) {
-    clear_bar();
     log_info(evaluation_line(numbers, max_steps_));
   }
 }
 
-double MetricsConsole::eta_seconds(int64_t done) const {
-  return static_cast<double>(max_steps_ - done) * step_ms_ / 1000;
+double MetricsConsole::eta_seconds(const LoggedNumbers& last, int64_t done) const {
+  return static_cast<double>(max_steps_ - done) * last.step_ms.value_or(NAN) / 1000;
 }
 
 void MetricsConsole::draw_bar(int64_t done, bool force) {
@@ -52,20 +50,8 @@ void MetricsConsole::draw_bar(int64_t done, bool force) {
   bar_time_ = Clock::now();
   struct winsize size {};
   const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  const auto text =
-      progress_bar(done, max_steps_, eta_seconds(done), loss_, known ? size.ws_col : 100);
-  // Standard error, as the log: one stream keeps the order of lines and bar.
-  std::fprintf(stderr, "\r%s\033[K", text.c_str());
-  std::fflush(stderr);
-  bar_shown_ = true;
-}
-
-void MetricsConsole::clear_bar() {
-  if (bar_shown_) {
-    std::fputs("\r\033[K", stderr);
-    std::fflush(stderr);
-    bar_shown_ = false;
-  }
+  show_terminal_line(progress_bar(done, max_steps_, eta_seconds(last_, done), last_.loss,
+                                  known ? size.ws_col : 100));
 }
 
 }  // namespace ddp::detail

@@ -25,21 +25,20 @@ class MetricsConsole {
   /// The bar shows these numbers too.
   void log_step(const LoggedNumbers& numbers);
   void log_evaluation(const EvaluationNumbers& numbers);
+  /// Steps of the whole run, for the bar and the time that is left; 0: unknown.
+  void set_max_steps(int64_t steps) { max_steps_ = steps; }
   /// At most ten times a second, unless `force`. `done` counts steps.
   void draw_bar(int64_t done, bool force);
 
  private:
   using Clock = std::chrono::steady_clock;
-  double eta_seconds(int64_t done) const;
-  void clear_bar();
+  double eta_seconds(const LoggedNumbers& last, int64_t done) const;
 
   const bool lines_;
   const bool bar_;
-  const int64_t max_steps_;
-  bool bar_shown_ = false;
+  int64_t max_steps_;
   Clock::time_point bar_time_{};
-  double step_ms_ = NAN;  ///< of the last line
-  std::optional<double> loss_;
+  LoggedNumbers last_;  ///< of the last line
 };
 
 }  // namespace ddp::detail

@@ -34,20 +34,70 @@ void add(std::string& line, const char* pattern, std::optional<double> number) {
   }
 }
 
-// "d_loss 0.1234", "1.5e+04 tokens/s"
-void add_own(std::string& line, const std::vector<OwnResult>& own) {
-  for (const OwnResult& result : own) {
-    if (result.value) {
-      const double value = std::isnan(*result.value) ? NAN : *result.value;
-      line += " | " + (result.is_rate ? format("%.1f ", value) + result.name + "/s"
-                                      : result.name + format(" %.4g", value));
-    }
+// "d_loss 0.1234", "1520.3 tokens/s"; empty if unknown
+std::string own_text(const OwnResult& result) {
+  if (!result.value) {
+    return "";
   }
+  const double value = std::isnan(*result.value) ? NAN : *result.value;
+  return result.is_rate ? format("%.1f ", value) + result.name + "/s"
+                        : result.name + format(" %.4g", value);
 }
 
 std::string step_text(int64_t step, int64_t max_steps) {
   return "step " + std::to_string(step) + (max_steps > 0 ? "/" + std::to_string(max_steps) : "");
 }
+
+std::string gib_text(std::optional<double> gib) {
+  return gib ? format("peak %.2f GiB", *gib) : "";
+}
+
+// A wait of less than 1 % of the step does not matter.
+std::optional<double> if_matters(std::optional<double> wait_ms, std::optional<double> step_ms) {
+  return wait_ms && *wait_ms < 0.01 * step_ms.value_or(0) ? std::nullopt : wait_ms;
+}
+
+constexpr size_t kColumns = 120 - std::char_traits<char>::length("[22:43:25.111] [info] ");
+
+/// The parts of a log line, in order.
+class LineParts {
+ public:
+  /// Of the parts that do not fit, those of the highest `rank` are left out first. 0: never.
+  void add(int rank, std::string text) {
+    if (!text.empty()) {
+      parts_.emplace_back(rank, std::move(text));
+    }
+  }
+  void add(int rank, const char* pattern, std::optional<double> number) {
+    if (number) {
+      add(rank, format(pattern, std::isnan(*number) ? NAN : *number));  // printf shows a sign
+    }
+  }
+  std::string line(size_t columns) {
+    auto text = joined();
+    while (text.size() > columns) {
+      const auto least = std::max_element(parts_.begin(), parts_.end(),
+                                          [](auto& a, auto& b) { return a.first < b.first; });
+      if (least->first == 0) {
+        break;
+      }
+      parts_.erase(least);
+      text = joined();
+    }
+    return text;
+  }
+
+ private:
+  std::string joined() const {
+    std::string text;
+    for (const auto& [rank, part] : parts_) {
+      text += (text.empty() ? "" : " | ") + part;
+    }
+    return text;
+  }
+
+  std::vector<std::pair<int, std::string>> parts_;
+};
 
 std::string first_line(const std::filesystem::path& path) {
   std::ifstream in(path);
@@ -164,33 +214,41 @@ Row step_row(const LoggedNumbers& n, double unix_time) {
   return row;
 }
 
-std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_seconds) {
-  auto line = step_text(n.step, max_steps);
-  add(line, "epoch %.2f", n.epoch);
-  add(line, "loss %.4f", n.loss);
-  add(line, "accuracy %.2f %%", n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
-  add_own(line, n.own);
-  add(line, "lr %.3g", n.lr);
-  add(line, "grad_norm %.3g", n.grad_norm);
-  add(line, "%.1f ms/step", n.step_ms);
+std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_seconds,
+                     const LoggedNumbers& previous) {
+  LineParts parts;
+  parts.add(0, step_text(n.step, max_steps));
+  parts.add(4, "epoch %.2f", n.epoch);
+  parts.add(0, "loss %.4f", n.loss);
+  parts.add(0, "accuracy %.2f %%", n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
+  for (const OwnResult& result : n.own) {
+    parts.add(0, own_text(result));
+  }
+  parts.add(5, "lr %.3g", n.lr == previous.lr ? std::nullopt : n.lr);
+  parts.add(3, "grad_norm %.3g", n.grad_norm);
+  parts.add(6, "%.1f ms/step", n.step_ms);
   if (n.samples_per_second) {
-    line += format(" | %.1f ", *n.samples_per_second) + n.sample_unit +
-            format("/s (%.1f per rank)", n.samples_per_second_per_rank.value_or(NAN));
+    const char* pattern = *n.samples_per_second < 1000 ? "%.1f " : "%.0f ";
+    parts.add(1, format(pattern, *n.samples_per_second) + n.sample_unit + "/s");
   }
-  add(line, "exposed comm %.2f ms", n.exposed_comm_ms);
-  add(line, "loader wait %.2f ms", n.loader_wait_ms);
-  add(line, "peak %.2f GiB", n.peak_memory_gib);
+  parts.add(2, "exposed comm %.2f ms", if_matters(n.exposed_comm_ms, n.step_ms));
+  parts.add(2, "loader wait %.2f ms", if_matters(n.loader_wait_ms, n.step_ms));
+  const auto peak = gib_text(n.peak_memory_gib);
+  parts.add(7, peak == gib_text(previous.peak_memory_gib) ? "" : peak);
   if (max_steps > 0 && !std::isnan(eta_seconds)) {
-    line += " | ETA " + format_duration(eta_seconds);
+    parts.add(0, "ETA " + format_duration(eta_seconds));
   }
-  return line;
+  return parts.line(kColumns);
 }
 
 std::string evaluation_line(const EvaluationNumbers& n, int64_t max_steps) {
   auto line = step_text(n.done, max_steps);
   add(line, "eval loss %.4f", n.loss);
   add(line, "eval accuracy %.2f %%", n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
-  add_own(line, n.own);
+  for (const OwnResult& result : n.own) {
+    const auto text = own_text(result);
+    line += text.empty() ? "" : " | " + text;
+  }
   return line;
 }
 

@@ -43,7 +43,7 @@ struct LoggedNumbers {
   std::optional<double> interval_seconds = {};
   std::optional<double> energy_j = {};
   std::vector<OwnResult> own = {};
-  std::string sample_unit = "images";  ///< unit of the rates
+  std::string sample_unit = "samples";  ///< unit of the rates
 };
 /// For measured numbers: NaN means not measured.
 inline std::optional<double> if_measured(double number) {
@@ -53,9 +53,11 @@ inline std::optional<double> if_measured(double number) {
 void add_own(Row& row, const std::vector<OwnResult>& own);
 Row step_row(const LoggedNumbers& numbers, double unix_time);
 
-/// "step 120/1000 | epoch 1.20 | loss 1.2345 | …"; unknown numbers are omitted. max_steps 0:
-/// unknown.
-std::string log_line(const LoggedNumbers& numbers, int64_t max_steps, double eta_seconds);
+/// "step 120/1000 | epoch 1.20 | loss 1.2345 | …". Unknown numbers, waits of less than 1 % of a
+/// step, and a learning rate and a memory that the `previous` line has are omitted; then, until the
+/// line with its time fits 120 columns, the least important numbers. max_steps 0: unknown.
+std::string log_line(const LoggedNumbers& numbers, int64_t max_steps, double eta_seconds,
+                     const LoggedNumbers& previous = {});
 struct EvaluationNumbers {
   int64_t done = 0;  ///< steps done
   std::optional<double> epoch = {};

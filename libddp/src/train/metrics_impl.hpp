@@ -26,7 +26,7 @@ class MetricsImpl {
   MetricsImpl(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
               const MetricsOptions& options, std::function<void(int64_t step)> set_progress);
 
-  void begin(int64_t first_step);
+  void begin(int64_t first_step, int64_t num_steps);
   void log(const std::string& name, const MetricValue& value, const LogOptions& options);
   void log_epoch(const std::string& name, const MetricValue& value, const LogOptions& options) {
     own_of_epoch_.add(name, value, options);
@@ -59,6 +59,7 @@ class MetricsImpl {
   std::function<double()> exposed_comm_;
   std::function<double()> loader_wait_;
   int64_t steps_done_ = 0;
+  int64_t num_steps_;
 
   MetricsFiles files_;
   LossSums losses_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Log lines and the progress bar as a terminal receives them.
 #include "train/metrics_console.hpp"
+#include "ddp/core/logging.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
 
@@ -17,24 +18,26 @@ ddp::MetricsOptions shown_as(const std::string& progress) {
   return options;
 }
 
-constexpr auto kClear = "\r\033[K";
+const std::string kClear = "\r\033[K";
 
 }  // namespace
 
-TEST_CASE("a bar shows the last line's numbers, and is cleared before a line and at the end") {
+TEST_CASE("a bar shows the last line's numbers, and stays below all log lines") {
   const auto text = stderr_of([] {
     MetricsConsole console(shown_as("bar"), /*is_main=*/true);
     console.log_step({.step = 4, .loss = 0.5, .step_ms = 1000});
     console.draw_bar(4, /*force=*/true);
-    console.log_evaluation({.done = 4, .loss = 0.25});
+    ddp::log_info("another thread's line");
+    console.set_max_steps(20);
     console.draw_bar(5, true);
   });
-  REQUIRE(num_found(text, "step 4/10 | loss 0.5") == 1);
-  REQUIRE_THAT(text, Catch::Contains("40 % | step 4/10 | ETA 00:00:06 | loss 0.5"));
-  REQUIRE_THAT(text, Catch::Contains("step 5/10 | ETA 00:00:05"));
-  REQUIRE(num_found(text, kClear) == 2);
-  REQUIRE(text.find(kClear) < text.find("eval loss 0.25"));
-  REQUIRE(text.substr(text.size() - 4) == kClear);
+  CHECK(num_found(text, "step 4/10 | loss 0.5") == 1);
+  const std::string bar =
+      "[=========>              ]  40 % | step 4/10 | ETA 00:00:06 | loss 0.5000";
+  CHECK_THAT(text, Catch::Contains("\r" + bar + kClear.substr(1) + kClear + "["));
+  CHECK_THAT(text, Catch::Contains("another thread's line\n" + bar + "\r"));
+  CHECK_THAT(text, Catch::Contains("step 5/20 | ETA 00:00:15"));
+  CHECK(text.substr(text.size() - 4) == kClear);
 }
 
 TEST_CASE("a bar is drawn at most every 100 ms unless forced") {

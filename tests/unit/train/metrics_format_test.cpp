@@ -40,20 +40,51 @@ TEST_CASE("a NaN is shown and does not count as unknown") {
 TEST_CASE("the log line shows the known numbers") {
   LoggedNumbers numbers{.step = 120, .loss = 1.25, .step_ms = 10.04, .samples_per_second = 2000};
   numbers.samples_per_second_per_rank = 500;
-  REQUIRE(log_line(numbers, 0, NAN) ==
-          "step 120 | loss 1.2500 | 10.0 ms/step | 2000.0 images/s (500.0 per rank)");
+  REQUIRE(log_line(numbers, 0, NAN) == "step 120 | loss 1.2500 | 10.0 ms/step | 2000 samples/s");
   numbers.accuracy = 0.5;
   REQUIRE_THAT(log_line(numbers, 1000, 3725),
                Catch::StartsWith("step 120/1000 | loss 1.2500 | accuracy 50.00 % |") &&
                    Catch::EndsWith(" | ETA 01:02:05"));
   REQUIRE(step_row(numbers, 1).size() == 15);
-  REQUIRE(step_row(numbers, 1)[7].name == "images_per_second");
+  REQUIRE(step_row(numbers, 1)[7].name == "samples_per_second");
   numbers.sample_unit = "tokens";
-  REQUIRE_THAT(log_line(numbers, 0, NAN), Catch::Contains("| 2000.0 tokens/s (500.0 per rank)"));
+  REQUIRE_THAT(log_line(numbers, 0, NAN), Catch::Contains("| 2000 tokens/s"));
   REQUIRE(step_row(numbers, 1)[7].name == "tokens_per_second");
   REQUIRE(step_row(numbers, 1)[8].name == "tokens_per_second_per_rank");
   REQUIRE(evaluation_line({.done = 5, .loss = 1.5, .accuracy = 0.25}, 20) ==
           "step 5/20 | eval loss 1.5000 | eval accuracy 25.00 %");
+}
+
+TEST_CASE("a log line fits 120 columns with its time, and leaves out what did not change") {
+  LoggedNumbers numbers{.step = 150,
+                        .epoch = 1.6125,
+                        .loss = 2.0123,
+                        .accuracy = 0.2438,
+                        .lr = 6.62e-5,
+                        .grad_norm = 2.18,
+                        .step_ms = 141.42,
+                        .samples_per_second = 226.24,
+                        .exposed_comm_ms = 1.4,
+                        .loader_wait_ms = 0,
+                        .peak_memory_gib = 0.593};
+  numbers.sample_unit = "images";
+  // Least important: memory, the time of a step, the learning rate, the epoch.
+  CHECK(log_line(numbers, 186, 5) ==
+        "step 150/186 | loss 2.0123 | accuracy 24.38 % | grad_norm 2.18 | 226.2 images/s | ETA "
+        "00:00:05");
+  CHECK(log_line(numbers, 0, NAN) ==
+        "step 150 | epoch 1.61 | loss 2.0123 | accuracy 24.38 % | grad_norm 2.18 | 226.2 images/s");
+  numbers.grad_norm = std::nullopt;
+  CHECK(log_line(numbers, 0, NAN, numbers) ==
+        "step 150 | epoch 1.61 | loss 2.0123 | accuracy 24.38 % | 141.4 ms/step | 226.2 images/s");
+  numbers.exposed_comm_ms = 1.5;
+  numbers.loss = std::nullopt;
+  CHECK_THAT(log_line(numbers, 186, 5, numbers), Catch::Contains("exposed comm 1.50 ms"));
+  numbers.own = {{.name = "d_loss", .value = 0.25}, {.name = "pairs", .is_rate = true, .value = 7}};
+  CHECK_THAT(log_line(numbers, 186, 5, numbers), Catch::Contains(" | d_loss 0.25 | 7.0 pairs/s"));
+  CHECK(log_line(numbers, 186, 5, numbers).size() <= 98);
+  CHECK(evaluation_line({.done = 5, .own = numbers.own}, 0) ==
+        "step 5 | d_loss 0.25 | 7.0 pairs/s");
 }
 
 TEST_CASE("the progress bar fits its terminal") {

@@ -118,9 +118,9 @@ void check_steps(const Rows& rows) {
   REQUIRE(std::stod(rows[1].at("interval_seconds")) == Approx(2 * step_ms / 1000));
   REQUIRE(std::stod(rows[0].at("interval_seconds")) ==
           Approx(std::stod(rows[0].at("step_ms")) / 1000));
-  const double rate = std::stod(rows[1].at("images_per_second"));
+  const double rate = std::stod(rows[1].at("samples_per_second"));
   REQUIRE(rate == Approx(12 * 1000 / step_ms));
-  REQUIRE(std::stod(rows[1].at("images_per_second_per_rank")) == rate / 2);
+  REQUIRE(std::stod(rows[1].at("samples_per_second_per_rank")) == rate / 2);
   REQUIRE(rows[1].at("energy_j") == "");  // no GPU, no energy: not 0
 }
 
@@ -146,7 +146,7 @@ void check_epochs(const Rows& epochs, const ddp::EpochResult& result) {
   std::istringstream columns(
       "job_id commit gpu_type nodes gpus precision global_batch_size batch_size_per_gpu "
       "bucket_cap_mb epoch train_loss train_accuracy test_loss test_accuracy epoch_seconds "
-      "images_per_second gpu_utilisation_percent power_w memory_gib ranks repeat steps_per_epoch "
+      "samples_per_second gpu_utilisation_percent power_w memory_gib ranks repeat steps_per_epoch "
       "energy_j");
   for (std::string column; columns >> column;) {
     INFO(column);
@@ -337,7 +337,7 @@ TEST_CASE("a language run counts tokens as samples and weights the loss by targe
   REQUIRE(std::stod(rows[0].at("accuracy")) == 0.75);
   REQUIRE(std::stod(rows[0].at("tokens_per_second")) ==
           Approx(200 * 1000 / std::stod(rows[0].at("step_ms"))));
-  REQUIRE(rows[0].count("images_per_second") == 0);
+  REQUIRE(rows[0].count("samples_per_second") == 0);
   const auto evals = read_csv(folder.file("run/evals.csv"));
   REQUIRE(evals.size() == 1);
   REQUIRE(evals[0].at("step") == "2");

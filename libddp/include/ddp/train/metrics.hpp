@@ -9,8 +9,9 @@
 //                     StepMetrics::num_targets says otherwise)
 //   grad_norm, lr     of the logging step
 //   step_ms           wall time of the interval / its steps, on the slowest rank
-//   images_per_second samples of all ranks / wall time of the interval; per rank: divided by the
-//                     ranks. RunInfo::sample_unit sets the name; tokens_per_second omits padding
+//   samples_per_second of all ranks, by the wall time of the interval; per rank: divided by the
+//                     ranks. RunInfo::sample_unit sets the name, as in images_per_second;
+//                     tokens_per_second omits padding
 //   exposed_comm_ms   wait for reductions in the last backward, mean of ranks
 //   loader_wait_ms    wait for the loader per step, mean of ranks
 //   interval_seconds  wall time of the interval
@@ -106,8 +107,10 @@ class Metrics {
   void set_exposed_comm(std::function<double()> last_backward_ms);
   void set_loader_wait(std::function<double()> total_ms);
 
-  /// Collective. Call before the first step if it is not step 0, because a trace may begin there.
-  void begin(int64_t first_step);
+  /// Collective. Call before the first step if it is not step 0, because a trace may begin there,
+  /// or to give the steps of the whole run, for the bar and the time that is left (0: as in
+  /// RunInfo).
+  void begin(int64_t first_step, int64_t num_steps = 0);
   /// Adds a value of an own metric to this step, before end_step. The next logging step's line and
   /// row have the metric reduced over its interval and all ranks. All ranks must log the same
   /// names: the logging step throws MismatchError (70) with the name that a rank lacks.

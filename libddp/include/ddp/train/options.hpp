@@ -82,9 +82,9 @@ struct RunInfo {
   int64_t batch_size_per_rank = 0;  ///< samples per optimizer step and rank
   int64_t global_batch_size = 0;    ///< of all ranks; 0: batch_size_per_rank times the ranks
   double bucket_cap_mb = 0;
-  std::string sample_unit = "images";  ///< of StepMetrics::num_samples; rates: images_per_second
-  int64_t max_steps = 0;               ///< for the progress bar and its ETA
-  int64_t steps_per_epoch = 0;         ///< for the epoch shown with each step
+  std::string sample_unit = "samples";  ///< of StepMetrics::num_samples; rates: samples_per_second
+  int64_t max_steps = 0;                ///< for the progress bar and its ETA
+  int64_t steps_per_epoch = 0;          ///< for the epoch shown with each step
   std::string settings_text{};  ///< the resolved settings, logged once and saved in the run folder
 };
 
