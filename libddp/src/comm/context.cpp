@@ -186,7 +186,8 @@ Context Context::create(const ContextOptions& options) {
   const int visible_gpus = options.device == "cpu" ? 0 : detail::count_gpus();
   const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
   if (launch.world_size > 1 && !cuda && !launch.use_mpi) {
-    detail::refuse_without_mpi(launch);  // before any rank waits for another
+    // Before any rank waits for another.
+    detail::refuse_without_mpi(launch, detail::MpiRuntime::is_built_in());
   }
   if (launch.use_mpi && launch.world_size != 1 && (!cuda || detail::MpiRuntime::is_built_in())) {
     state->mpi = initialize_mpi(launch, environment, options.control_plane.rendezvous_timeout);

@@ -74,7 +74,7 @@ CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOp
                            std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure,
                            std::shared_ptr<CollectiveCheck> check, AddProbe add_probe) {
   if (mpi == nullptr) {
-    refuse_without_mpi(launch);
+    refuse_without_mpi(launch, MpiRuntime::is_built_in());
   }
   if (mpi->rank() != launch.rank || mpi->world_size() != launch.world_size) {
     refuse(
@@ -104,16 +104,12 @@ std::string message_of(const std::exception_ptr& error) {
   }
 }
 
-void refuse_without_mpi(const LaunchEnvironment& launch) {
+void refuse_without_mpi(const LaunchEnvironment& launch, bool is_built_in) {
   const std::string start = concat("`mpirun -n ", launch.world_size, " …` or `srun --mpi=pmix …`");
-  const std::string why =
-      MpiRuntime::is_built_in()
-          ? concat(to_string(launch.source), " did not start this program with it; fix: use ",
-                   start)
-          : concat(
-                "this libddp was built without it; fix: install it (Debian: libopenmpi-dev "
-                "openmpi-bin), build with -DDDP_WITH_MPI=ON, and start the program with ",
-                start);
+  const std::string why = is_built_in
+                              ? concat(to_string(launch.source),
+                                       " did not start this program with it; fix: use ", start)
+                              : concat("this libddp was built without it; fix: ", kMpiFix, start);
   throw SettingsError(concat(launch.world_size, " ranks on CPU need MPI, and ", why,
                              " (ranks on GPUs need no MPI)"));
 }

