@@ -108,6 +108,7 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   parts_->reducer = std::make_unique<Reducer>(std::move(trained), parts_->communicator, options);
 }
 
+DataParallelModel::DataParallelModel(DataParallelModel&&) noexcept = default;
 DataParallelModel::~DataParallelModel() = default;
 
 NoSync::NoSync(DataParallelModel& model) : model_(model), previous_(model.parts_->sync) {
