@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "ddp/comm/context.hpp"
-#include "ddp/core/state_dict.hpp"
+#include "ddp/detail/stateful_ref.hpp"
 #include "ddp/train/options.hpp"
 
 namespace ddp {
@@ -37,27 +37,6 @@ namespace ddp {
 namespace detail {
 class CheckpointerImpl;
 }
-
-/// An object of a Checkpointer: a Stateful object, a smart pointer to one (SettingsError if it is
-/// empty), or a name and one of these.
-class StatefulRef {
- public:
-  StatefulRef(Stateful& object) : StatefulRef("", &object) {}
-  template <typename Pointer>
-  requires requires(Pointer& pointer) { static_cast<Stateful*>(pointer.get()); }
-  StatefulRef(Pointer& pointer) : StatefulRef("", pointer.get()) {}
-  StatefulRef(const std::string& name, StatefulRef object) : StatefulRef(name, object.object_) {}
-
-  Stateful& get() const { return *object_; }
-  /// The object's name in a checkpoint: the name given here, else state_name().
-  std::string name() const { return name_.empty() ? object_->state_name() : name_; }
-
- private:
-  StatefulRef(const std::string& name, Stateful* object);
-
-  Stateful* object_;
-  std::string name_;
-};
 
 /// All methods are collective: every rank calls them in the same order with the same arguments,
 /// from the training thread. The objects and the Context (which may move) outlive the Checkpointer.
