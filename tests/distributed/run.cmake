@@ -44,6 +44,8 @@ ddp_add_wait(save "*:70" "" "0:in the control plane's broadcast (root 0) of 'sav
 ddp_add_wait(operation "*:70" "" "0:ranks diverged" "0:in barrier #" "0:in all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(backward "*:70" "" "0:rank 1 (" "0:in the control plane's all_gather after" "0:at step 4 in forward in all_reduce #"
              "0:heard in time" "0:left in time" "1:left in time")
+ddp_add_wait(frozen "*:70" "" "0:rank 1 (" "0:in the control plane's all_gather of 'requires_grad of bias' after"
+             "0:at step 3 in forward in all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(places "*:0" "" "0:caught at step 3" "1:caught at step 3" "0:left in time")
 ddp_add_wait(uneven_checked "*:70" "" "0:first cause: rank 1 (" "0: left at step 2 in forward"
              "0: waits at step 3 in forward in the check of all_reduce #4 (sum of 100 Float)"

@@ -37,11 +37,11 @@ struct Program {
   std::string fault = "none";
 };
 void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
-  visitor.field(
-      {.name = "fault",
-       .doc = "what goes wrong",
-       .choices = {"none", "uneven", "plane", "operation", "save", "stop", "backward", "places"}},
-      options.fault);
+  visitor.field({.name = "fault",
+                 .doc = "what goes wrong",
+                 .choices = {"none", "uneven", "plane", "operation", "save", "stop", "backward",
+                             "places", "frozen"}},
+                options.fault);
 }
 
 Clock::time_point start;
@@ -111,6 +111,21 @@ void train_past_an_exception(ddp::Context& context) {
     } catch (const std::runtime_error&) {
       start = Clock::now();
     }
+  }
+}
+
+// Rank 1 alone freezes a parameter at step 3.
+void train_unlike_frozen(ddp::Context& context) {
+  torch::nn::Linear module(4, 2);
+  module->to(context.device());
+  ddp::DistributedDataParallel<torch::nn::Linear> model(module, context.communicator());
+  for (int64_t step = 0; step < 6; ++step) {
+    context.set_progress(step, "forward");
+    if (step == 3) {
+      module->bias.set_requires_grad(context.rank() != 1);
+      start = Clock::now();
+    }
+    model.forward(torch::ones({2, 4}, context.device())).sum().backward();
   }
 }
 
@@ -244,6 +259,8 @@ int main(int argc, char** argv) {
       wait_for_long(context, checkpointer, config.context.communicator.check_collectives);
     } else if (fault == "backward") {
       train_past_an_exception(context);
+    } else if (fault == "frozen") {
+      train_unlike_frozen(context);
     } else if (fault == "places") {
       train_past_exceptions(context);
     } else {

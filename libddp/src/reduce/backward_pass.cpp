@@ -143,7 +143,10 @@ void BackwardPass::check_gradient(int index) const {
 void BackwardPass::on_gradient(int index) {
   const std::lock_guard lock(mutex_);
   check_gradient(index);
-  parts_.unused.mark_used(index);
+  // AccumulateGrad ignores a parameter that was frozen after the forward.
+  if (parts_.gradients.parameters()[static_cast<size_t>(index)].tensor.requires_grad()) {
+    parts_.unused.mark_used(index);
+  }
   parts_.timing.note_gradient();
   if (!pass_.is_expected) {
     on_local_gradient(index);

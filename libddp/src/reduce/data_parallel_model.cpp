@@ -103,9 +103,12 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   if (options.init_sync) {
     sync_module_states();
   }
+  parts_->frozen = std::make_unique<detail::FrozenParameters>(own.parameters, parts_->communicator,
+                                                              options.static_graph);
   parts_->reducer = std::make_unique<Reducer>(std::move(trained), parts_->communicator, options);
 }
 
+DataParallelModel::DataParallelModel(DataParallelModel&&) noexcept = default;
 DataParallelModel::~DataParallelModel() = default;
 
 NoSync::NoSync(DataParallelModel& model) : model_(model), previous_(model.parts_->sync) {
@@ -201,10 +204,14 @@ void DataParallelModel::before_forward() {
   const bool synchronised = at::GradMode::is_enabled() && parts_->sync;
   const bool sends_buffers = sends_buffers_in_training(*this) && parts_->require_buffer_sync &&
                              !parts_->reducer->buffers().take_sent();
-  if (parts_->join != nullptr) {
-    parts_->join->announce_forward(synchronised, sends_buffers);
-  }
   if (synchronised) {
+    parts_->frozen->update(parts_->join != nullptr);
+  }
+  const bool reduces = synchronised && !parts_->frozen->covers_all();
+  if (parts_->join != nullptr) {
+    parts_->join->announce_forward(reduces, sends_buffers);
+  }
+  if (reduces) {
     parts_->reducer->begin_forward();
     parts_->reducer->timing().begin_forward();
   }
@@ -227,12 +234,13 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   if (is_training()) {
     parts_->require_buffer_sync = synchronised;
   }
+  const bool reduces = synchronised && !parts_->frozen->covers_all();
   // Sends the next training forward's buffers during this one's backward. In a join the next
   // forward sends them, because ranks without inputs answer forwards only.
-  if (synchronised && parts_->join == nullptr && sends_buffers_in_training(*this)) {
+  if (reduces && parts_->join == nullptr && sends_buffers_in_training(*this)) {
     parts_->reducer->buffers().start(tensors_only(named_buffers()), /*root=*/0);
   }
-  if (synchronised) {
+  if (reduces) {
     parts_->reducer->prepare_for_backward(outputs);
   } else if (at::GradMode::is_enabled()) {
     parts_->reducer->note_local_forward();
@@ -242,11 +250,15 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
 void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   if (at::GradMode::is_enabled() && parts_->sync) {
     parts_->reducer->join_broken_backward();
+    parts_->frozen->update(parts_->join != nullptr);
+    const bool reduces = !parts_->frozen->covers_all();
     if (parts_->join != nullptr) {
-      parts_->join->announce_forward(true, false);
+      parts_->join->announce_forward(reduces, false);
     }
-    parts_->reducer->begin_forward();
-    parts_->reducer->prepare_for_backward(outputs);
+    if (reduces) {
+      parts_->reducer->begin_forward();
+      parts_->reducer->prepare_for_backward(outputs);
+    }
   }
 }
 

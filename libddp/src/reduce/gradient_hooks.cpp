@@ -36,17 +36,20 @@ GradientHooks::~GradientHooks() {
 void GradientHooks::check_attached() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, tensor] = parameters_[i];
-    if (!tensor.requires_grad()) {
-      throw SettingsError("parameter " + name +
-                          " no longer requires a gradient; fix: freeze parameters before wrapping "
-                          "the module, or wrap it again");
-    }
     if (torch::autograd::impl::try_get_grad_accumulator(tensor) != hooks_[i].accumulator) {
       throw SettingsError("parameter " + name +
                           " was replaced after wrapping (module->to(dtype or device)?); fix: "
                           "convert the module before wrapping it");
     }
   }
+}
+
+std::vector<bool> GradientHooks::find_trained() const {
+  std::vector<bool> trained;
+  for (const auto& parameter : parameters_) {
+    trained.push_back(parameter.tensor.requires_grad());
+  }
+  return trained;
 }
 
 std::vector<bool> GradientHooks::find_reachable(const std::vector<at::Tensor>& outputs) const {

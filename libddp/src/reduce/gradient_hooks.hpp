@@ -23,9 +23,11 @@ class GradientHooks {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  /// Throws SettingsError if a parameter was frozen or replaced after construction, because its
-  /// hook would never run.
+  /// Throws SettingsError if a parameter was replaced after construction, because its hook would
+  /// never run.
   void check_attached() const;
+  /// Returns per parameter whether it requires a gradient now.
+  std::vector<bool> find_trained() const;
   /// Returns per parameter whether a backward from `outputs` reaches it. Walks the graph.
   std::vector<bool> find_reachable(const std::vector<at::Tensor>& outputs) const;
 

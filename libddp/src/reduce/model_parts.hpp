@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ddp/reduce/data_parallel_model.hpp"
+#include "reduce/frozen_parameters.hpp"
 #include "reduce/model_state.hpp"
 #include "reduce/reducer.hpp"
 
@@ -12,6 +13,7 @@ struct DataParallelModel::Parts {
   detail::ModelState state;
   CommunicatorPtr communicator;
   DdpOptions options;
+  std::unique_ptr<detail::FrozenParameters> frozen = nullptr;
   std::unique_ptr<Reducer> reducer = nullptr;
   bool sync = true;                 // false inside no_sync
   bool require_buffer_sync = true;  // the last training forward was synchronised

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <set>
+#include <utility>
 
 #include "ddp/core/error.hpp"
 
@@ -53,10 +54,6 @@ constexpr const char* kFrozenKey = "frozen_parameters";
 constexpr const char* kRankLocal =
     "rank_local.";  // prefix of keys that Checkpointer saves per rank
 
-bool is_frozen(const NamedParameter& entry) {
-  return !entry.tensor.requires_grad();
-}
-
 void require_saved(const StateDict& state, const NamedParameter& target) {
   const auto found = state.tensors.find(target.name);
   if (found == state.tensors.end()) {
@@ -71,10 +68,19 @@ void require_saved(const StateDict& state, const NamedParameter& target) {
 
 }  // namespace
 
+ModelState::ModelState(ModelTensors tensors, std::vector<std::string> ignored, bool has_peers)
+    : tensors_(std::move(tensors)), ignored_(std::move(ignored)), has_peers_(has_peers) {
+  for (const auto& [name, tensor] : tensors_.parameters) {
+    if (!tensor.requires_grad()) {
+      frozen_.insert(name);
+    }
+  }
+}
+
 NamedParameters ModelState::saved_tensors() const {
   auto tensors = tensors_.parameters;
   if (!holds_frozen_) {
-    std::erase_if(tensors, is_frozen);
+    std::erase_if(tensors, [this](const auto& entry) { return is_frozen(entry); });
   }
   const auto buffers = tensors_.read_buffers ? tensors_.read_buffers() : tensors_.buffers;
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
@@ -83,7 +89,7 @@ NamedParameters ModelState::saved_tensors() const {
 
 std::string ModelState::compute_frozen_fingerprint() const {
   auto frozen = tensors_.parameters;
-  std::erase_if(frozen, [](const auto& entry) { return !is_frozen(entry); });
+  std::erase_if(frozen, [this](const auto& entry) { return !is_frozen(entry); });
   return fingerprint_of(frozen);
 }
 

@@ -2,6 +2,7 @@
 // The state of a data-parallel model in a checkpoint.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,8 @@ namespace ddp::detail {
 /// each rank saves its own in addition to rank 0's. Not thread-safe; no collectives.
 class ModelState {
  public:
-  ModelState(ModelTensors tensors, std::vector<std::string> ignored, bool has_peers)
-      : tensors_(std::move(tensors)), ignored_(std::move(ignored)), has_peers_(has_peers) {}
+  /// Frozen parameters are those that do not require a gradient now, at the construction.
+  ModelState(ModelTensors tensors, std::vector<std::string> ignored, bool has_peers);
 
   const ModelTensors& tensors() const { return tensors_; }
 
@@ -34,10 +35,12 @@ class ModelState {
  private:
   NamedParameters saved_tensors() const;
   bool is_ignored(const std::string& name) const;
+  bool is_frozen(const NamedParameter& entry) const { return frozen_.contains(entry.name); }
   void require_same_frozen(const StateDict& state) const;
 
   ModelTensors tensors_;
   std::vector<std::string> ignored_;
+  std::set<std::string> frozen_;
   bool has_peers_;
   bool holds_frozen_ = true;
   mutable std::string frozen_fingerprint_;  // empty: not read yet

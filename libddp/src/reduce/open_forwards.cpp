@@ -18,6 +18,11 @@ bool backward_accumulates() {
   return wanted_nodes == nullptr || wanted_nodes->empty();
 }
 
+std::vector<bool> either(std::vector<bool> a, const std::vector<bool>& b) {
+  std::transform(a.begin(), a.end(), b.begin(), a.begin(), std::logical_or<>());
+  return a;
+}
+
 }  // namespace
 
 OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
@@ -73,17 +78,20 @@ void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
         ", or call prepare_for_backward({loss})"));
   }
   forget_ended();
+  auto reachable = walks_ ? hooks_.find_reachable(outputs) : hooks_.find_trained();
   if (watched) {
-    open_.push_back({forward, walks_ ? hooks_.find_reachable(outputs) : std::vector<bool>{}});
+    open_.push_back({forward, std::move(reachable)});
   } else {
-    ++num_untracked_;
+    untracked_ = num_untracked_++ == 0 ? std::move(reachable) : either(untracked_, reachable);
   }
-  if (walks_) {  // several forwards may share one backward
-    reachable_ = open_.front().reachable;
-    for (const auto& open : open_) {
-      std::transform(reachable_.begin(), reachable_.end(), open.reachable.begin(),
-                     reachable_.begin(), std::logical_or<>());
-    }
+  update_reachable();
+}
+
+// Several forwards may share one backward.
+void OpenForwards::update_reachable() {
+  reachable_ = num_untracked_ > 0 ? untracked_ : open_.front().reachable;
+  for (const auto& open : open_) {
+    reachable_ = either(reachable_, open.reachable);
   }
 }
 
@@ -122,6 +130,7 @@ bool OpenForwards::expect_another_backward() {
     num_untracked_ = 0;
     return false;
   }
+  update_reachable();
   return true;
 }
 

@@ -26,8 +26,8 @@ class OpenForwards {
   /// Adds a synchronised forward. Throws SettingsError if find_unused_parameters needs a graph and
   /// the outputs have none.
   void add(const std::vector<at::Tensor>& outputs);
-  /// Per parameter: whether a backward of the open forwards reaches it. Empty without
-  /// find_unused_parameters: all are reached.
+  /// Per parameter: whether a backward of the open forwards reaches it. Without
+  /// find_unused_parameters: whether it was trained in one of them. Empty before the first.
   const std::vector<bool>& reachable() const { return reachable_; }
   /// Whether an output exists that no backward has reached.
   bool has_unreached();
@@ -57,6 +57,7 @@ class OpenForwards {
 
   bool watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<Forward>& forward);
   void forget_ended();
+  void update_reachable();
 
   const bool walks_;              // find_unused_parameters, and the graph changes
   const bool one_backward_only_;  // of several forwards
@@ -64,7 +65,8 @@ class OpenForwards {
   // The outputs' hooks hold it weakly: a graph may outlive this object.
   const std::shared_ptr<std::function<void()>> on_reached_;
   std::vector<Open> open_;
-  int num_untracked_ = 0;  // synchronised forwards whose outputs are not known
+  int num_untracked_ = 0;        // synchronised forwards whose outputs are not known
+  std::vector<bool> untracked_;  // what they reach
   bool forward_since_backward_ = false;
   bool refuses_second_ = false;
   std::vector<bool> reachable_;

@@ -37,7 +37,7 @@ void UnusedParameters::start_map() {
 
 std::vector<bool> UnusedParameters::finish_map() {
   if (!reads_map()) {
-    return state_.used_by_any;
+    return is_static_ ? state_.used_by_any : state_.used;
   }
   work_->wait();
   work_ = nullptr;

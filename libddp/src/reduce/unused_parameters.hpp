@@ -27,8 +27,8 @@ class UnusedParameters {
   /// Collective if reads_map().
   void start_map();
   void abandon_map() { work_ = nullptr; }
-  /// Returns per parameter whether any rank used it after the last synchronised backward. Empty:
-  /// all were used.
+  /// Returns per parameter whether any rank used it after the last synchronised backward. Without a
+  /// map the ranks use the same ones.
   std::vector<bool> finish_map();
   /// Call when a synchronised backward ended.
   void end_pass(bool is_first);

@@ -214,25 +214,24 @@ void CheckpointerImpl::save_if_due(int64_t step) {
   }
 }
 
+}  // namespace detail
+
 StatefulRef::StatefulRef(const std::string& name, Stateful* object) : object_(object), name_(name) {
   if (object_ == nullptr) {
     throw SettingsError("a Checkpointer's list holds an empty pointer; fix: make the object first");
   }
 }
 
-}  // namespace detail
-
 Checkpointer::Checkpointer(const Context& context, const CheckpointOptions& options,
-                           std::initializer_list<detail::StatefulRef> objects)
-    : impl_(std::make_unique<detail::CheckpointerImpl>(
-          context.control_plane(), context.device(), options,
-          std::vector<detail::StatefulRef>(objects), system_file_ops(), &context)) {}
+                           std::vector<StatefulRef> objects)
+    : impl_(std::make_unique<detail::CheckpointerImpl>(context.control_plane(), context.device(),
+                                                       options, std::move(objects),
+                                                       system_file_ops(), &context)) {}
 
 Checkpointer::Checkpointer(ControlPlane& control_plane, at::Device device,
-                           const CheckpointOptions& options,
-                           std::initializer_list<detail::StatefulRef> objects)
-    : impl_(std::make_unique<detail::CheckpointerImpl>(
-          control_plane, device, options, std::vector<detail::StatefulRef>(objects))) {}
+                           const CheckpointOptions& options, std::vector<StatefulRef> objects)
+    : impl_(std::make_unique<detail::CheckpointerImpl>(control_plane, device, options,
+                                                       std::move(objects))) {}
 
 Checkpointer::~Checkpointer() = default;
 

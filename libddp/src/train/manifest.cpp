@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/manifest.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
@@ -115,6 +116,19 @@ void check_checksum(std::string_view text) {
   }
 }
 
+// Format 1 has the parameters of kDefaultPair only, without its name.
+std::map<std::string, std::map<std::string, std::string>> leaf_dtypes_from_json(
+    const OrderedJson& json) {
+  std::map<std::string, std::map<std::string, std::string>> by_pair;
+  if (json.contains("leaf_dtypes_by_pair")) {
+    json.at("leaf_dtypes_by_pair").get_to(by_pair);
+  }
+  if (const auto& of_default = json.at("leaf_dtypes"); !of_default.empty()) {
+    of_default.get_to(by_pair[kDefaultPair]);
+  }
+  return by_pair;
+}
+
 Manifest manifest_from_json(const OrderedJson& json) {
   Manifest manifest;
   manifest.format = whole_number(json, "format", 1);
@@ -137,7 +151,7 @@ Manifest manifest_from_json(const OrderedJson& json) {
       target[key] = value_from_json(value);
     }
   }
-  manifest.leaf_dtypes = json.at("leaf_dtypes").get<std::map<std::string, std::string>>();
+  manifest.leaf_dtypes = leaf_dtypes_from_json(json);
   manifest.texts = json.at("texts").get<std::map<std::string, std::string>>();
   return manifest;
 }
@@ -145,8 +159,12 @@ Manifest manifest_from_json(const OrderedJson& json) {
 }  // namespace
 
 std::string manifest_to_json(const Manifest& manifest) {
-  OrderedJson json = {
-      {"format", manifest.format}, {"step", manifest.step}, {"world_size", manifest.world_size}};
+  auto leaf_dtypes = manifest.leaf_dtypes;
+  const auto of_default = leaf_dtypes[kDefaultPair];
+  leaf_dtypes.erase(kDefaultPair);
+  OrderedJson json = {{"format", std::max<int64_t>(manifest.format, leaf_dtypes.empty() ? 1 : 2)},
+                      {"step", manifest.step},
+                      {"world_size", manifest.world_size}};
   if (manifest.metric) {
     json["metric"] = value_to_json(*manifest.metric);
   }
@@ -159,7 +177,10 @@ std::string manifest_to_json(const Manifest& manifest) {
       json["values"][object][key] = value_to_json(value);
     }
   }
-  json["leaf_dtypes"] = manifest.leaf_dtypes;
+  json["leaf_dtypes"] = of_default;
+  if (!leaf_dtypes.empty()) {
+    json["leaf_dtypes_by_pair"] = leaf_dtypes;
+  }
   json["texts"] = manifest.texts;
   // A user's text may contain any bytes; a save must not fail for them.
   std::string body = json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);

@@ -15,15 +15,18 @@
 
 namespace ddp::detail {
 
-/// A reader refuses a checkpoint with a greater number.
-inline constexpr int64_t kCheckpointFormat = 1;
+/// A reader refuses a checkpoint with a greater number. Format 2 has masters of a pair other than
+/// kDefaultPair; other checkpoints have format 1, which older programs read too.
+inline constexpr int64_t kCheckpointFormat = 2;
 inline constexpr const char* kManifestName = "manifest.json";
+/// The names of a model and of the optimizer that holds its masters.
+inline constexpr const char* kDefaultPair = "model/optimizer";
 
 /// The same type as ddp::StateValue, whose header needs LibTorch.
 using ManifestValue = std::variant<bool, int64_t, double, std::string>;
 
 struct Manifest {
-  int64_t format = kCheckpointFormat;
+  int64_t format = 1;
   int64_t step = 0;  ///< steps done
   int64_t world_size = 1;
   std::optional<double> metric = {};
@@ -32,8 +35,9 @@ struct Manifest {
   bool finite_is_known = true;  ///< false: an older program saved it without this check
   std::vector<FileRecord> files = {};
   std::map<std::string, std::map<std::string, ManifestValue>> values = {};  ///< by object, by key
-  std::map<std::string, std::string> leaf_dtypes = {};  ///< of parameters saved as their master
-  std::map<std::string, std::string> texts = {};        ///< "settings", "plan", …
+  /// Of parameters saved as their master, by pair ("generator/its_optimizer") and parameter.
+  std::map<std::string, std::map<std::string, std::string>> leaf_dtypes = {};
+  std::map<std::string, std::string> texts = {};  ///< "settings", "plan", …
 
   bool operator==(const Manifest&) const = default;
 };

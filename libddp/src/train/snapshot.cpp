@@ -11,6 +11,7 @@
 #include "core/serialize_tensors.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/optim/optimizer.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -29,13 +30,8 @@ std::string file_key(const std::string& object, const std::string& key) {
   return object == kModel ? key : object + "." + key;
 }
 
-// "state.<parameter>.master" -> "<parameter>", or nothing.
-std::optional<std::string> master_of(const std::string& key) {
-  if (key.starts_with(kStatePrefix) && key.ends_with(kMasterSuffix) &&
-      key.size() > kStatePrefix.size() + kMasterSuffix.size()) {
-    return key.substr(kStatePrefix.size(), key.size() - kStatePrefix.size() - kMasterSuffix.size());
-  }
-  return std::nullopt;
+std::string master_key(const std::string& parameter) {
+  return concat(kStatePrefix, parameter, kMasterSuffix);
 }
 
 // The random generators of a rank, by key in the rank's file.
@@ -51,31 +47,45 @@ std::map<std::string, at::Generator> generators_of(at::Device device) {
 // The states of all objects, and the leaves replaced by their masters.
 struct Collected {
   std::map<std::string, StateDict> states;
-  std::map<std::string, std::string> leaf_dtypes;
+  std::map<std::string, std::map<std::string, std::string>> leaf_dtypes;  // see Manifest
 };
+
+// The object whose state holds `parameter` itself, not a parameter of the same name; "" if none.
+std::string owner_of(const NamedParameter& parameter,
+                     const std::map<std::string, StateDict>& states) {
+  for (const auto& [object, state] : states) {
+    const auto found = state.tensors.find(parameter.name);
+    if (found != state.tensors.end() &&
+        found->second.const_data_ptr() == parameter.tensor.const_data_ptr()) {
+      return object;
+    }
+  }
+  return "";
+}
 
 Collected collect(const std::vector<StatefulRef>& objects) {
   Collected result;
   for (const auto& object : objects) {
     result.states[object.name()] = object.get().state_dict();
   }
-  const auto model = result.states.find(kModel);
-  const auto optimizer = result.states.find("optimizer");
-  if (model == result.states.end() || optimizer == result.states.end()) {
-    return result;
-  }
-  auto& tensors = optimizer->second.tensors;
-  for (auto it = tensors.begin(); it != tensors.end();) {
-    const auto parameter = master_of(it->first);
-    const auto leaf =
-        parameter ? model->second.tensors.find(*parameter) : model->second.tensors.end();
-    if (leaf == model->second.tensors.end()) {
-      ++it;
+  for (const auto& object : objects) {
+    const auto* optimizer = dynamic_cast<const Optimizer*>(&object.get());
+    if (optimizer == nullptr) {
       continue;
     }
-    result.leaf_dtypes[*parameter] = safetensors_dtype(leaf->second.scalar_type(), *parameter);
-    leaf->second = it->second;
-    it = tensors.erase(it);
+    auto& tensors = result.states[object.name()].tensors;
+    for (const auto& parameter : optimizer->named_parameters()) {
+      const auto master = tensors.find(master_key(parameter.name));
+      const auto model = master != tensors.end() ? owner_of(parameter, result.states) : "";
+      if (model.empty()) {
+        continue;
+      }
+      auto& leaf = result.states[model].tensors[parameter.name];
+      result.leaf_dtypes[model + "/" + object.name()][parameter.name] =
+          safetensors_dtype(leaf.scalar_type(), parameter.name);
+      leaf = master->second;
+      tensors.erase(master);
+    }
   }
   return result;
 }
@@ -91,14 +101,18 @@ at::ScalarType leaf_type(const std::string& word, const std::string& name) {
 
 // Reverses `collect`: returns the master to the optimizer, and its rounding to the model.
 void split_masters(std::map<std::string, StateDict>& states, const Manifest& manifest) {
-  for (const auto& [parameter, dtype] : manifest.leaf_dtypes) {
-    auto& leaf = states[kModel].tensors[parameter];
-    if (!leaf.defined()) {
-      throw ReadError("the manifest names a master of " + parameter +
-                      ", which is not in model.safetensors");
+  for (const auto& [pair, dtypes] : manifest.leaf_dtypes) {
+    const auto slash = pair.find('/');
+    const auto model = pair.substr(0, slash), optimizer = pair.substr(slash + 1);
+    for (const auto& [parameter, dtype] : dtypes) {
+      auto& leaf = states[model].tensors[parameter];
+      if (!leaf.defined()) {
+        throw ReadError(concat("the manifest names a master of ", parameter, ", which is not in ",
+                               file_of(model)));
+      }
+      states[optimizer].tensors[master_key(parameter)] = leaf;
+      leaf = leaf.to(leaf_type(dtype, parameter));
     }
-    states["optimizer"].tensors[concat(kStatePrefix, parameter, kMasterSuffix)] = leaf;
-    leaf = leaf.to(leaf_type(dtype, parameter));
   }
 }
 

@@ -24,7 +24,7 @@ using HostBuffers = std::map<std::string, at::Tensor>;
 struct Snapshot {
   std::map<std::string, TensorMap> files;  ///< files written by this rank, by file name
   std::map<std::string, std::map<std::string, StateValue>> values;
-  std::map<std::string, std::string> leaf_dtypes;
+  std::map<std::string, std::map<std::string, std::string>> leaf_dtypes;  ///< see Manifest
   std::shared_ptr<c10::Event> copied;  ///< after this event the copies are complete; null on a CPU
 
   /// Waits for the copies. Any thread.

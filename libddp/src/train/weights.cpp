@@ -73,6 +73,18 @@ WeightDifferences load_weights(torch::nn::Module& module, const std::string& pat
   return load_weights(module, load_safetensors(path).tensors, path, strict);
 }
 
+WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
+                               const char* prefix, bool strict) {
+  const auto beginning = concat(prefix, '.');
+  TensorMap tensors;
+  for (const auto& [key, tensor] : load_safetensors(path).tensors) {
+    if (key.starts_with(beginning)) {
+      tensors.emplace(key.substr(beginning.size()), tensor);
+    }
+  }
+  return load_weights(module, tensors, concat(path, ", '", beginning, "…'"), strict);
+}
+
 WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
                                const std::string& source, bool strict) {
   const TensorMap weights = named_weights(module);

@@ -76,7 +76,8 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
     return add("broadcast", tensor, ddp::ReduceOp::Sum, [] {});
   }
   ddp::WorkPtr all_gather(at::Tensor output, at::Tensor input) override {
-    output.view({2, -1}).copy_(input.reshape({1, -1}).expand({2, -1}));
+    const at::Tensor other = other_rank ? other_rank(input) : input;
+    output.copy_(at::cat({input.reshape({-1}), other.reshape({-1})}).view(output.sizes()));
     return add("all_gather", output, ddp::ReduceOp::Sum, [] {});
   }
   ddp::WorkPtr send(at::Tensor tensor, int /*destination*/) override {
@@ -91,7 +92,7 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
   void abort(const std::string& /*reason*/) override {}
 
   std::vector<Call> calls;
-  /// The other rank's values of a reduction; unset: the same as this rank's.
+  /// The other rank's values of a reduction or an all_gather; unset: the same as this rank's.
   std::function<at::Tensor(const at::Tensor&)> other_rank;
   /// What all_reduce_table() measures.
   std::vector<ddp::AllReduceRow> measured_rows{{.num_bytes = 1, .ring_us = 10}};

@@ -136,7 +136,30 @@ TEST_CASE("nothing is walked without find_unused_parameters and in a static grap
   const bool is_static = GENERATE(true, false);
   ForwardsOfTwo two({.find_unused_parameters = is_static, .static_graph = is_static});
   const auto output = two.forward(true, false);
-  CHECK(two.forwards->reachable().empty());
+  CHECK(two.forwards->reachable() == std::vector<bool>{true, true});
+}
+
+TEST_CASE("a parameter is reached if it was trained in one of the open forwards") {
+  const bool is_tracked = GENERATE(true, false);
+  ForwardsOfTwo two;
+  const auto run_forward = [&](bool trains_a, bool trains_b) {
+    two.parameters[0].tensor.set_requires_grad(trains_a);
+    two.parameters[1].tensor.set_requires_grad(trains_b);
+    if (is_tracked) {
+      return two.forward();
+    }
+    two.untracked_forward();
+    return at::Tensor();
+  };
+  const auto first = run_forward(true, false);
+  CHECK(two.forwards->reachable() == std::vector<bool>{true, false});
+  const auto second = run_forward(false, true);
+  CHECK(two.forwards->reachable() == std::vector<bool>{true, true});
+  if (is_tracked) {
+    first.backward();
+  }
+  REQUIRE(two.forwards->expect_another_backward());
+  CHECK(two.forwards->reachable() == std::vector<bool>{!is_tracked, true});
 }
 
 TEST_CASE("find_unused_parameters needs outputs with a graph") {

@@ -120,7 +120,7 @@ TEST_CASE("a manifest keeps every value and notices every changed byte") {
   manifest.values["scaler"] = {{"scale", 65536.0}, {"on", true},      {"n", int64_t{1} << 60},
                                {"text", "ü \"\n"}, {"inf", INFINITY}, {"tiny", 5e-324},
                                {"minus", -0.0},    {"whole", 3.0},    {"third", 1.0 / 3}};
-  manifest.leaf_dtypes["w"] = "BF16";
+  manifest.leaf_dtypes[ddp::detail::kDefaultPair]["w"] = "BF16";
   manifest.texts["settings"] = "a: 1\nb: 2\n";
   const auto text = manifest_to_json(manifest);
   const auto parsed = parse_manifest(text, "m");
@@ -135,6 +135,15 @@ TEST_CASE("a manifest keeps every value and notices every changed byte") {
     }
     REQUIRE_THROWS_AS(parse_manifest(text.substr(0, i), "m"), ddp::ReadError);
   }
+}
+
+TEST_CASE("masters of other pairs need format 2, so an older program refuses the checkpoint") {
+  Manifest manifest{.step = 120, .leaf_dtypes = {{ddp::detail::kDefaultPair, {{"w", "BF16"}}}}};
+  REQUIRE(parse_manifest(manifest_to_json(manifest), "m") == manifest);
+  manifest.leaf_dtypes["generator/its_optimizer"]["w"] = "F16";
+  const auto parsed = parse_manifest(manifest_to_json(manifest), "m");
+  REQUIRE(parsed.format == 2);
+  REQUIRE(parsed.leaf_dtypes == manifest.leaf_dtypes);
 }
 
 TEST_CASE("a manifest without the field finite describes a finite checkpoint") {

@@ -31,7 +31,7 @@ struct RestoredRank {
   CheckpointDir dir;
   CheckpointTexts texts;
   Box model{"model", {.tensors = {{"w", torch::zeros({})}}, .values = {}}};
-  std::vector<ddp::detail::StatefulRef> objects;
+  std::vector<ddp::StatefulRef> objects;
   ddp::detail::RestoreParts parts;
 };
 

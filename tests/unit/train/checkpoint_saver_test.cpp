@@ -58,7 +58,7 @@ struct Parts {
   CheckpointTexts texts;
   SaveHistory history;
   Box model;
-  std::vector<ddp::detail::StatefulRef> objects;
+  std::vector<ddp::StatefulRef> objects;
 };
 
 RankStatus failed(const std::string& error) {

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "ddp/core/safetensors.hpp"
+#include "ddp/optim/make_optimizer.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "support/catch.hpp"
 #include "unit/train/checkpoint_objects.hpp"
@@ -95,32 +96,68 @@ TEST_CASE("files use the names that other programs know") {
   REQUIRE(manifest.texts.at("settings") == "a: 1\n");
 }
 
-TEST_CASE("model.safetensors holds the fp32 master of a bf16 leaf") {
+TEST_CASE("a model's file holds the fp32 masters of its optimizer, whatever their names") {
   TemporaryFolder folder;
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
   const auto options = options_in(folder);
-  const auto master = torch::randn({3, 2});
-  const auto make = [](const at::Tensor& leaf, const at::Tensor& held) {
-    return std::pair(
-        Box("model", {.tensors = {{"w", leaf}, {"b", torch::ones(2)}}, .values = {}}),
-        Box("optimizer", {.tensors = {{"state.w.master", held}, {"state.w.exp_avg", held + 1}},
-                          .values = {{"step", int64_t{3}}}}));
+  // Two models whose parameters have one name, and the optimizer of one of them.
+  struct Models {
+    explicit Models(double value)
+        : leaf(torch::full({3, 2}, value, at::kBFloat16).set_requires_grad(true)),
+          optimizer(ddp::make_optimizer({{"w", leaf}}, {})),
+          model("g", {.tensors = {{"w", leaf.detach()}, {"b", torch::ones(2)}}, .values = {}}),
+          other("a", {.tensors = {{"w", torch::zeros({3, 2}, at::kBFloat16)}}, .values = {}}) {}
+    at::Tensor master() { return optimizer->state_dict().tensors.at("state.w.master").clone(); }
+    at::Tensor leaf;
+    std::unique_ptr<ddp::Optimizer> optimizer;
+    Box model, other;
   };
+  Models saved(1.0);
+  saved.leaf.mutable_grad() = torch::ones({3, 2});
+  saved.optimizer->step(0.001);  // below half of bfloat16's spacing: only the master moves
+  const auto master = saved.master();
+  REQUIRE_FALSE(master.equal(saved.leaf.to(at::kFloat)));
   {
-    auto [model, optimizer] = make(master.to(at::kBFloat16), master);
-    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model, optimizer});
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options,
+                                   {saved.other, saved.optimizer, saved.model});
     checkpointer.save(4);
   }
   const auto dir = options.dir + "/step_0000000005/";
-  REQUIRE(same_bits(ddp::load_safetensors(dir + "model.safetensors").tensors.at("w"), master));
-  REQUIRE(ddp::load_safetensors(dir + "optimizer.safetensors").tensors.size() == 1);
-  auto [model, optimizer] = make(torch::zeros({3, 2}, at::kBFloat16), torch::zeros({3, 2}));
-  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model, optimizer});
-  REQUIRE(checkpointer.restore() == 5);
-  REQUIRE(same_bits(model.state.tensors.at("w"), master.to(at::kBFloat16)));
-  REQUIRE(same_bits(optimizer.state.tensors.at("state.w.master"), master));
-  REQUIRE(std::get<int64_t>(optimizer.state.values.at("step")) == 3);
+  REQUIRE(same_bits(ddp::load_safetensors(dir + "g.safetensors").tensors.at("g.w"), master));
+  REQUIRE(ddp::load_safetensors(dir + "a.safetensors").tensors.at("a.w").scalar_type() ==
+          at::kBFloat16);
+  Models loaded(7.0);
+  {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options,
+                                   {loaded.other, loaded.optimizer, loaded.model});
+    REQUIRE(checkpointer.restore() == 5);
+  }
+  REQUIRE(same_bits(loaded.leaf.detach(), saved.leaf.detach()));
+  REQUIRE(same_bits(loaded.master(), master));
+}
+
+TEST_CASE("masters that an earlier version saved with the optimizer are loaded") {
+  TemporaryFolder folder;
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  const auto options = options_in(folder);
+  const auto leaf = torch::full({3}, 2.0, at::kBFloat16).set_requires_grad(true);
+  auto optimizer = ddp::make_optimizer({{"w", leaf}}, {});
+  const auto make_model = [&] {
+    return Box("g", {.tensors = {{"w", leaf.detach()}}, .values = {}});
+  };
+  {
+    auto state = optimizer->state_dict();
+    state.tensors["state.w.master"] = torch::full({3}, 2.001);
+    Box model = make_model(), separate("g_optimizer", state);  // a Box is no Optimizer
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model, separate});
+    checkpointer.save(0);
+  }
+  Box model = make_model();
+  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model, {"g_optimizer", optimizer}});
+  REQUIRE(checkpointer.restore() == 1);
+  REQUIRE(same_bits(optimizer->state_dict().tensors.at("state.w.master"), torch::full({3}, 2.001)));
 }
 
 TEST_CASE("a damaged newest checkpoint on one rank alone makes all ranks fall back together") {
@@ -233,7 +270,7 @@ TEST_CASE("a complete checkpoint is kept if a resume skipped a newer one with fl
 
 TEST_CASE("an empty pointer in a checkpointer's list is refused") {
   const std::unique_ptr<Box> none;
-  REQUIRE_THROWS_WITH(ddp::detail::StatefulRef(none), Catch::Contains("holds an empty pointer"));
+  REQUIRE_THROWS_WITH(ddp::StatefulRef(none), Catch::Contains("holds an empty pointer"));
 }
 
 TEST_CASE("objects need different names") {

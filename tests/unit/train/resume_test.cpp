@@ -2,6 +2,7 @@
 #include "core/setting_row.hpp"
 #include "ddp/core/safetensors.hpp"
 #include "ddp/train/checkpoint.hpp"
+#include "ddp/train/weights.hpp"
 #include "support/catch.hpp"
 #include "unit/train/resume_run.hpp"
 #include "unit/train/temporary_folder.hpp"
@@ -102,11 +103,10 @@ TEST_CASE("one checkpoint holds two models and their optimizers under the list's
   options.dir = folder.file("ckpt");
   const ResumeCase setup{precision, ddp::OptimizerType::Adam, 1};
   const auto make_checkpointer = [&](ResumeRun& generator, ResumeRun& discriminator) {
-    return ddp::Checkpointer(plane, at::kCPU, options,
-                             {{"generator", generator.model},
-                              {"generator_optimizer", generator.optimizer},
-                              discriminator.model,
-                              discriminator.optimizer});
+    std::vector<ddp::StatefulRef> objects{discriminator.model, discriminator.optimizer};
+    objects.push_back({"generator", generator.model});
+    objects.push_back({"generator_optimizer", generator.optimizer});
+    return ddp::Checkpointer(plane, at::kCPU, options, objects);
   };
   ResumeRun generator(setup, communicator), discriminator(setup, communicator);
   generator.step();
@@ -116,10 +116,16 @@ TEST_CASE("one checkpoint holds two models and their optimizers under the list's
     auto checkpointer = make_checkpointer(generator, discriminator);
     checkpointer.save(0);
   }
+  const auto folder_of_step = options.dir + "/step_0000000001/";
   for (const auto& [file, key] :
        {std::pair("model", "0.weight"), {"generator", "generator.0.weight"}}) {
-    const auto path = options.dir + "/step_0000000001/" + file + ".safetensors";
-    REQUIRE(ddp::load_safetensors(path).tensors.count(key) == 1);
+    const auto tensors = ddp::load_safetensors(folder_of_step + file + ".safetensors").tensors;
+    REQUIRE(tensors.at(key).scalar_type() == at::kFloat);  // for half leaves, the master
+  }
+  auto alone = testing::make_module(precision, at::kCPU);
+  ddp::load_weights(*alone, folder_of_step + "generator.safetensors", "generator");
+  for (const auto& [name, tensor] : ddp::named_weights(*alone)) {
+    REQUIRE(tensor.equal(ddp::named_weights(*generator.model.module()).at(name)));
   }
   ResumeRun other_generator(setup, communicator), other_discriminator(setup, communicator);
   auto checkpointer = make_checkpointer(other_generator, other_discriminator);
@@ -127,4 +133,12 @@ TEST_CASE("one checkpoint holds two models and their optimizers under the list's
   REQUIRE(testing::first_difference(generator.tensors(), other_generator.tensors()) == "");
   REQUIRE(testing::first_difference(discriminator.tensors(), other_discriminator.tensors()) == "");
   REQUIRE(testing::first_difference(generator.tensors(), discriminator.tensors()) != "");
+
+  ResumeRun evaluated(setup, communicator);  // the model alone, without a trace in the folder
+  options.read_only = true;
+  ddp::Checkpointer reader(plane, at::kCPU, options, {{"generator", evaluated.model}});
+  REQUIRE(reader.restore() == 1);
+  for (const auto& [name, tensor] : generator.model.state_dict().tensors) {
+    REQUIRE(evaluated.model.state_dict().tensors.at(name).equal(tensor));
+  }
 }

@@ -137,7 +137,7 @@ TEST_CASE("a checkpointer and metrics report to a context that moved after their
     testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
     std::optional<Context> made(Context::create(on_cpu));
     std::optional<Checkpointer> checkpointer;
-    checkpointer.emplace(*made, options, std::initializer_list<detail::StatefulRef>{model});
+    checkpointer.emplace(*made, options, std::vector<StatefulRef>{model});
     std::optional<Metrics> metrics;
     metrics.emplace(*made, no_files);
     Context context = *std::move(made);

@@ -232,3 +232,21 @@ TEST_CASE("weights are loaded by name; differences are listed") {
   REQUIRE(ddp::load_weights(*d, path, false).unexpected.size() == 7);
   REQUIRE(ddp::named_weights(*d).at("0.weight").equal(ddp::named_weights(*a).at("0.weight")));
 }
+
+TEST_CASE("of a file with several models, weights are loaded by prefix") {
+  TemporaryFolder folder;
+  const auto path = folder.file("gan.safetensors");
+  torch::nn::Linear first(3, 2), second(3, 2), loaded(3, 2);
+  ddp::TensorMap both;
+  for (const auto& [name, tensor] : ddp::named_weights(*first)) {
+    both["g." + name] = tensor;
+    both["g2." + name] = ddp::named_weights(*second).at(name);
+  }
+  ddp::save_safetensors(path, both);
+  REQUIRE(ddp::load_weights(*loaded, path, "g").empty());
+  REQUIRE(loaded->weight.equal(first->weight));
+  REQUIRE(ddp::load_weights(*loaded, path, "g2").empty());
+  REQUIRE(loaded->weight.equal(second->weight));
+  REQUIRE_THROWS_WITH(ddp::load_weights(*loaded, path, "d"),
+                      Catch::Contains("'d.…'") && Catch::Contains("2 missing: bias, weight"));
+}

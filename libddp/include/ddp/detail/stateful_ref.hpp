@@ -5,10 +5,10 @@
 
 #include "ddp/core/state_dict.hpp"
 
-namespace ddp::detail {
+namespace ddp {
 
-/// An element of a Checkpointer's list, from an object, a smart pointer to one, or a name and one
-/// of these. Throws SettingsError for an empty pointer.
+/// An object of a Checkpointer: a Stateful object, a smart pointer to one (SettingsError if it is
+/// empty), or a name and one of these.
 class StatefulRef {
  public:
   StatefulRef(Stateful& object) : StatefulRef("", &object) {}
@@ -28,4 +28,4 @@ class StatefulRef {
   std::string name_;
 };
 
-}  // namespace ddp::detail
+}  // namespace ddp

@@ -88,10 +88,14 @@ class DataParallelModel : public Stateful {
   /// buffers. Throws SettingsError if nothing requires a gradient.
   DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                     const DdpOptions& options = {});
+  /// Move it before a Checkpointer, GraphedStep or join uses it. Optimizers follow it.
+  DataParallelModel(DataParallelModel&&) noexcept;
   ~DataParallelModel() override;
 
-  const NamedParameters& named_parameters() const;  ///< trained parameters, in registration order
-  const ModelTensors& all_tensors() const;          ///< also frozen and ignored tensors
+  /// Parameters that required a gradient at construction, in registration order. They may be frozen
+  /// between steps (docs/semantics.md, "Frozen parameters").
+  const NamedParameters& named_parameters() const;
+  const ModelTensors& all_tensors() const;  ///< also always frozen and ignored tensors
   NamedParameters named_buffers() const;
   const CommunicatorPtr& communicator() const;
   const DdpOptions& options() const;
@@ -135,8 +139,8 @@ class DataParallelModel : public Stateful {
   double exposed_communication_ms();
   DdpLoggingData logging_data();
 
-  /// After this call state_dict() holds a hash of the frozen parameters instead of their values. Do
-  /// not change them afterwards. load_state_dict() throws MismatchError if the hash differs.
+  /// After this call state_dict() holds a hash of the parameters frozen at construction instead of
+  /// their values. Do not change them. load_state_dict() throws MismatchError if the hash differs.
   void leave_frozen_out_of_state();
   std::string compute_frozen_fingerprint() const;  ///< hashes the frozen parameters now
   const std::string& frozen_fingerprint() const;   ///< the first result, cached

@@ -8,9 +8,9 @@
 //   }
 //
 // A checkpoint is a folder checkpoint.dir/step_<steps done, ten digits>.
-// - model.safetensors holds parameters and buffers under the module's names. With objects named
-//   `model` and `optimizer`, a bf16 or fp16 parameter is saved as its float32 master.
-// - <object>.safetensors holds the tensors of each other object as <object>.<key>.
+// - model.safetensors holds parameters and buffers under the module's names. <object>.safetensors
+//   holds the tensors of each other object as <object>.<key>; load_weights() reads both.
+// - A bf16 or fp16 parameter is saved as its float32 master if its optimizer is saved too.
 // - rank_<r>.safetensors holds per-rank data: states of the random generators, and any object's
 //   entries whose key starts with "rank_local.".
 // - manifest.json holds step, world size, metric, finite flag, each file's size and checksum, each
@@ -23,10 +23,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ddp/comm/context.hpp"
 #include "ddp/detail/stateful_ref.hpp"
@@ -42,15 +42,15 @@ class CheckpointerImpl;
 /// from the training thread. The objects and the Context (which may move) outlive the Checkpointer.
 class Checkpointer {
  public:
-  /// `objects` lists Stateful objects, or smart pointers to them, which must keep the object. If
-  /// two objects have the same state_name(), give one another name (else SettingsError):
+  /// Pointers in `objects` must keep their objects. If two objects have the same state_name(), give
+  /// one another name (else SettingsError):
   ///
   ///   {{"generator", generator}, {"generator_optimizer", optimizer}, discriminator, …}
   Checkpointer(const Context& context, const CheckpointOptions& options,
-               std::initializer_list<detail::StatefulRef> objects);
+               std::vector<StatefulRef> objects);
   /// The same without a Context. `device` selects this rank's random generator.
   Checkpointer(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
-               std::initializer_list<detail::StatefulRef> objects);
+               std::vector<StatefulRef> objects);
   /// Finishes a save in progress, unless an exception is unwinding. If the newest save failed, the
   /// Context's close() throws WriteError, and ddp::run returns 73.
   ~Checkpointer();

@@ -33,6 +33,10 @@ void save_weights(const torch::nn::Module& module, const std::string& path);
 /// Returns the differences.
 WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
                                bool strict = true);
+/// Uses only the keys `<prefix>.<name>` of the file: of one of several models.
+///   load_weights(*module, "…/step_0000000120/generator.safetensors", "generator");
+WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
+                               const char* prefix, bool strict = true);
 /// The same from tensors in memory; messages name `source`.
 WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
                                const std::string& source, bool strict = true);

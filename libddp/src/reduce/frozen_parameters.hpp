@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Freezing between steps: which parameters of a wrapped model have requires_grad set. All ranks
+// freeze the same parameters for the same forwards.
+#pragma once
+
+#include <string>
+
+#include "ddp/comm/communicator.hpp"
+#include "ddp/core/state_dict.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
+
+namespace ddp::detail {
+
+class FrozenParameters {
+ public:
+  /// `parameters` are all of the model. Those that do not require a gradient now have no place in a
+  /// bucket and stay frozen.
+  FrozenParameters(NamedParameters parameters, CommunicatorPtr communicator, bool is_static);
+
+  /// Call before each synchronised forward. Collective if a parameter was frozen or unfrozen since
+  /// the last call. Throws
+  /// - MismatchError on all ranks naming the first parameter that is frozen on some ranks only. If
+  ///   some ranks changed nothing, the control plane reports the deadlock and names a parameter;
+  /// - SettingsError for a change with static_graph or inside a join, and for a parameter that was
+  ///   frozen at construction and now requires a gradient.
+  void update(bool in_join);
+  /// Whether every parameter was frozen at the last update(): the forward's backward reduces
+  /// nothing.
+  bool covers_all() const { return covers_all_; }
+
+ private:
+  void refuse(size_t parameter, bool in_join) const;
+  void compare(size_t parameter, const std::string& flags) const;
+
+  const NamedParameters parameters_;
+  const CommunicatorPtr communicator_;
+  const bool is_static_;
+  std::string flags_;  // by parameter at the last update(): kTrained, kFrozen or kAlwaysFrozen
+  bool covers_all_ = false;
+};
+
+}  // namespace ddp::detail
