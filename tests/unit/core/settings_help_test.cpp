@@ -13,14 +13,17 @@
 namespace ddp {
 namespace {
 
-// Two sections: "s" with a line of its own, "t" without.
+// Two sections: "s" with a line of its own, "st" without.
 SettingRows sample_rows() {
   SettingRows rows = list_settings("s", sample::Options{});
   for (SettingRow& row : rows) {
     row.section_doc = "Sample settings.";
     row.field.common = row.key == "s.lr";
   }
-  const SettingRows other = list_settings("t", sample::Options{});
+  rows.push_back(rows[2]);
+  rows.back().key = "s.lr_end";
+  rows.back().field.common = false;
+  const SettingRows other = list_settings("st", sample::Options{});
   rows.insert(rows.end(), other.begin(), other.end());
   return rows;
 }
@@ -51,8 +54,8 @@ TEST_CASE("the short help has usage, options, sections, most used settings and e
   for (const auto& [option, meaning] : command_line_options()) {
     CHECK(mentions(page, "\n  " + option + "  "));
   }
-  CHECK(mentions(page, "\n  s  Sample settings.\n"));
-  CHECK(mentions(page, "\n  t  shuffle, batch_size, lr, dtype, folder, ...\n"));
+  CHECK(mentions(page, "\n  s   Sample settings.\n"));
+  CHECK(mentions(page, "\n  st  shuffle, batch_size, lr, dtype, folder, ...\n"));
   CHECK(mentions(page, "\n  s.lr=0.1  learning rate\n"));
   CHECK_FALSE(mentions(page, "s.batch_size"));
   CHECK(mentions(page, "\n  64  A setting, an argument or the environment is wrong.\n"));
@@ -60,13 +63,16 @@ TEST_CASE("the short help has usage, options, sections, most used settings and e
 
 TEST_CASE("a topic of --help is a section, a key, a prefix or all") {
   CHECK(text_of("s").starts_with("s: Sample settings.\n  s.shuffle=true\n"));
-  CHECK_FALSE(mentions(text_of("s"), "t.shuffle"));
-  CHECK(text_of("t").starts_with("t\n  t.shuffle=true\n"));
+  CHECK_FALSE(mentions(text_of("s"), "st.shuffle"));
+  CHECK(text_of("st").starts_with("st\n  st.shuffle=true\n"));
   CHECK(text_of("s.batch_size") ==
         "s: Sample settings.\n"
         "  s.batch_size=128\n"
         "      of a rank and step\n"
         "      Allowed: integer from 1 to 4096 (samples)\n");
+  CHECK(mentions(text_of("s.lr"), "s.lr=0.1\n"));
+  CHECK_FALSE(mentions(text_of("s.lr"), "s.lr_end"));
+  CHECK(mentions(text_of("s.lr_"), "s.lr_end"));
   CHECK(mentions(text_of("s.inner"), "s.inner.num_tries=3\n"));
   CHECK_FALSE(mentions(text_of("s.inner"), "s.lr"));
   CHECK(mentions(text_of("s.d"),
@@ -84,8 +90,8 @@ TEST_CASE("an unknown topic of --help names similar ones") {
   CHECK(
       mentions(message("s.batchsize"), "--help s.batchsize: there is no such section or setting"));
   CHECK(mentions(message("s.batchsize"), "did you mean s.batch_size?"));
-  CHECK(mentions(message("num_tries"), "did you mean s.inner.num_tries or t.inner.num_tries?"));
-  CHECK(mentions(message("al"), "(sections: s, t; all lists every setting)"));
+  CHECK(mentions(message("num_tries"), "did you mean s.inner.num_tries or st.inner.num_tries?"));
+  CHECK(mentions(message("al"), "(sections: s, st; all lists every setting)"));
   CHECK_FALSE(mentions(message("unlike"), "did you mean"));
 }
 
@@ -112,9 +118,9 @@ TEST_CASE("completion scripts hold every key, option, section and allowed value"
     for (const SettingRow& row : sample_rows()) {
       CHECK(mentions(script, row.key));
     }
-    CHECK(mentions(script, "    s.dtype | t.dtype) choices='bf16 fp16 off' ;;\n"));
-    CHECK(mentions(script, "    s.shuffle | t.shuffle) choices='true false' ;;\n"));
-    CHECK(mentions(script, "    s.folder | t.folder) files=yes ;;\n"));
+    CHECK(mentions(script, "    s.dtype | st.dtype) choices='bf16 fp16 off' ;;\n"));
+    CHECK(mentions(script, "    s.shuffle | st.shuffle) choices='true false' ;;\n"));
+    CHECK(mentions(script, "    s.folder | st.folder) files=yes ;;\n"));
     CHECK(mentions(script, "--show-settings"));
     CHECK(mentions(script, "my_prog"));
     for (const char* word : {"@NAME@", "@KEYS@", "@SECTIONS@", "@OPTIONS@", "@VALUES@"}) {
