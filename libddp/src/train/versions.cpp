@@ -24,7 +24,7 @@
 namespace ddp {
 namespace {
 
-constexpr const char* kNone = "none (built without it)";
+[[maybe_unused]] constexpr const char* kNone = "none (built without it)";
 
 // One line: the version as built, and as loaded if that is another one.
 std::string version_line(const std::string& name, const std::string& built,

@@ -70,6 +70,18 @@ class Help(unittest.TestCase):
         for path, text in self.outputs(programs(), "--version"):
             self.assertRegex(text, r"^libddp +\d+\.\d+\.\d+( \(commit [0-9a-f]{12}\))?\nLibTorch +2\.", path)
 
+    @unittest.skipUnless(shutil.which("cc"), "there is no C compiler")
+    def test_a_library_of_another_version_is_named(self):
+        if re.search("^NCCL +none", run(trainer(), "--version").stdout, re.MULTILINE):
+            raise unittest.SkipTest("this build has no NCCL")
+        with tempfile.TemporaryDirectory() as folder:
+            library = os.path.join(folder, "nccl.so")
+            subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], check=True, text=True,
+                           input="int ncclGetVersion(int* version) { *version = 29901; return 0; }")
+            text = run(trainer(), "--version", LD_PRELOAD=library).stdout
+        self.assertRegex(text, r"\nNCCL +2\.\d+\.\d+ \(loaded: 2\.99\.1\)\n")
+        self.assertRegex(text, r"\nCUDA +\d+\.\d+\n")
+
     def test_the_launcher_of_tests_has_help(self):
         launcher = os.path.join(BUILD, "tests", "support", "ddp_test_launch")
         if not is_program(launcher):
