@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # From a fresh checkout to a trained model: installs what is missing, builds, and trains ResNet-18 on the embedded
-# CIFAR-10 sample. Starts one rank per GPU, or two CPU ranks without GPUs. Arguments are settings of the training:
-# ./quickstart.sh train.epochs=2
+# CIFAR-10 sample. Starts one rank per GPU, or two CPU ranks without GPUs.
+#
+# usage: ./quickstart.sh [key=value ...]
+#   Arguments are settings of the training, as train.epochs=2. build/examples/resnet_ddp --help lists them.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
+answer_help "$@"
 
 started=$SECONDS
 # shellcheck disable=SC2119 # the arguments are the training's

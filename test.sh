@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds what is missing and runs all tests: ./test.sh [--werror] [ctest arguments, e.g. -R reducer].
-# GPU tests are reported as skipped if no GPU is found.
+# Builds what is missing and runs all tests. GPU tests are reported as skipped if no GPU is found.
+#
+# usage: ./test.sh [--werror] [ctest arguments, e.g. -R reducer]
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/scripts/setup.sh"
+answer_help "$@"
 
 werror=OFF
 if [ "${1:-}" = --werror ]; then

@@ -1,20 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares all_reduce through the communicator with loops of NCCL alone, ring and symmetric window
-// (over our memory where registered), in the same launch mode and rounds. One process per GPU:
-//
-//   NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [key=value …]
-//
-//   max_bytes (1 GiB)  largest buffer; sizes start at 4 KiB and grow by 4
-//   rounds (21)        each runs all loops one after the other, in rotating order
-//   ctas (0)           minimum thread blocks of every communicator; 0 keeps NCCL's choice
-//   algorithm (auto)   of the communicator: auto, ring or symmetric
-//   dtype (float32)    or bfloat16
-//   op (sum)           or avg, for the communicator only: NCCL's symmetric kernels only sum
-//   modes (both)       eager, graph or both
-//
-// Figures are medians over the rounds, from the slowest rank. algbw = bytes / time, busbw = algbw *
-// 2 (n-1) / n, in GB/s (10^9). nccl is the better of ring and symmetric; ratio = nccl's time /
-// ours.
+// (over our memory where registered), in the same launch mode and rounds. One process per GPU.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -34,8 +20,25 @@
 #include "comm/group_choices.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/train/command_line.hpp"
 
 namespace {
+
+constexpr const char* kUsage = R"(usage:
+  NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [key=value …]
+
+  max_bytes (1 GiB)  largest buffer; sizes start at 4 KiB and grow by 4
+  rounds (21)        each runs all loops one after the other, in rotating order
+  ctas (0)           minimum thread blocks of every communicator; 0 keeps NCCL's choice
+  algorithm (auto)   of the communicator: auto, ring or symmetric
+  dtype (float32)    or bfloat16
+  op (sum)           or avg, for the communicator only: NCCL's symmetric kernels only sum
+  modes (both)       eager, graph or both
+
+Figures are medians over the rounds, from the slowest rank. algbw = bytes / time, busbw = algbw *
+2 (n-1) / n, in GB/s (10^9). nccl is the better of ring and symmetric; ratio = nccl's time /
+ours.
+)";
 
 void check(cudaError_t code, const char* what) {
   if (code != cudaSuccess) {
@@ -323,7 +326,7 @@ Settings parse(int argc, char** argv) {
       settings.captured = {value == "graph"};
     } else if (argument != "modes=both") {
       throw ddp::SettingsError("bench_all_reduce: " + argument +
-                               ": no such setting; its first lines name them");
+                               ": no such setting; --help lists them");
     }
   }
   return settings;
@@ -332,6 +335,9 @@ Settings parse(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (ddp::answer_command_line(argc, argv, kUsage)) {
+    return 0;
+  }
   try {
     run(parse(argc, argv));
   } catch (const std::exception& error) {

@@ -26,6 +26,7 @@
 #include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/train/command_line.hpp"
 
 #if DDP_HAS_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -58,6 +59,16 @@ class Settings {
         convert<double>(key);
       }
     }
+  }
+
+  /// All keys with their defaults, for --help.
+  static std::string describe(Values defaults) {
+    defaults.insert(protocol_defaults().begin(), protocol_defaults().end());
+    std::string text = "\nsettings and their defaults:\n";
+    for (const auto& [key, value] : defaults) {
+      text += "  " + key + "=" + value + "\n";
+    }
+    return text;
   }
 
   const std::string& text(const std::string& key) const { return values_.at(key); }
@@ -338,7 +349,12 @@ inline double measure_rounds(const Settings& settings, const ddp::Context& conte
 }
 
 /// Runs `measure` and returns the program's exit code.
-inline int run_main(const std::function<int()>& measure) {
+/// Answers --help with `usage`, or returns the exit code of `measure`.
+inline int run_main(int argc, char** argv, const std::string& usage,
+                    const std::function<int()>& measure) {
+  if (ddp::answer_command_line(argc, argv, usage)) {
+    return 0;
+  }
   try {
     return measure();
   } catch (const ddp::Error& error) {

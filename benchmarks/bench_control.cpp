@@ -2,10 +2,6 @@
 // Benchmarks the control plane with threads as ranks: the time of its collectives, the frames that
 // rank 0 sends, and the slowdown of training steps. These steps poll for a stop about once a second
 // and gather metrics in every tenth step.
-//
-//   bench_control [ranks=64] [bytes=100] [rounds=50] [step_ms=10] [steps=300]
-//
-// Prints one JSON line. Times are medians over the rounds on rank 0; all ranks share this machine.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -26,8 +22,15 @@
 #include "core/star_plane.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "ddp/train/command_line.hpp"
 
 namespace {
+
+constexpr const char* kUsage = R"(usage:
+  bench_control [ranks=64] [bytes=100] [rounds=50] [step_ms=10] [steps=300]
+
+Prints one JSON line. Times are medians over the rounds on rank 0; all ranks share this machine.
+)";
 
 using Clock = std::chrono::steady_clock;
 using Ms = std::chrono::duration<double, std::milli>;
@@ -147,6 +150,9 @@ void run_rank(int rank, const Options& options,
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (ddp::answer_command_line(argc, argv, kUsage)) {
+    return 0;
+  }
   const Options options(argc, argv);
   const auto rendezvous = std::make_shared<LocalRendezvous>();
   Results results;

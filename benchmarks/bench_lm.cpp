@@ -1,22 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Training steps of a language model on one resident random batch, measured like
 // benchmarks/pytorch_lm.py.
-//
-//   bench_lm model=qwen2-7b seq_len=4096 batch_size=2           LoRA, one JSON line on rank 0
-//   bench_lm model=gpt2 seq_len=1024 batch_size=16 dropout=0.1  all parameters
-//   bench_lm … base_dtype=fp8   LoRA: frozen weights are multiplied in FP8
-//   bench_lm … accumulate=16    a step accumulates the batch 16 times
-//   bench_lm … step=graph       GraphedStep: the whole step captured once, then replayed
-//   bench_lm … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
-//   bench_lm … wrap=compare     world 1: wrapped and plain loop in rounds of one process
-//   bench_lm … gate=FOLDER      each round waits for a file there: see compare.py
-//
-// param_dtype auto is dtype for a qwen2 model (lora_rank=0 trains all of it) and fp32 for gpt2. If
-// it differs from dtype, the forward runs under autocast. bf16 parameters have fp32 masters. ms is
-// the median of `rounds` means over `steps` steps. host_ms and host_us are the wall and CPU time in
-// which the host issues a step into an empty queue. forward, backward (with the reduction) and
-// optimizer (with the clipping) are medians by device events, 0 in a captured step. peak_mib is
-// device-wide, read after the warm-up.
 #include <torch/torch.h>
 
 #include <array>
@@ -45,6 +29,24 @@
 #endif
 
 namespace {
+
+constexpr const char* kUsage = R"(usage:
+  bench_lm model=qwen2-7b seq_len=4096 batch_size=2           LoRA, one JSON line on rank 0
+  bench_lm model=gpt2 seq_len=1024 batch_size=16 dropout=0.1  all parameters
+  bench_lm … base_dtype=fp8   LoRA: frozen weights are multiplied in FP8
+  bench_lm … accumulate=16    a step accumulates the batch 16 times
+  bench_lm … step=graph       GraphedStep: the whole step captured once, then replayed
+  bench_lm … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
+  bench_lm … wrap=compare     world 1: wrapped and plain loop in rounds of one process
+  bench_lm … gate=FOLDER      each round waits for a file there: see compare.py
+
+param_dtype auto is dtype for a qwen2 model (lora_rank=0 trains all of it) and fp32 for gpt2. If
+it differs from dtype, the forward runs under autocast. bf16 parameters have fp32 masters. ms is
+the median of `rounds` means over `steps` steps. host_ms and host_us are the wall and CPU time in
+which the host issues a step into an empty queue. forward, backward (with the reduction) and
+optimizer (with the clipping) are medians by device events, 0 in a captured step. peak_mib is
+device-wide, read after the warm-up.
+)";
 
 using bench::Loop;
 using bench::Settings;
@@ -438,5 +440,6 @@ int measure(const Settings& settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return bench::run_main([&] { return measure(Settings("bench_lm", kDefaults, argc, argv)); });
+  return bench::run_main(argc, argv, kUsage + Settings::describe(kDefaults),
+                         [&] { return measure(Settings("bench_lm", kDefaults, argc, argv)); });
 }

@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rates of each stage of data loading, one per line: one core's work, and the loader's output.
-//
-//   bench_loader [CIFAR_PATH [JPEG_PATH]]
-//   bench_loader jpeg JPEG_PATH [BATCH [WORKERS…]]
-//
-// CIFAR_PATH: any layout of 32 px images (default: the embedded sample). JPEG_PATH: photographs for
-// random-resized-crop at 224 px, as class folders, tar shards, or one tar file of unlabelled JPEG
-// images (repeated if there are few). `jpeg` runs that part alone. With a GPU it also reports the
-// copy, the kernels, nvJPEG and the whole loader.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -32,6 +24,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/dataset.hpp"
+#include "ddp/train/command_line.hpp"
 
 #ifdef DDP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>
@@ -42,6 +35,16 @@
 #endif
 
 namespace {
+
+constexpr const char* kUsage = R"(usage:
+  bench_loader [CIFAR_PATH [JPEG_PATH]]
+  bench_loader jpeg JPEG_PATH [BATCH [WORKERS…]]
+
+CIFAR_PATH: any layout of 32 px images (default: the embedded sample). JPEG_PATH: photographs for
+random-resized-crop at 224 px, as class folders, tar shards, or one tar file of unlabelled JPEG
+images (repeated if there are few). `jpeg` runs that part alone. With a GPU it also reports the
+copy, the kernels, nvJPEG and the whole loader.
+)";
 
 using Clock = std::chrono::steady_clock;
 
@@ -342,6 +345,9 @@ int measure(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (ddp::answer_command_line(argc, argv, kUsage)) {
+    return 0;
+  }
   try {
     return measure(argc, argv);
   } catch (const ddp::Error& error) {

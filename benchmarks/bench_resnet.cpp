@@ -2,25 +2,6 @@
 // Steps of a ResNet or ViT on one resident random batch, measured like benchmarks/pytorch_resnet.py
 // and benchmarks/pytorch_vit.py. ResNets are trained with SGD, ViTs with AdamW.
 // data=FOLDER uses batches of its images (train/<class>/*.jpg), loaded concurrently.
-//
-//   bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
-//   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
-//   bench_resnet … step=graph       GraphedStep: the whole step captured once, then replayed
-//   bench_resnet model=vit_b_16 step=graph param_dtype=bf16 batch_size=128
-//   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
-//   bench_resnet … data=FOLDER num_workers=16 jpeg_decoder=nvjpeg lead_in=10
-//                                      each round begins with an empty ring
-//   bench_resnet … data=FOLDER step=load    loads batches alone, without a model
-//   bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py;
-//                                   one per rank if FILE holds {rank}
-//   bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
-//
-// dtype is the dtype of the computation. With param_dtype=fp32 it uses autocast. With
-// param_dtype=bf16 all parameters except those of BatchNorm are bfloat16 (float32 masters in the
-// optimizer). ms is the median of `rounds` means over `steps` steps. host_ms and host_us are
-// the wall and CPU time in which the host issues a step into an empty queue. exposed_comm_ms is the
-// median of the rounds' last steps, on the rank that waits longest. peak_mib is device-wide, read
-// after the warm-up.
 #include <torch/torch.h>
 
 #include <functional>
@@ -43,6 +24,27 @@
 #include "models/vit.hpp"
 
 namespace {
+
+constexpr const char* kUsage = R"(usage:
+  bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
+  bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
+  bench_resnet … step=graph       GraphedStep: the whole step captured once, then replayed
+  bench_resnet model=vit_b_16 step=graph param_dtype=bf16 batch_size=128
+  bench_resnet … ops=plain optimizer=list     without libddp's own kernels
+  bench_resnet … data=FOLDER num_workers=16 jpeg_decoder=nvjpeg lead_in=10
+                                     each round begins with an empty ring
+  bench_resnet … data=FOLDER step=load    loads batches alone, without a model
+  bench_resnet … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py;
+                                  one per rank if FILE holds {rank}
+  bench_resnet … gate=FOLDER      each round waits for a file there: see interleaved.py
+
+dtype is the dtype of the computation. With param_dtype=fp32 it uses autocast. With
+param_dtype=bf16 all parameters except those of BatchNorm are bfloat16 (float32 masters in the
+optimizer). ms is the median of `rounds` means over `steps` steps. host_ms and host_us are
+the wall and CPU time in which the host issues a step into an empty queue. exposed_comm_ms is the
+median of the rounds' last steps, on the rank that waits longest. peak_mib is device-wide, read
+after the warm-up.
+)";
 
 using bench::Loop;
 using bench::Settings;
@@ -357,5 +359,6 @@ int measure(const Settings& settings) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return bench::run_main([&] { return measure(Settings("bench_resnet", kDefaults, argc, argv)); });
+  return bench::run_main(argc, argv, kUsage + Settings::describe(kDefaults),
+                         [&] { return measure(Settings("bench_resnet", kDefaults, argc, argv)); });
 }

@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Costs of token data: opening, packing, a batch, and next() in a training loop whose step sleeps.
-//
-//   bench_tokens [cpu | cuda [FOLDER]]
-//
-// FOLDER: where the texts of random ids are written (280 MB; default: the system's temporary
-// folder).
 #include <torch/torch.h>
 
 #include <chrono>
@@ -18,8 +13,16 @@
 #include "ddp/data/counter_rng.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/token_dataset.hpp"
+#include "ddp/train/command_line.hpp"
 
 namespace {
+
+constexpr const char* kUsage = R"(usage:
+  bench_tokens [cpu | cuda [FOLDER]]
+
+FOLDER: where the texts of random ids are written (280 MB; default: the system's temporary
+folder).
+)";
 
 using Clock = std::chrono::steady_clock;
 using ddp::TokenDataOptions;
@@ -101,6 +104,9 @@ void bench(const std::string& name, TokenDataOptions options, int64_t batch_size
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (ddp::answer_command_line(argc, argv, kUsage)) {
+    return 0;
+  }
   const at::Device device(argc > 1 ? argv[1] : "cpu");
   const auto root = argc > 2 ? std::filesystem::path(argv[2]) / "bench_tokens"
                              : std::filesystem::temp_directory_path() / "bench_tokens";

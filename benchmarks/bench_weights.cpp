@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Seconds and GB/s of loading a checkpoint into the module of each rank. Also prints the limits:
 // copies from page-locked memory to the device, and reads from the page cache.
-//
-//   bench_weights --make GB FOLDER     writes a Qwen2-7B of about GB gigabytes
-//   bench_weights FOLDER [REPEATS]     alone, or on several ranks (mpirun, torchrun, srun)
-//
-// 15.2 GB are all 28 layers. The first load fills the page cache and is printed separately. GB =
-// 1e9 bytes of weights. A rate of several ranks is that of the slowest one.
 #include <torch/cuda.h>
 #include <torch/torch.h>
 
@@ -21,11 +15,20 @@
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/train/command_line.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "pretrained/positioned_file.hpp"
 #include "pretrained/stored_weights.hpp"
 
 namespace {
+
+constexpr const char* kUsage = R"(usage:
+  bench_weights --make GB FOLDER     writes a Qwen2-7B of about GB gigabytes
+  bench_weights FOLDER [REPEATS]     alone, or on several ranks (mpirun, torchrun, srun)
+
+15.2 GB are all 28 layers. The first load fills the page cache and is printed separately. GB =
+1e9 bytes of weights. A rate of several ranks is that of the slowest one.
+)";
 
 constexpr int64_t kBlock = 4 << 20;
 
@@ -209,8 +212,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (arguments.empty() || arguments.size() > 2 || arguments[0].starts_with("--")) {
-    std::fputs("usage: bench_weights FOLDER [REPEATS]\n       bench_weights --make GB FOLDER\n",
-               stderr);
+    std::fputs(kUsage, stderr);
     return static_cast<int>(ddp::ExitCode::Settings);
   }
   const auto context = ddp::Context::create();
@@ -221,6 +223,9 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (ddp::answer_command_line(argc, argv, kUsage)) {
+    return 0;
+  }
   try {
     return run(argc, argv);
   } catch (const ddp::Error& error) {

@@ -3,6 +3,7 @@
 """The PyTorch side of the language models: transformers (and PEFT) with torch.nn.attention's SDPA, DDP and a
 fused AdamW, written as a careful user writes it.
 
+usage:
   torchrun --nproc-per-node=1 benchmarks/pytorch_lm.py model=qwen2-7b seq_len=4096 batch_size=2
   torchrun --nproc-per-node=4 benchmarks/pytorch_lm.py model=gpt2 seq_len=1024 batch_size=16 compile=true
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's side of the row jpeg_loader: photographs as batches on the GPU, through DataLoader and PIL.
 
-  python3 benchmarks/pytorch_loader.py data=FOLDER batch_size=256 num_workers=16     # FOLDER/train/<class>/*.jpg
+usage: python3 benchmarks/pytorch_loader.py data=FOLDER batch_size=256 num_workers=16     # FOLDER/train/<class>/*.jpg
 
 Processes read, decode, crop at random (torchvision's RandomResizedCrop) and flip; bytes go to the GPU out of page-locked
 memory and are normalised and cast to bf16 NHWC there, which is faster than floats from the processes. Rank 0 prints one JSON
@@ -16,6 +16,9 @@ import statistics
 import sys
 import time
 
+if {"-h", "--help"} & set(sys.argv[1:]):  # before torch, which takes its time
+    print(__doc__.strip())
+    sys.exit(0)
 import peer
 import torch
 import torchvision

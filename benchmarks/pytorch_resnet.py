@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The PyTorch side of every figure: torchvision's ResNet with torch.nn.parallel.DistributedDataParallel.
 
+usage:
   torchrun --nproc-per-node=2 benchmarks/pytorch_resnet.py model=resnet50 image_size=224 batch_size=256
   python3 benchmarks/pytorch_resnet.py model=resnet18 image_size=32 batch_size=512 step=graph
   python3 benchmarks/pytorch_resnet.py cifar10=PATH stem=cifar batch_size=512 epochs=24   # seconds and accuracy, same recipe
@@ -22,6 +23,9 @@ import pathlib
 import sys
 import time
 
+if {"-h", "--help"} & set(sys.argv[1:]):  # before torch, which takes its time
+    print(__doc__.strip())
+    sys.exit(0)
 import peer
 import torch
 import torch.distributed as dist

@@ -3,6 +3,7 @@
 """The PyTorch side of the Vision Transformers: torchvision's model in plain modules with SDPA, DistributedDataParallel
 and a fused AdamW.
 
+usage:
   python3 benchmarks/pytorch_vit.py model=vit_b_16 batch_size=128 step=compile
   torchrun --nproc-per-node=2 benchmarks/pytorch_vit.py model=vit_s_16 batch_size=128
 
@@ -19,6 +20,9 @@ import json
 import os
 import sys
 
+if {"-h", "--help"} & set(sys.argv[1:]):  # before torch, which takes its time
+    print(__doc__.strip())
+    sys.exit(0)
 import peer
 import torch
 import torch.distributed as dist

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains BERT on masked tokens, data-parallel, from random weights or a Hugging Face folder, on
-// token files made by data/prepare_text.py --tokenizer wordpiece. `--help` lists every setting.
+// token files made by data/prepare_text.py --tokenizer wordpiece. `--help` lists options and
+// settings.
 //
 //   mpirun -n 2 build/examples/bert_ddp --config examples/configs/bert_sample.yaml
 //   torchrun --no-python --nproc-per-node=8 build/examples/bert_ddp

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks that a cluster is ready for training. All ranks reduce one tensor with a known sum, then
-// rank 0 prints every rank's node and device. Exit code 0 means success.
-//
-//   srun --mpi=pmix build/examples/cluster_check    mpirun -n 4 build/examples/cluster_check
-//   torchrun --no-python --nproc-per-node=8 build/examples/cluster_check device=cuda
+// Checks that a cluster is ready for training.
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -14,8 +10,21 @@
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/train/command_line.hpp"
 
 namespace {
+
+constexpr const char* kUsage = R"(usage: cluster_check [device=auto|cpu|cuda]
+
+Checks that a cluster is ready for training. All ranks reduce one tensor with a known sum, then rank
+0 prints every rank's node and device. Exit code 0 means success.
+
+  srun --mpi=pmix build/examples/cluster_check
+  mpirun -n 4 build/examples/cluster_check
+  torchrun --no-python --nproc-per-node=8 build/examples/cluster_check device=cuda
+
+--version prints the versions of libddp and of the libraries it uses.
+)";
 
 std::string describe(const ddp::Context& context) {
   char host[256] = "";
@@ -68,6 +77,9 @@ int check(const ddp::ContextOptions& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (ddp::answer_command_line(argc, argv, kUsage)) {
+    return 0;
+  }
   try {
     ddp::ContextOptions options;
     for (int i = 1; i < argc; ++i) {

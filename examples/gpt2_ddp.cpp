@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains GPT-2 from random weights, data-parallel, on token files made by data/prepare_text.py. At
-// the end it generates sample text. `--help` lists every setting.
+// the end it generates sample text. `--help` lists options and settings.
 //
 //   mpirun -n 2 build/examples/gpt2_ddp --config examples/configs/gpt2_sample.yaml
 //   torchrun --no-python --nproc-per-node=8 build/examples/gpt2_ddp

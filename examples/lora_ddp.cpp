@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains LoRA adapters on a Qwen2-like chat model, or (lora.rank=0) the whole model, data-parallel,
-// on token files made by data/prepare_chat.py. `--help` lists every setting.
+// on token files made by data/prepare_chat.py. `--help` lists options and settings.
 //
 //   mpirun -n 2 build/examples/lora_ddp --config examples/configs/lora_tiny.yaml
 //   srun build/examples/lora_ddp --config examples/configs/lora_qwen2_7b.yaml model.path=FOLDER …

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a ResNet on images, data-parallel: CIFAR-10 (official files or JPEG tar shards), folders
-// of JPEGs, or synthetic images. `--help` lists every setting.
+// of JPEGs, or synthetic images. `--help` lists options and settings.
 //
 //   mpirun -n 2 build/examples/resnet_ddp --config examples/configs/quickstart.yaml
 //   srun build/examples/resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trains a Vision Transformer on images, data-parallel: CIFAR-10 (official files or JPEG tar
-// shards), folders of JPEGs, or synthetic images. `--help` lists every setting.
+// shards), folders of JPEGs, or synthetic images. `--help` lists options and settings.
 //
 //   mpirun -n 2 build/examples/vit_ddp --config examples/configs/vit_sample.yaml
 //   torchrun --no-python --nproc-per-node=8 build/examples/vit_ddp model.name=vit_b_16 …

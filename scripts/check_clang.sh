@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Checks that Clang (14 or newer) accepts libddp's sources and public headers: syntax only, after a build, with the
-# build's options. CLANG selects another compiler than clang++.
+# build's options.
+#
+# usage: scripts/check_clang.sh
+#   CLANG     the compiler (default: clang++)
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+answer_help "$@"
 cd "$DDP_ROOT"
 : "${CLANG:=clang++}"
 

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compares documentation with the files: links lead to files, files named in commands exist, and every source file
 # has its licence line. (The test docs_configuration compares docs/configuration.md with the code.)
+#
+# usage: scripts/check_docs.sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+answer_help "$@"
 cd "$DDP_ROOT"
 failed=0
 

@@ -2,9 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Compares every C++ and CUDA file with .clang-format. Other versions of clang-format wrap lines differently, so
 # version 14 is installed into .venv if it is missing.
+#
+# usage: scripts/check_format.sh
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+answer_help "$@"
 cd "$DDP_ROOT"
 
 format=

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs compute-sanitizer over the GPU tests of kernels: check_gpu_memory.sh [tool …]
+# Runs compute-sanitizer over the GPU tests of kernels.
+#
+# usage: scripts/check_gpu_memory.sh [tool …]
 #   tools     memcheck (default), racecheck, synccheck, initcheck
 #   BUILD     build folder (default: build)
 #   TESTS     programs below BUILD/tests, each as NAME or NAME:FILTER, with a Catch filter without spaces:
@@ -12,6 +14,7 @@
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+answer_help "$@"
 cd "$DDP_ROOT"
 build=${BUILD:-$DDP_BUILD}
 tools=("$@")

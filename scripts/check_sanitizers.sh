@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Builds and runs the sanitizer presets: check_sanitizers.sh [asan] [tsan] (default: both).
+# Builds and runs the sanitizer presets.
+#
+# usage: scripts/check_sanitizers.sh [asan] [tsan]     (default: both)
 #   asan   addresses and undefined behaviour: unit tests and tests of up to 2 ranks (folder build-asan/)
 #   tsan   threads: the parts without LibTorch, without suppressions (folder build-tsan/)
 # DDP_SANITIZE_RANKS=4 adds the tests of 4 ranks.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+answer_help "$@"
 cd "$DDP_ROOT"
 [ $# -gt 0 ] || set -- asan tsan
 for preset in "$@"; do

@@ -21,6 +21,13 @@ die() {
   exit 1
 }
 
+# answer_help ARGUMENT…: with -h or --help, prints the comment at the top of the calling script and exits.
+answer_help() {
+  case " $* " in *" -h "* | *" --help "*) ;; *) return 0 ;; esac
+  awk 'NR > 2 && !/^#/ { exit } NR > 2 { sub(/^# ?/, ""); print }' "${BASH_SOURCE[1]}"
+  exit 0
+}
+
 # --- system packages ---------------------------------------------------------------------------
 # Packages have the same names on Debian 12 and Ubuntu 24.04. The build works without the optional ones.
 DDP_PACKAGES_NEEDED=(g++ make pkg-config procps python3-venv libspdlog-dev libfmt-dev libyaml-cpp-dev

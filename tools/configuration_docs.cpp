@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes docs/configuration.md from the code, or checks that the file is up to date:
-//   configuration_docs docs/configuration.md
-//   configuration_docs --check docs/configuration.md
+// Writes docs/configuration.md from the code, or checks that the file is up to date.
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
@@ -14,9 +12,16 @@
 #include "common/model_options.hpp"
 #include "common/vit_settings.hpp"
 #include "core/setting_row.hpp"
+#include "ddp/train/command_line.hpp"
 #include "ddp/train/config.hpp"
 
 namespace {
+
+constexpr const char* kUsage = R"(usage: configuration_docs [--check] FILE
+
+Writes the page docs/configuration.md from the code. --check only compares FILE with the code, and
+returns 1 if they differ.
+)";
 
 constexpr const char* kIntroduction = R"(# Configuration
 
@@ -34,7 +39,9 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
 - Lists are written `[30, 60]`, in overrides also `30,60`. Booleans are `true` and `false` (also `yes`, `no`, `on`,
   `off`). `inf` is accepted as a number, `nan` is refused.
 - An unknown key, a wrong type or a value out of range ends the program with exit code 64 before anything starts. The
-  message names the file and line (or the argument), the allowed values and the nearest key. `--help` prints this list.
+  message names the file and line (or the argument), the allowed values and the nearest key.
+- `--help` prints options and the most used settings, `--help train` the settings of a section, `--help train.epochs` one
+  setting, and `--help all` every setting of the program. On a terminal they are shown by `$PAGER`, or by `less`.
 - A setting without effect also ends the program with 64. A section has an effect if the program passed its options to
   an object of the library.
 - Some fields need a training loop: `train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`,
@@ -43,7 +50,20 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
 - A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. The
   sections of vit_ddp, lora_ddp, gpt2_ddp and bert_ddp (examples/) follow at the end, with the library's settings whose
   default differs there.
-- The resolved settings are printed at the start and saved with every checkpoint. They must be equal on all ranks.
+- At the start, rank 0 prints the settings that differ from their defaults, with `--show-settings` all. The run folder
+  and every checkpoint store all of them. They must be equal on all ranks.
+
+## Shell completion
+
+Programs that use `ddp::run` print a completion script for bash or zsh. It completes options, keys, allowed values, file
+names, and what `--help` explains. Load it in one shell, or store it for all shells. zsh needs `compinit` first.
+
+```
+source <(build/examples/resnet_ddp --completion bash)     # bash, this shell
+build/examples/resnet_ddp --completion bash >~/.local/share/bash-completion/completions/resnet_ddp
+source <(build/examples/resnet_ddp --completion zsh)      # zsh, this shell
+build/examples/resnet_ddp --completion zsh >~/.zfunc/_resnet_ddp      # ~/.zfunc is a folder of $fpath
+```
 )";
 
 const ddp::SettingRow* find_row(const ddp::SettingRows& rows, const std::string& key) {
@@ -95,9 +115,12 @@ std::string read_all(const char* path) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (ddp::answer_command_line(argc, argv, kUsage)) {
+    return 0;
+  }
   const bool check = argc == 3 && std::string(argv[1]) == "--check";
   if (argc != 2 && !check) {
-    std::fprintf(stderr, "usage: configuration_docs [--check] FILE\n");
+    std::fputs(kUsage, stderr);
     return 64;
   }
   const char* path = argv[argc - 1];

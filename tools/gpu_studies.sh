@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Short scaling studies on the GPUs of this host, within a time budget, packed into one file.
 #
-#   tools/gpu_studies.sh OUT [STUDY.yaml ...]         without names: slurm/studies/short_*.yaml
+# usage: tools/gpu_studies.sh OUT [STUDY.yaml ...]         without names: slurm/studies/short_*.yaml
 #
 #   BUILD=build           build folder
 #   BUDGET=280            seconds; the studies take turns, repeat by repeat, and what does not fit stays out
@@ -12,6 +12,7 @@
 # Writes OUT/studies.tar.gz (the studies' folders) and OUT/report.html where pandas and matplotlib are there;
 # elsewhere unpack the archive into runs/ and call tools/plot_scaling.py.
 set -uo pipefail
+case ${1:-} in -h | --help) sed -n '3,14s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 [ $# -ge 1 ] || { sed -n '3,14s/^# \{0,1\}//p' "$0" >&2; exit 64; }
 mkdir -p "$1" || exit 73
 out=$(cd "$1" && pwd)

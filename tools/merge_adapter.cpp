@@ -1,11 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merges a LoRA adapter into its base and saves a full model that transformers and libddp load.
-//
-//   merge_adapter BASE ADAPTER OUTPUT [--dtype float32|bfloat16|float16] [--max-shard-gb N]
-//
-// BASE: a folder with config.json and model.safetensors (or shards and their index). ADAPTER: a
-// folder with adapter_config.json and adapter_model.safetensors. OUTPUT: a new folder; it appears
-// when it is complete.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -14,13 +8,23 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/train/command_line.hpp"
 #include "models/pretrained/peft_adapter.hpp"
 
 namespace {
 
-constexpr const char* kUsage =
-    "usage: merge_adapter BASE ADAPTER OUTPUT [--dtype float32|bfloat16|float16] "
-    "[--max-shard-gb N]\n";
+constexpr const char* kUsage = R"(usage: merge_adapter BASE ADAPTER OUTPUT [options]
+
+Merges a LoRA adapter into its base and saves a full model that transformers and libddp load.
+
+  BASE     folder with config.json and model.safetensors (or shards and their index)
+  ADAPTER  folder with adapter_config.json and adapter_model.safetensors
+  OUTPUT   a new folder; it appears when it is complete
+
+  --dtype float32|bfloat16|float16  dtype of the weights in OUTPUT (default: that of BASE)
+  --max-shard-gb N                  largest file in OUTPUT, in 1e9 bytes (default: 5)
+  --version                         versions of libddp and of the libraries it uses
+)";
 
 at::ScalarType parse_dtype(const std::string& name) {
   for (const auto& [word, dtype] :
@@ -51,17 +55,14 @@ int merge(const std::vector<std::string>& arguments) {
       options.dtype = parse_dtype(arguments[++i]);
     } else if (argument == "--max-shard-gb" && has_value) {
       options.max_shard_bytes = parse_gb(arguments[++i]);
-    } else if (argument == "--help") {
-      std::fputs(kUsage, stdout);
-      return 0;
     } else if (argument.starts_with("--")) {
-      throw ddp::SettingsError("unknown or incomplete argument " + argument + "; " + kUsage);
+      throw ddp::SettingsError("unknown or incomplete argument " + argument + "\n" + kUsage);
     } else {
       folders.push_back(argument);
     }
   }
   if (folders.size() != 3) {
-    throw ddp::SettingsError(kUsage);
+    throw ddp::SettingsError(std::string("expected BASE, ADAPTER and OUTPUT\n") + kUsage);
   }
   const auto begin = std::chrono::steady_clock::now();
   models::merge_adapter(folders[0], folders[1], folders[2], options);
@@ -74,6 +75,9 @@ int merge(const std::vector<std::string>& arguments) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (ddp::answer_command_line(argc, argv, kUsage)) {
+    return 0;
+  }
   try {
     return merge({argv + 1, argv + argc});
   } catch (const ddp::Error& error) {

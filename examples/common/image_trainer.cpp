@@ -30,7 +30,7 @@ std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double d
 std::string next_command(const ImageProgram& program, const ddp::Config& cfg,
                          const ddp::Context& ctx) {
   if (cfg.data.path.find("sample") == std::string::npos) {
-    return program.name + std::string(" --help     (every setting, its default and meaning)");
+    return program.name + std::string(" --help     (options, settings and their meaning)");
   }
   if (!ctx.device().is_cuda()) {
     return program.longer_run +

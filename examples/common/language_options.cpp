@@ -151,11 +151,13 @@ void describe_fields(LanguageModelSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "init",
            .doc = "random: random weights of the sizes set here. pretrained: sizes and weights "
                   "from model.path.",
-           .choices = {"random", "pretrained"}},
+           .choices = {"random", "pretrained"},
+           .common = true},
           s.init);
   v.field({.name = "path",
            .doc = "Hugging Face folder with config.json and safetensors.",
-           .may_differ = true},
+           .may_differ = true,
+           .common = true},
           s.path);
   v.field({.name = "dtype",
            .doc = "Dtype of the parameters. For trained bf16 parameters the optimizer keeps "

@@ -13,6 +13,9 @@
 namespace examples {
 namespace {
 
+constexpr const char* kTokens = "Token files, and how documents become rows.";
+constexpr const char* kModel = "The transformer: sizes, first weights, dtype, kernels.";
+
 /// Passes on all fields except the given ones.
 class FieldsWithout final : public ddp::FieldVisitor {
  public:
@@ -94,27 +97,31 @@ ChatOptions::ChatOptions() {
 
 std::vector<ddp::Section> lora_sections() {
   std::vector<ddp::Section> sections = {
-      ddp::declare_section<RunSettings>("run"), ddp::declare_section<ChatOptions>("tokens"),
-      ddp::declare_section<Qwen2Settings>("model"), ddp::declare_section<LoraSettings>("lora"),
-      ddp::declare_section<DecodeSettings>("decode")};
+      ddp::declare_section<RunSettings>("run", "Train, or only evaluate."),
+      ddp::declare_section<ChatOptions>("tokens", kTokens),
+      ddp::declare_section<Qwen2Settings>("model", kModel),
+      ddp::declare_section<LoraSettings>("lora", "The adapters, and the folder they are saved in."),
+      ddp::declare_section<DecodeSettings>("decode", "Answers that are decoded at evaluations.")};
   add_library_sections(sections, 120, 2,
                        {.type = ddp::LrScheduleType::Cosine, .lr = 1e-3, .warmup_steps = 10});
   return sections;
 }
 
 std::vector<ddp::Section> gpt2_sections() {
-  std::vector<ddp::Section> sections = {ddp::declare_section<StreamOptions>("tokens"),
-                                        ddp::declare_section<Gpt2Settings>("model"),
-                                        ddp::declare_section<SampleSettings>("sample")};
+  std::vector<ddp::Section> sections = {
+      ddp::declare_section<StreamOptions>("tokens", kTokens),
+      ddp::declare_section<Gpt2Settings>("model", kModel),
+      ddp::declare_section<SampleSettings>("sample", "Text that is generated at the end.")};
   add_library_sections(sections, 300, 16,
                        {.type = ddp::LrScheduleType::Cosine, .lr = 3e-3, .warmup_steps = 20});
   return sections;
 }
 
 std::vector<ddp::Section> bert_sections() {
-  std::vector<ddp::Section> sections = {ddp::declare_section<MaskedTextOptions>("tokens"),
-                                        ddp::declare_section<ddp::MaskingOptions>("masking"),
-                                        ddp::declare_section<BertSettings>("model")};
+  std::vector<ddp::Section> sections = {
+      ddp::declare_section<MaskedTextOptions>("tokens", kTokens),
+      ddp::declare_section<ddp::MaskingOptions>("masking", "Which tokens are masked."),
+      ddp::declare_section<BertSettings>("model", kModel)};
   add_library_sections(sections, 400, 16,
                        {.type = ddp::LrScheduleType::Linear, .lr = 3e-3, .warmup_steps = 20});
   return sections;

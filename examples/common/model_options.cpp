@@ -14,7 +14,8 @@ namespace examples {
 void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
   v.field({.name = "name",
            .doc = "Architecture.",
-           .choices = {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"}},
+           .choices = {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},
+           .common = true},
           o.name);
   v.field({.name = "stem",
            .doc = "First layers. imagenet: 7x7 convolution and max pool. cifar: 3x3 convolution.",
@@ -48,7 +49,9 @@ void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
 }
 
 std::vector<ddp::Section> resnet_sections() {
-  return {ddp::declare_section<ModelOptions>("model"), ddp::uses({"train"})};
+  return {ddp::declare_section<ModelOptions>("model",
+                                             "The ResNet: architecture, dtype, first weights."),
+          ddp::uses({"train"})};
 }
 
 models::ResNet make_model(const ModelOptions& options, int64_t num_classes,

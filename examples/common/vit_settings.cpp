@@ -12,7 +12,8 @@ namespace examples {
 void describe_fields(VitSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "name",
            .doc = "Size: hidden 192, 384, 768 or 1024; 12 layers, vit_l 24; patches of 16 pixels.",
-           .choices = {"vit_ti_16", "vit_s_16", "vit_b_16", "vit_l_16"}},
+           .choices = {"vit_ti_16", "vit_s_16", "vit_b_16", "vit_l_16"},
+           .common = true},
           s.name);
   v.field({.name = "patch_size",
            .doc = "Side of a patch in pixels, a divisor of the image size. 0: that of the name.",
@@ -45,7 +46,9 @@ void describe_fields(VitSettings& s, ddp::FieldVisitor& v) {
 }
 
 std::vector<ddp::Section> vit_sections() {
-  return {ddp::declare_section<VitSettings>("model"), ddp::uses({"train"})};
+  return {ddp::declare_section<VitSettings>(
+              "model", "The Vision Transformer: size, dropout, first weights."),
+          ddp::uses({"train"})};
 }
 
 models::Vit make_vit(const VitSettings& settings, const ddp::Dataset& data,

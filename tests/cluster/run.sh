@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The sbatch file on a running Slurm cluster, with CPU ranks: run.sh [nodes, default 4] [tasks a node, 1].
+# The sbatch file on a running Slurm cluster, with CPU ranks.
+# usage: tests/cluster/run.sh [nodes, default 4] [tasks a node, 1]
 # Not part of ctest. Needs sbatch, a folder that all nodes see (this checkout) and build/examples/.
 # Prints a table of the cases; a case's logs stay in runs/<job id>/.
 set -uo pipefail
+case ${1:-} in -h | --help) sed -n '3,6s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 nodes=${1:-4}
 tasks=${2:-1}

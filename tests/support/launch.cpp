@@ -1,23 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // ddp_test_launch: runs a program as several ranks and observes each rank's exit code itself.
-//
-//   ddp_test_launch --ranks 4 --timeout 60 -- build/bin/reducer_test
-//   ddp_test_launch --ranks 3 --expect-exit '1:137,*:76' --expect-output '0:rank 1' -- fault kill
-//
-//   --ranks N             number of ranks
-//   --timeout S           for the whole run; then all processes are killed and the run fails
-//   --grace S             time for the other ranks after the first unexpected exit (20)
-//   --expect-exit LIST    rank:code,… with * for all other ranks; a signal gives 128 + its number
-//   --expect-output R:TEXT  rank R's output must hold TEXT (repeatable)
-//   --launch mpi|env      mpirun (default), or torchrun's variables without a launcher
-//   --gpus                as --launch env; exit 77 (skipped) if there are fewer GPUs than ranks
-//   --skip WHY            start nothing and exit 77: a feature that this build lacks
-//   --verbose             print the output of all ranks, also on success
-//
-// Without --expect-exit every rank must exit with 0. Ranks that exit with 77 were skipped, and so
-// was the run. With DDP_REQUIRE_GPUS=n a run that needs at most n GPUs fails instead of being
-// skipped. Each run has its own folder (DDP_TEST_FOLDER) and port, and leaves no files or
-// processes.
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -31,6 +13,26 @@
 
 namespace ddp::test {
 namespace {
+
+constexpr const char* kUsage = R"(usage:
+  ddp_test_launch --ranks 4 --timeout 60 -- build/bin/reducer_test
+  ddp_test_launch --ranks 3 --expect-exit '1:137,*:76' --expect-output '0:rank 1' -- fault kill
+
+  --ranks N             number of ranks
+  --timeout S           for the whole run; then all processes are killed and the run fails
+  --grace S             time for the other ranks after the first unexpected exit (20)
+  --expect-exit LIST    rank:code,… with * for all other ranks; a signal gives 128 + its number
+  --expect-output R:TEXT  rank R's output must hold TEXT (repeatable)
+  --launch mpi|env      mpirun (default), or torchrun's variables without a launcher
+  --gpus                as --launch env; exit 77 (skipped) if there are fewer GPUs than ranks
+  --skip WHY            start nothing and exit 77: a feature that this build lacks
+  --verbose             print the output of all ranks, also on success
+
+Without --expect-exit every rank must exit with 0. Ranks that exit with 77 were skipped, and so
+was the run. With DDP_REQUIRE_GPUS=n a run that needs at most n GPUs fails instead of being
+skipped. Each run has its own folder (DDP_TEST_FOLDER) and port, and leaves no files or
+processes.
+)";
 
 void print_with_prefix(const std::string& prefix, const std::string& text) {
   std::istringstream lines(text);
@@ -131,6 +133,10 @@ int launch(const LaunchOptions& options) {
 int main(int argc, char** argv) {
   if (argc > 1 && std::strcmp(argv[1], "--wrap") == 0) {
     return ddp::test::run_wrapper(argc, argv);
+  }
+  if (argc > 1 && std::strcmp(argv[1], "--help") == 0) {
+    std::cout << ddp::test::kUsage;
+    return 0;
   }
   try {
     return ddp::test::launch(ddp::test::parse_launch_options(argc, argv));

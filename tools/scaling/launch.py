@@ -28,7 +28,7 @@ def check_settings(study, build):
     """Settings that the program does not have are told before anything waits in a queue. Where the program does
     not start here (a login node without its libraries) each run itself will tell."""
     try:
-        done = subprocess.run([program_path(study, build), "--help"], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run([program_path(study, build), "--help", "all"], capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return
     known = re.findall(r"^ *([a-z0-9_]+(?:\.[a-z0-9_]+)+)=", done.stdout, re.MULTILINE)

@@ -16,6 +16,7 @@
 #include "ddp/reduce/join.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
 #include "ddp/train/checkpoint.hpp"
+#include "ddp/train/command_line.hpp"
 #include "ddp/train/config.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "ddp/train/metrics.hpp"

@@ -13,7 +13,7 @@ constexpr std::array kDeviceTypes = {at::kCPU, at::kCUDA};
 }  // namespace
 
 void describe_fields(AmpOptions& o, FieldVisitor& v) {
-  v.field({.name = "dtype", .doc = "Dtype in which autocast computes."}, o.dtype,
+  v.field({.name = "dtype", .doc = "Dtype in which autocast computes.", .common = true}, o.dtype,
           {{"off", AmpDtype::Off}, {"bf16", AmpDtype::Bf16}, {"fp16", AmpDtype::Fp16}});
   v.field({.name = "grad_scaling", .doc = "Scale the loss. auto: with fp16 only."}, o.grad_scaling,
           {{"auto", GradScaling::Auto}, {"on", GradScaling::On}, {"off", GradScaling::Off}});

@@ -71,7 +71,8 @@ void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor) {
 void describe_fields(ContextOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "device",
                  .doc = "Device to train on. auto: a GPU if one is visible.",
-                 .choices = {"auto", "cpu", "cuda"}},
+                 .choices = {"auto", "cpu", "cuda"},
+                 .common = true},
                 options.device);
   visitor.field(
       {.name = "seed", .doc = "Seed for the initial weights; equal on all ranks.", .min = 0},

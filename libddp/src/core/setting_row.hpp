@@ -21,6 +21,7 @@ struct SettingRow {
   Type type = Type::Text;
   std::vector<std::string> values;  ///< one string, or the items of a list
   Field field;
+  std::string section_doc = {};  ///< the line of its section in --help
 
   bool is_list() const { return type >= Type::IntegerList; }
   /// The value as written after "key=": "128", "true", "[1, 2]".
@@ -35,6 +36,10 @@ using SettingRows = std::vector<SettingRow>;
 std::string settings_yaml(const SettingRows& rows);
 /// One aligned line per key; a star marks values that differ from `defaults`.
 std::string settings_table(const SettingRows& rows, const SettingRows& defaults);
+/// One aligned line per key.
+std::string settings_lines(const SettingRows& rows);
+/// The rows whose values differ from those of `defaults`.
+SettingRows changed_settings(const SettingRows& rows, const SettingRows& defaults);
 /// Sorted "key=value" lines of all rows that must be equal on all ranks.
 std::string settings_canonical(const SettingRows& rows);
 /// The first line that differs, in both texts; nothing if the texts are equal.
@@ -42,9 +47,8 @@ std::optional<std::pair<std::string, std::string>> first_different_lines(const s
                                                                          const std::string& other);
 /// The same as "<line> here, <line> there"; empty if the texts are equal.
 std::string first_difference(const std::string& canonical, const std::string& other);
-/// The text of --help: every key with default, unit, limits and meaning.
-std::string settings_help(const SettingRows& defaults);
-/// The same as Markdown, one table per section (docs/configuration.md).
+/// All keys with default, unit, limits and meaning as Markdown, one table per section
+/// (docs/configuration.md).
 std::string settings_markdown(const SettingRows& defaults);
 
 namespace detail {

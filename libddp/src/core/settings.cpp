@@ -2,7 +2,6 @@
 #include "core/settings.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "core/file_ops.hpp"
 #include "core/parse_number.hpp"
@@ -158,40 +157,9 @@ void Settings::fail_unknown(const std::string& key) const {
     message += concat("; there is no section '", detail::section_of(key),
                       "' (sections: ", detail::join(known_sections_, ", "), ")");
   } else {
-    message += "; --help lists every key";
+    message += "; --help all lists every key";
   }
   throw SettingsError(message);
-}
-
-CommandLine parse_command_line(int argc, const char* const* argv) {
-  CommandLine line;
-  const auto set_config = [&line](const std::string& path) {
-    if (!line.config_file.empty() || path.empty()) {
-      throw SettingsError("--config needs exactly one file; fix: --config FILE.yaml key=value ...");
-    }
-    line.config_file = path;
-  };
-  for (int i = 1; i < argc; ++i) {
-    const std::string argument = argv[i];
-    if (argument == "--help" || argument == "-h") {
-      line.help = true;
-    } else if (argument == "--config") {
-      set_config(++i < argc ? argv[i] : "");
-    } else if (argument.rfind("--config=", 0) == 0) {
-      set_config(argument.substr(std::strlen("--config=")));
-    } else if (argument.rfind('-', 0) == 0) {
-      const std::string bare =
-          argument.substr(std::min(argument.size(), argument.find_first_not_of('-')));
-      const bool is_key = bare.find('=') != std::string::npos;
-      throw SettingsError(
-          concat("unknown argument '", argument, "'; fix: ",
-                 is_key ? concat("write ", bare, " without dashes")
-                        : std::string("there are --config FILE, --help and key=value")));
-    } else {
-      line.overrides.push_back(argument);
-    }
-  }
-  return line;
 }
 
 }  // namespace ddp

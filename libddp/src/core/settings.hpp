@@ -78,14 +78,4 @@ class Settings {
   std::vector<std::string> known_sections_;
 };
 
-/// The arguments of a program: [--config FILE] [--help] [key=value ...].
-struct CommandLine {
-  std::string config_file;
-  std::vector<std::string> overrides;
-  bool help = false;
-};
-
-/// Throws SettingsError for anything else.
-CommandLine parse_command_line(int argc, const char* const* argv);
-
 }  // namespace ddp

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "core/setting_row.hpp"
@@ -94,7 +95,25 @@ void write_yaml(const SettingRows& rows, const std::string& prefix, std::ostring
 }
 
 std::string with_unit(const SettingRow& row) {
+  if (row.text().empty()) {
+    return "(empty)";
+  }
   return row.field.unit.empty() ? row.text() : row.text() + " " + row.field.unit;
+}
+
+// One line per key, each after `mark(row)`.
+template <typename F>
+std::string aligned_lines(const SettingRows& rows, F&& mark) {
+  std::size_t width = 0;
+  for (const SettingRow& row : rows) {
+    width = std::max(width, row.key.size());
+  }
+  std::ostringstream out;
+  for (const SettingRow& row : rows) {
+    out << mark(row) << row.key << std::string(width + 2 - row.key.size(), ' ') << with_unit(row)
+        << "\n";
+  }
+  return out.str();
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -122,23 +141,32 @@ std::string settings_yaml(const SettingRows& rows) {
   return out.str();
 }
 
-std::string settings_table(const SettingRows& rows, const SettingRows& defaults) {
+SettingRows changed_settings(const SettingRows& rows, const SettingRows& defaults) {
   std::map<std::string, std::string> default_text;
   for (const SettingRow& row : defaults) {
     default_text[row.key] = row.text();
   }
-  std::size_t width = 0;
-  for (const SettingRow& row : rows) {
-    width = std::max(width, row.key.size());
-  }
-  std::ostringstream out;
+  SettingRows changed;
   for (const SettingRow& row : rows) {
     const auto found = default_text.find(row.key);
-    const bool changed = found == default_text.end() || found->second != row.text();
-    out << (changed ? "* " : "  ") << row.key << std::string(width + 2 - row.key.size(), ' ')
-        << with_unit(row) << "\n";
+    if (found == default_text.end() || found->second != row.text()) {
+      changed.push_back(row);
+    }
   }
-  return out.str();
+  return changed;
+}
+
+std::string settings_table(const SettingRows& rows, const SettingRows& defaults) {
+  std::set<std::string> changed;
+  for (const SettingRow& row : changed_settings(rows, defaults)) {
+    changed.insert(row.key);
+  }
+  return aligned_lines(
+      rows, [&](const SettingRow& row) { return changed.contains(row.key) ? "* " : "  "; });
+}
+
+std::string settings_lines(const SettingRows& rows) {
+  return aligned_lines(rows, [](const SettingRow&) { return "  "; });
 }
 
 std::string settings_canonical(const SettingRows& rows) {
@@ -171,30 +199,20 @@ std::string first_difference(const std::string& canonical, const std::string& ot
   return lines ? concat(lines->first, " here, ", lines->second, " there") : "";
 }
 
-std::string settings_help(const SettingRows& defaults) {
-  std::ostringstream out;
-  std::string section;
-  for (const SettingRow& row : defaults) {
-    if (detail::section_of(row.key) != section) {
-      section = detail::section_of(row.key);
-      out << "\n" << section << "\n";
-    }
-    out << "  " << row.key << "=" << with_unit(row) << "\n      " << row.field.doc << " ("
-        << row.allowed() << ")\n";
-  }
-  return out.str();
-}
-
 std::string settings_markdown(const SettingRows& defaults) {
   std::ostringstream out;
   std::string section;
   for (const SettingRow& row : defaults) {
     if (detail::section_of(row.key) != section) {
       section = detail::section_of(row.key);
-      out << "\n## " << section << "\n\n| key | default | allowed | meaning |\n|---|---|---|---|\n";
+      out << "\n## " << section << "\n\n";
+      if (!row.section_doc.empty()) {
+        out << escape_markdown(row.section_doc) << "\n\n";
+      }
+      out << "| key | default | allowed | meaning |\n|---|---|---|---|\n";
     }
     const std::string text = with_unit(row);
-    out << "| `" << row.key << "` | " << (text.empty() ? "(empty)" : concat("`", text, "`"))
+    out << "| `" << row.key << "` | " << (row.text().empty() ? text : concat("`", text, "`"))
         << " | " << escape_markdown(row.allowed()) << " | " << escape_markdown(row.field.doc)
         << " |\n";
   }

@@ -99,7 +99,8 @@ void describe_fields(DataOptions& o, FieldVisitor& v) {
            {"tar", DataFormat::Tar},
            {"folder", DataFormat::Folder},
            {"synthetic", DataFormat::Synthetic}});
-  v.field({.name = "path", .doc = "Folder of the data set.", .may_differ = true}, o.path);
+  v.field({.name = "path", .doc = "Folder of the data set.", .may_differ = true, .common = true},
+          o.path);
   v.field({.name = "image_size",
            .doc = "Side of the model's input images. 0: the shorter side of the first "
                   "image if no side exceeds 64 px, else 224 (also for synthetic).",

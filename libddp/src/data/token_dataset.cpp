@@ -53,9 +53,14 @@ const char* past_tense(LongDocuments policy) {
 void describe_fields(TokenDataOptions& o, FieldVisitor& v) {
   v.field({.name = "path",
            .doc = "Folder with train.safetensors and eval.safetensors (data/prepare_*.py).",
-           .may_differ = true},
+           .may_differ = true,
+           .common = true},
           o.path);
-  v.field({.name = "max_seq_len", .doc = "Tokens per row.", .min = 2, .max = kMaxSequence},
+  v.field({.name = "max_seq_len",
+           .doc = "Tokens per row.",
+           .min = 2,
+           .max = kMaxSequence,
+           .common = true},
           o.max_seq_len);
   v.field(
       {.name = "layout",

@@ -137,7 +137,11 @@ void describe_fields(LrScheduleOptions& o, FieldVisitor& v) {
            {"cosine", LrScheduleType::Cosine},
            {"linear", LrScheduleType::Linear},
            {"one_cycle", LrScheduleType::OneCycle}});
-  v.field({.name = "lr", .doc = "Base learning rate; one_cycle: the highest.", .min = 0.0}, o.lr);
+  v.field({.name = "lr",
+           .doc = "Base learning rate; one_cycle: the highest.",
+           .min = 0.0,
+           .common = true},
+          o.lr);
   v.field({.name = "total_steps",
            .doc = "cosine, linear, one_cycle: length including warm-up. 0: length of the run.",
            .unit = "steps",

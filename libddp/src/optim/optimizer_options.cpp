@@ -128,15 +128,15 @@ void require_beta(const std::string& setting, double value) {
 }  // namespace
 
 void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
-  v.field(
-      {.name = "type",
-       .doc = "Update rule, as in torch.optim. lars: arXiv:1708.03888. lamb: arXiv:1904.00962."},
-      o.type,
-      {{"sgd", OptimizerType::Sgd},
-       {"adam", OptimizerType::Adam},
-       {"adamw", OptimizerType::AdamW},
-       {"lars", OptimizerType::Lars},
-       {"lamb", OptimizerType::Lamb}});
+  v.field({.name = "type",
+           .doc = "Update rule, as in torch.optim. lars: arXiv:1708.03888. lamb: arXiv:1904.00962.",
+           .common = true},
+          o.type,
+          {{"sgd", OptimizerType::Sgd},
+           {"adam", OptimizerType::Adam},
+           {"adamw", OptimizerType::AdamW},
+           {"lars", OptimizerType::Lars},
+           {"lamb", OptimizerType::Lamb}});
   v.field({.name = "weight_decay",
            .doc = "Weight decay. sgd, adam, lars: added to the gradient. adamw, lamb: decoupled.",
            .min = 0.0},

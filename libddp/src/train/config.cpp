@@ -6,6 +6,7 @@
 #include <mutex>
 #include <set>
 
+#include "core/command_line.hpp"
 #include "core/setting_row.hpp"
 #include "core/settings.hpp"
 #include "ddp/core/error.hpp"
@@ -14,20 +15,32 @@
 namespace ddp {
 namespace {
 
+struct LibrarySection {
+  const char* name;
+  const char* doc;
+
+  operator const char*() const { return name; }
+};
+
 // The one list of the library's sections; `C` is Config or const Config.
 template <typename C, typename F>
 void for_each_section(C& config, F&& visit) {
-  visit("train", config.train);
-  visit("data", config.data);
-  visit("sampler", config.sampler);
-  visit("loader", config.loader);
-  visit("ddp", config.ddp);
-  visit("optimizer", config.optimizer);
-  visit("lr_schedule", config.lr_schedule);
-  visit("amp", config.amp);
-  visit("checkpoint", config.checkpoint);
-  visit("metrics", config.metrics);
-  visit("context", config.context);
+  const auto section = [&](const char* name, auto& options, const char* doc) {
+    visit(LibrarySection{name, doc}, options);
+  };
+  section("train", config.train, "Length of the run, batch size, evaluation and numerics.");
+  section("data", config.data, "Images: folder, format, size and augmentation.");
+  section("sampler", config.sampler, "Order of the samples, and how ranks divide them.");
+  section("loader", config.loader,
+          "Making of batches: threads, prefetching, decoding, GPU memory.");
+  section("ddp", config.ddp, "Reduction of gradients: buckets, compression, unused parameters.");
+  section("optimizer", config.optimizer,
+          "Update rule and its constants, ZeRO-1, parameter groups.");
+  section("lr_schedule", config.lr_schedule, "Learning rate over the steps of the run.");
+  section("amp", config.amp, "Mixed precision: autocast and loss scale.");
+  section("checkpoint", config.checkpoint, "Saving and resuming.");
+  section("metrics", config.metrics, "Log lines, progress, CSV and JSONL files, traces.");
+  section("context", config.context, "Device, seed, communicator and connections between ranks.");
 }
 
 template <typename T>
@@ -109,10 +122,11 @@ using RowsBySection = std::map<std::string, SettingRows>;
 SettingRows library_rows(const Config& config, const RowsBySection& of_program,
                          const Declared& declared) {
   SettingRows rows;
-  for_each_section(config, [&](const char* section, const auto& options) {
-    const auto own = of_program.find(section);
-    for (const SettingRow& row : list_settings(section, options)) {
+  for_each_section(config, [&](const LibrarySection& section, const auto& options) {
+    const auto own = of_program.find(section.name);
+    for (SettingRow& row : list_settings(section.name, options)) {
       if (own == of_program.end() ? is_shown(declared, row.key) : has_key(own->second, row.key)) {
+        row.section_doc = section.doc;
         rows.push_back(row);
       }
     }
@@ -144,6 +158,9 @@ void require_known(const std::vector<Section>& sections) {
 SettingRows rows_of(const Section& section) {
   SettingRows rows;
   detail::list_settings(section.name, section.describe, rows);
+  for (SettingRow& row : rows) {
+    row.section_doc = section.doc;
+  }
   return rows;
 }
 
@@ -183,7 +200,8 @@ SettingRows default_rows_of(const std::vector<Section>& own_sections, const Rows
   SettingRows rows = library_rows(default_config(library_defaults(own_sections)), shown, declared);
   for (const Section& section : own_sections) {
     if (!is_library_section(section.name)) {
-      detail::list_settings(section.name, section.describe, rows);
+      const SettingRows own = rows_of(section);
+      rows.insert(rows.end(), own.begin(), own.end());
     }
   }
   return rows;
@@ -389,19 +407,28 @@ std::string Config::to_yaml() const {
   return settings_yaml(rows());
 }
 
-std::string Config::to_table() const {
-  SettingRows defaults;
-  {
-    const std::lock_guard lock(own_->mutex);
-    defaults = library_rows(Config(), {}, own_->declared);
-    for (const auto& [name, own] : own_->library_defaults) {  // a later row of a key wins
-      defaults.insert(defaults.end(), own.begin(), own.end());
-    }
-    for (const auto& [name, own] : own_->defaults) {
-      defaults.insert(defaults.end(), own.begin(), own.end());
-    }
+SettingRows Config::own_default_rows() const {
+  const std::lock_guard lock(own_->mutex);
+  SettingRows defaults = library_rows(Config(), {}, own_->declared);
+  for (const auto& [name, own] : own_->library_defaults) {  // a later row of a key wins
+    defaults.insert(defaults.end(), own.begin(), own.end());
   }
-  return settings_table(rows(), defaults);
+  for (const auto& [name, own] : own_->defaults) {
+    defaults.insert(defaults.end(), own.begin(), own.end());
+  }
+  return defaults;
+}
+
+std::string Config::to_table() const {
+  return settings_table(rows(), own_default_rows());
+}
+
+std::string Config::to_changed_table() const {
+  SettingRows changed = changed_settings(rows(), own_default_rows());
+  const std::lock_guard lock(own_->mutex);
+  // Values that fill_in() derived are not the user's.
+  std::erase_if(changed, [&](const SettingRow& row) { return !own_->settings.has(row.key); });
+  return settings_lines(changed);
 }
 
 std::string Config::to_canonical() const {

@@ -36,7 +36,6 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
   }
   make_tracer(0);
   if (is_main() && !options_.run.settings_text.empty()) {
-    log_info("resolved settings\n" + options_.run.settings_text);
     files_.write_settings(options_.run.settings_text);
   }
 }

@@ -64,19 +64,22 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
            .doc = "Optimizer steps of the run. 0: the run ends after train.epochs. If "
                   "only train.epochs is set, this is 0.",
            .unit = "steps",
-           .min = 0},
+           .min = 0,
+           .common = true},
           o.max_steps);
   v.field({.name = "epochs",
            .doc = "Epochs of the run. 0: run for train.max_steps.",
            .unit = "epochs",
            .min = 0,
-           .max = 1e6},
+           .max = 1e6,
+           .common = true},
           o.epochs);
   v.field({.name = "batch_size",
            .doc = "Samples per rank and micro-batch; the same as loader.batch_size.",
            .unit = "samples",
            .min = 1,
-           .max = 1e7},
+           .max = 1e7,
+           .common = true},
           o.batch_size);
   v.field({.name = "grad_accum_steps",
            .doc = "Micro-batches whose gradients are summed into one optimizer step.",
@@ -114,9 +117,10 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
 }
 
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
-  visitor.field(
-      {.name = "dir", .doc = "Folder for checkpoints, visible to all ranks. Empty: save nothing."},
-      options.dir);
+  visitor.field({.name = "dir",
+                 .doc = "Folder for checkpoints, visible to all ranks. Empty: save nothing.",
+                 .common = true},
+                options.dir);
   visitor.field({.name = "resume",
                  .doc = "auto: resume from the newest valid checkpoint, if any. never: start "
                         "at step 0; an error if dir holds checkpoints. require: fail without a "
@@ -160,9 +164,11 @@ void describe_fields(MetricsOptions& options, FieldVisitor& visitor) {
                  .doc = "Steps between log lines. Metrics wait for the device only then. 0: no "
                         "lines.",
                  .unit = "steps",
-                 .min = 0},
+                 .min = 0,
+                 .common = true},
                 options.log_every);
-  visitor.field({.name = "dir", .doc = "Folder for run folders. Empty: no files."}, options.dir);
+  visitor.field({.name = "dir", .doc = "Folder for run folders. Empty: no files.", .common = true},
+                options.dir);
   visitor.field(
       {.name = "run_name", .doc = "Name of the run folder. Empty: the job id or the time."},
       options.run_name);

@@ -5,18 +5,18 @@
 #include <c10/util/Exception.h>
 
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <optional>
 #include <thread>
 
 #include "comm/context_handle.hpp"
+#include "core/command_line.hpp"
 #include "core/exit_deadline.hpp"
 #include "core/failure_cause.hpp"
 #include "core/setting_row.hpp"
-#include "core/settings.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "train/answers.hpp"
 #include "train/save_history.hpp"
 
 namespace ddp {
@@ -43,19 +43,6 @@ void ignore_broken_pipes() {
   if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
     action.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &action, nullptr);
-  }
-}
-
-void show_help(const char* program, const std::vector<Section>& own_sections) {
-  int rank = 0;
-  try {
-    rank = detect_launch_environment({}, process_environment()).rank;
-  } catch (const Error&) {
-    // Help does not depend on the environment.
-  }
-  if (rank == 0) {
-    std::printf("usage: %s [--config FILE.yaml] [key=value ...]\n%s", program,
-                settings_help(Config::default_rows(own_sections)).c_str());
   }
 }
 
@@ -147,6 +134,21 @@ void log_start(const Context& context) {
   }
 }
 
+// The run folder and the checkpoints store all settings.
+void log_settings(const Context& context, const Config& config, bool all) {
+  if (!context.is_main()) {
+    return;
+  }
+  const std::string table = all ? config.to_table() : config.to_changed_table();
+  if (table.empty()) {
+    log_info("all settings have their defaults; --show-settings lists them");
+    return;
+  }
+  const char* title =
+      all ? "settings; * is not the default\n" : "changed settings; --show-settings lists all\n";
+  log_info(title + table.substr(0, table.size() - 1));  // without the last line break
+}
+
 // Refuses unused settings: unread keys when the first step begins, sections that no object took
 // when a later step begins. A loop makes its last objects (Autocast) in its first step.
 class UnusedSettingsCheck {
@@ -236,14 +238,17 @@ int run(int argc, const char* const* argv, const RunFunction& function,
   ExitCode code = ExitCode::UserException;
   ignore_broken_pipes();
   try {
-    const StopSignalHandlers handlers;
-    if (parse_command_line(argc, argv).help) {
-      show_help(argc > 0 ? argv[0] : "program", own_sections);
+    const CommandLine line = parse_command_line(argc, argv);
+    if (detail::print_answer(line, program_name(argc, argv), own_sections)) {
       return 0;
     }
+    const StopSignalHandlers handlers;
     const Config config = Config::from_command_line(argc, argv, own_sections);
     apply(config.train);
-    code = run_job(config, function);
+    code = run_job(config, [&](Context& context, const Config& same) {
+      log_settings(context, same, line.show_settings);
+      function(context, same);
+    });
   } catch (const std::exception& exception) {
     log_error(message_of(exception));
     code = exit_code_of(exception);

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <limits>
 
+#include "core/command_line.hpp"
 #include "core/setting_row.hpp"
 #include "support/catch.hpp"
 #include "support/named_pipe.hpp"
@@ -146,7 +147,7 @@ TEST_CASE("unknown keys are refused with the nearest name") {
   check_refused("", {"t.batch_size=3"}, {"unknown setting 't.batch_size'", "mean s.batch_size?"});
   check_refused("", {"s=3"}, {"'s' is a section"});
   check_refused("", {"other.thing=3"}, {"there is no section 'other' (sections: s)"});
-  check_refused("", {"s.completely_else=3"}, {"--help lists every key"});
+  check_refused("", {"s.completely_else=3"}, {"--help all lists every key"});
   check_refused("s: {inner: {lr: 3}}", {}, {"unknown setting 's.inner.lr'"});
 }
 
@@ -233,6 +234,21 @@ TEST_CASE("arguments of a program") {
   const char* help[] = {"prog", "--help", "--config=y"};
   CHECK(parse_command_line(3, help).help);
   CHECK(parse_command_line(3, help).config_file == "y");
+  CHECK(parse_command_line(3, help).help_topic.empty());
+  const auto parsed = [](const char* first, const char* second) {
+    const char* arguments[] = {"prog", first, second};
+    return parse_command_line(3, arguments);
+  };
+  CHECK(parsed("--help", "train").help_topic == "train");
+  CHECK(parsed("-h", "train.lr").help_topic == "train.lr");
+  CHECK(parsed("a.b=1", "--help=train").help_topic == "train");
+  CHECK(parsed("--help", "a.b=1").overrides == std::vector<std::string>{"a.b=1"});
+  CHECK(parsed("--help", "a.b=1").help_topic.empty());
+  CHECK(parsed("--completion", "zsh").completion == "zsh");
+  CHECK(parsed("--version", "--show-settings").version);
+  CHECK(parsed("--version", "--show-settings").show_settings);
+  CHECK(message_of([&] { parsed("--completion", "fish"); }).find("expected bash or zsh") !=
+        std::string::npos);
   const auto refused = [](const char* argument) {
     const char* arguments[] = {"prog", argument};
     return message_of([&] { parse_command_line(2, arguments); });

@@ -57,7 +57,7 @@ echo "$*" >>"$FAKE/scontrol.txt"
 # Fails with the code in $FAKE/<run name> where there is one, and says what stands behind it there.
 PROGRAM = rf'''#!{sys.executable}
 import os, sys
-if sys.argv[1:] == ["--help"]:
+if sys.argv[1:] == ["--help", "all"]:
     print(open(os.path.join(os.environ["FAKE"], "help")).read())
     sys.exit(0)
 settings = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)

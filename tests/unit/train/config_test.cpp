@@ -3,6 +3,7 @@
 
 #include "core/setting_row.hpp"
 #include "core/settings.hpp"
+#include "core/settings_help.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/train/config.hpp"
 #include "support/catch.hpp"
@@ -36,6 +37,10 @@ std::string refusal(std::vector<const char*> arguments, const std::vector<Sectio
     return error.what();
   }
   return "(accepted)";
+}
+
+std::string help_of(const std::vector<Section>& sections = {}) {
+  return help_topic("all", Config::default_rows(sections), 80);
 }
 
 bool has(const std::string& text, const std::string& part) {
@@ -153,7 +158,39 @@ TEST_CASE("an announced section is checked at once and shown") {
   has(refusal({"mine.alhpa=1"}, sections), "did you mean mine.alpha?");
   has(refusal({"other.alpha=1"}, sections), "unknown setting 'other.alpha'");
   CHECK(parse({}, sections).section<mine::Options>("mine").alpha == 0.5);
-  has(settings_help(Config::default_rows(sections)), "mine.alpha=0.5");
+  has(help_of(sections), "mine.alpha=0.5");
+}
+
+TEST_CASE("the changed settings are those of the user, without derived values") {
+  const std::vector<Section> sections = {declare_section<mine::Options>("mine", "My own.")};
+  CHECK(parse({}, sections).to_changed_table().empty());
+  CHECK(parse({"train.max_steps=1000", "mine.teacher=none"}, sections).to_changed_table().empty());
+  const Config changed =
+      parse({"train.epochs=3", "loader.batch_size=8", "mine.alpha=0.25"}, sections);
+  CHECK(changed.train.batch_size == 8);
+  CHECK(changed.train.max_steps == 0);
+  CHECK(changed.to_changed_table() ==
+        "  train.epochs       3 epochs\n"
+        "  loader.batch_size  8\n"
+        "  mine.alpha         0.25\n");
+  const Config undeclared = parse({"other.depth=4"});
+  CHECK(undeclared.to_changed_table() == "  other.depth  4\n");
+  // The program's own default, which is not the library's, is no change.
+  std::vector<Section> with_default = {
+      {"train", [steps = int64_t{7}](FieldVisitor& visitor) mutable {
+         visitor.field({.name = "max_steps", .doc = "d"}, steps);
+       }}};
+  CHECK(parse({}, with_default).to_changed_table().empty());
+  CHECK(parse({"train.max_steps=1000"}, with_default).to_changed_table() ==
+        "  train.max_steps  1000 steps\n");
+  has(help_page("program", Config::default_rows(sections), 80), "  mine         My own.\n");
+}
+
+TEST_CASE("every section of the library has a line in --help") {
+  for (const SettingRow& row : Config::default_rows()) {
+    INFO(row.key);
+    CHECK_FALSE(row.section_doc.empty());
+  }
 }
 
 TEST_CASE("a program can change defaults of the library's settings and leave settings out") {
@@ -171,7 +208,7 @@ TEST_CASE("a program can change defaults of the library's settings and leave set
   CHECK(plain.lr_schedule.total_steps == 120);
   CHECK(plain.train.batch_size == TrainOptions().batch_size);
   has(plain.to_table(), "  train.max_steps");
-  const auto help = settings_help(Config::default_rows(sections));
+  const auto help = help_of(sections);
   has(help, "train.max_steps=120");
   CHECK(help.find("data.") == std::string::npos);
   CHECK(help.find("train.mixup") == std::string::npos);
@@ -208,8 +245,8 @@ TEST_CASE("settings of a training loop exist only if the program names them") {
     CHECK(Config().to_table().find(key) == std::string::npos);
     has(parse({unused}, {uses({key})}).to_table(), "* " + key);
     has(parse({}, {uses({key})}).to_table(), "  " + key);
-    CHECK(settings_help(Config::default_rows()).find(key) == std::string::npos);
-    has(settings_help(Config::default_rows({uses({key})})), key);
+    CHECK(help_of().find(key) == std::string::npos);
+    has(help_of({uses({key})}), key);
   }
   has(refusal({"train.mixup=0.2"}, {uses({"train.max_grad_norm"})}),
       "train.mixup=0.2 has no effect");

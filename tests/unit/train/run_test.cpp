@@ -15,6 +15,7 @@
 #include "ddp/detail/check.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/train/checkpoint.hpp"
+#include "ddp/train/command_line.hpp"
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
 #include "unit/train/child_process.hpp"
@@ -167,16 +168,62 @@ TEST_CASE("a training loop announces its steps automatically") {
   CHECK_FALSE(before_first.says("step 0"));
 }
 
-TEST_CASE("--help shows every key and returns 0") {
+TEST_CASE("--help shows a page or a topic and returns 0, an unknown topic returns 64") {
   const RunFunction never = [](Context&, const Config&) { std::puts("the function ran"); };
-  const Ended ended = run_program(never, {"--help"}, {declare_section<Mine>("mine")});
-  CHECK(ended.code() == 0);
-  CHECK(ended.says("usage: program [--config FILE.yaml] [key=value ...]"));
-  CHECK(ended.says("mine.depth=3"));
+  const auto show = [&](const std::vector<std::string>& arguments, int code) {
+    const Ended ended = run_program(never, arguments, {declare_section<Mine>("mine")});
+    INFO(ended.output);
+    CHECK(ended.code() == code);
+    CHECK_FALSE(ended.says("the function ran"));
+    return ended;
+  };
+  const Ended page = show({"--help"}, 0);
+  CHECK(page.says("usage: program [--config FILE.yaml] [key=value ...]"));
+  CHECK(page.says("\n  mine         depth\n"));
+  CHECK(page.says("train.max_steps=1000"));
+  CHECK_FALSE(page.says("train.deterministic"));
+  const Ended all = show({"--help", "all"}, 0);
+  CHECK(all.says("mine.depth=3"));
   for (const SettingRow& row : Config::default_rows()) {
-    CHECK(ended.says("  " + row.key + "="));
+    CHECK(all.says("  " + row.key + "="));
   }
-  CHECK_FALSE(ended.says("the function ran"));
+  CHECK(show({"--help", "mine.depth"}, 0).output ==
+        "mine\n  mine.depth=3\n      of the tree\n      Allowed: integer >= 1\n");
+  CHECK(show({"--help", "trian"}, 64).says("did you mean train?"));
+}
+
+TEST_CASE("--version and --completion print and return 0") {
+  const RunFunction never = [](Context&, const Config&) { std::puts("the function ran"); };
+  const Ended version = run_program(never, {"--version"});
+  CHECK(version.code() == 0);
+  CHECK(version.output == version_text());
+  for (const char* name : {"libddp    0.", "LibTorch  " TORCH_VERSION "\n", "CUDA      ",
+                           "NCCL      ", "cuDNN     ", "MPI       "}) {
+    INFO(name << " in " << version.output);
+    CHECK(version.says(name));
+  }
+  const Ended script = run_program(never, {"--completion", "bash"});
+  CHECK(script.code() == 0);
+  CHECK(script.says("complete -F _ddp_complete_program program\n"));
+  CHECK_FALSE(script.says("the function ran"));
+}
+
+TEST_CASE("the start shows changed settings, with --show-settings all") {
+  const std::vector<Section> sections = {declare_section<Mine>("mine"), uses({"train"})};
+  const RunFunction nothing = [](Context&, const Config&) {};
+  const auto starts = [&](const std::vector<std::string>& arguments) {
+    const Ended ended = run_program(nothing, arguments, sections);
+    INFO(ended.output);
+    CHECK(ended.code() == 0);
+    return ended;
+  };
+  const Ended changed = starts({"mine.depth=5", "train.epochs=2"});
+  CHECK(changed.says("changed settings; --show-settings lists all\n  train.epochs    2 epochs\n"));
+  CHECK(changed.says("  mine.depth      5\n"));
+  CHECK_FALSE(changed.says("train.batch_size"));
+  const Ended all = starts({"mine.depth=5", "--show-settings"});
+  CHECK(all.says("* mine.depth "));
+  CHECK(all.says("  train.batch_size "));
 }
 
 TEST_CASE("a signal sets a flag; a second Ctrl-C ends the program") {

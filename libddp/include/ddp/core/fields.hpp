@@ -29,6 +29,7 @@ struct Field {
   double max = std::numeric_limits<double>::infinity();   ///< largest allowed number
   std::vector<std::string> choices = {};                  ///< allowed strings; empty allows any
   bool may_differ = false;  ///< ranks may have different values (a rank, a local folder)
+  bool common = false;      ///< also on the short page of --help
 };
 
 /// A number, or nothing if the library chooses it: written and read as "auto".
@@ -83,12 +84,15 @@ struct Section {
   std::string name;
   std::function<void(FieldVisitor&)> describe;  ///< visits the section's options (defaults first)
   std::vector<std::string> used_keys{};         ///< set by uses()
+  std::string doc{};                            ///< one line for --help
 };
 
 template <typename T>
-Section declare_section(std::string name) {
+Section declare_section(std::string name, std::string doc = {}) {
   return {std::move(name),
-          [options = T{}](FieldVisitor& visitor) mutable { describe_fields(options, visitor); }};
+          [options = T{}](FieldVisitor& visitor) mutable { describe_fields(options, visitor); },
+          {},
+          std::move(doc)};
 }
 
 /// Names library settings that the program's own code reads: fields ("train.grad_accum_steps") or

@@ -40,7 +40,7 @@ class Config {
   Config();  ///< the defaults
 
   /// Reads all sections above from "[--config FILE] [key=value ...]" and checks every key and
-  /// value. Ignores --help. Throws SettingsError.
+  /// value. Ignores --help and the other options that ddp::run reads. Throws SettingsError.
   ///
   /// If `own_sections` declares sections, an unknown key is an error, and a section with a library
   /// section's name replaces it. Otherwise unknown sections are kept for section(), and a name
@@ -72,7 +72,8 @@ class Config {
 
   /// YAML for --config that reproduces the run, with the program sections that section() has read.
   std::string to_yaml() const;
-  std::string to_table() const;  ///< for a log; a star marks values other than the default
+  std::string to_table() const;  ///< all settings; a star marks values other than the default
+  std::string to_changed_table() const;  ///< only settings that the user changed
 
   // For libddp's own parts and tools (src/core/settings.hpp).
   static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});
@@ -86,6 +87,7 @@ class Config {
   void read_section(const std::string& name,
                     const std::function<void(FieldVisitor&)>& describe) const;
   void fill_in(const Settings& settings);
+  std::vector<SettingRow> own_default_rows() const;
 
   std::shared_ptr<OwnSections> own_;  ///< shared by copies: a section read in one is read in all
 };

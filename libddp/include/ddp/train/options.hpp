@@ -85,7 +85,7 @@ struct RunInfo {
   std::string sample_unit = "samples";  ///< of StepMetrics::num_samples; rates: samples_per_second
   int64_t max_steps = 0;                ///< for the progress bar and its ETA
   int64_t steps_per_epoch = 0;          ///< for the epoch shown with each step
-  std::string settings_text{};  ///< the resolved settings, logged once and saved in the run folder
+  std::string settings_text{};          ///< the resolved settings, saved in the run folder
 };
 
 struct MetricsOptions {

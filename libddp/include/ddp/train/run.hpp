@@ -14,7 +14,9 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 
 /// Reads the settings, joins the job, calls `function` and returns the exit code for main.
 ///
-/// - `--help` prints every key and returns 0. Wrong settings return 64 before using a GPU.
+/// - `--help [TOPIC]`, `--version` and `--completion SHELL` print text and return 0. Wrong settings
+///   return 64 before using a GPU. At the start rank 0 logs the settings that differ from their
+///   defaults, with `--show-settings` all.
 /// - If a setting differs between ranks (folders may), all ranks return 70 and name it.
 /// - SIGTERM, SIGUSR1 and the first Ctrl-C request a stop, on which the ranks agree in
 ///   Checkpointer::save_if_due. A program without a Checkpointer polls StopSignal itself. A second
