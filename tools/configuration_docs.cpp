@@ -40,8 +40,8 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   `off`). `inf` is accepted as a number, `nan` is refused.
 - An unknown key, a wrong type or a value out of range ends the program with exit code 64 before anything starts. The
   message names the file and line (or the argument), the allowed values and the nearest key.
-- `--help` prints options and the most used settings, `--help train` the settings of a section, `--help train.epochs` one
-  setting, and `--help all` every setting of the program. On a terminal they are shown by `$PAGER`, or by `less`.
+- `--help` prints options and the most used settings, `--help train` the settings of a section, `--help train.epochs`
+  one setting, and `--help all` every setting of the program. On a terminal they are shown by `$PAGER`, or by `less`.
 - A setting without effect also ends the program with 64. A section has an effect if the program passed its options to
   an object of the library.
 - Some fields need a training loop: `train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`,
