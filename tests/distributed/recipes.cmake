@@ -53,6 +53,7 @@ if(Python3_FOUND AND TARGET recipe_torchscript)
   endforeach()
 endif()
 ddp_add_recipe(hang hang 2 ARGUMENTS context.device=cpu EXIT 70
-               OUTPUT "0:first cause: rank 1 (" "0: left at step 2 in training" "0: waits at step 3 in training in all_reduce #"
+               OUTPUT "0:first cause: rank 1 (" "0: left at step 2 in training"
+                      "0: waits at step 3 in training in all_reduce #"
                       "0:where they have different numbers of batches, use ddp::join")
 ddp_add_recipe(hang_joined hang 2 ARGUMENTS context.device=cpu loop.join=true OUTPUT "0:done after 4 steps")

@@ -28,8 +28,9 @@ def python(script, *arguments):
 
 def run(*settings):
     launch = ["--launch", "env"] if ranks == "1" else []
-    subprocess.run([launcher, "--ranks", ranks, "--timeout", "100", *launch, "--expect-output", "0:step 4/4 | loss ", "--",
-                    program, "context.device=cpu", "metrics.dir=", "train.max_steps=4", "train.batch_size=8",
+    subprocess.run([launcher, "--ranks", ranks, "--timeout", "100", *launch,
+                    "--expect-output", "0:step 4/4 | loss ", "--", program,
+                    "context.device=cpu", "metrics.dir=", "train.max_steps=4", "train.batch_size=8",
                     f"data.path={ROOT}/data/cifar10-sample", "data.num_samples=64", *settings], check=True)
 
 
