@@ -21,7 +21,6 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
 
   const auto num_micro_batches = cfg.train.grad_accum_steps;
   const auto num_steps = cfg.train.num_steps(loader.num_batches() / num_micro_batches);
-  const ddp::LrSchedule lr_schedule(cfg.lr_schedule, num_steps);
   ddp::Metrics metrics(ctx, cfg.metrics);
   metrics.begin(0, num_steps);
   for (int64_t step = 0; step < num_steps; ++step) {
@@ -41,7 +40,7 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
       step_loss += loss.detach() / num_micro_batches;
       num_samples += batch.size();
     }
-    optimizer->step(lr_schedule.at(step));
+    optimizer->step(0.01);
     metrics.end_step(step, {.loss = step_loss, .num_samples = num_samples});
   }
 }

@@ -29,7 +29,7 @@ foreach(_split 1:32:1 1:8:4 2:16:1 2:8:2)
   list(GET _split 1 _batch)
   list(GET _split 2 _micro)
   ddp_add_recipe(gradient_accumulation_${_micro} gradient_accumulation ${_ranks}
-                 ARGUMENTS ${_images} train.max_steps=4 lr_schedule.lr=0.01 train.batch_size=${_batch}
+                 ARGUMENTS ${_images} train.max_steps=4 train.batch_size=${_batch}
                            train.grad_accum_steps=${_micro}
                  OUTPUT "0:step 4/4 | loss 2.5591")
 endforeach()
