@@ -44,6 +44,19 @@ while IFS=: read -r file line path; do
 done < <(tr '\n' '\0' <<<"$with_commands" | xargs -0 grep -HnoE \
   '(^|[^A-Za-z0-9_./<>*-])(\./)?(examples|scripts|slurm|benchmarks|tests|tools|cmake|\.ci)/[A-Za-z0-9_./*<>-]*')
 
+# Each recipe is in the index and has a page with the commands of the program's comment.
+while read -r program; do
+  name=$(basename "$program" .cpp)
+  page=docs/recipes/$name.md
+  if ! grep -qF "](../../$program)" "$page" || ! grep -qF "]($name.md)" docs/recipes/README.md; then
+    warn "$program needs a page $page that links to it, and a line in docs/recipes/README.md"
+    failed=1
+  fi
+  while read -r command; do
+    grep -qF -- "$command" "$page" || { warn "$page lacks the command '$command' of $program"; failed=1; }
+  done < <(sed -n 's|^//   ||p' "$program")
+done < <(files 'examples/recipes/*.cpp')
+
 while read -r file; do
   head -n 3 "$file" | grep -q 'SPDX-License-Identifier: Apache-2.0' ||
     { warn "$file has no SPDX line"; failed=1; }

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// A generative adversarial network: two models, two optimizers, one checkpoint.
+//
+//   mpirun -n 2 build/examples/recipes/gan train.max_steps=1000 checkpoint.dir=runs/gan
+#include <torch/torch.h>
+
+#include "ddp/ddp.hpp"
+
+namespace {
+
+torch::nn::Sequential make_mlp(int64_t inputs, int64_t outputs, const ddp::Context& ctx) {
+  torch::nn::Sequential mlp(torch::nn::Linear(inputs, 64), torch::nn::ReLU(),
+                            torch::nn::Linear(64, outputs));
+  mlp->to(ctx.device());
+  return mlp;
+}
+
+torch::Tensor loss_of(const torch::Tensor& logits, double label) {
+  return torch::binary_cross_entropy_with_logits(logits, torch::full_like(logits, label));
+}
+
+void train(ddp::Context& ctx, const ddp::Config& cfg) {
+  ddp::DistributedDataParallel generator(make_mlp(8, 2, ctx), ctx.communicator(), cfg.ddp);
+  ddp::DistributedDataParallel discriminator(make_mlp(2, 1, ctx), ctx.communicator(), cfg.ddp);
+  const ddp::OptimizerOptions adam{.type = ddp::OptimizerType::Adam, .beta1 = 0.5};
+  auto g_optimizer = ddp::make_optimizer(generator, adam);
+  auto d_optimizer = ddp::make_optimizer(discriminator, adam);
+  ctx.seed_ranks(cfg.context.seed);  // other samples on each rank
+  ddp::Checkpointer checkpointer(ctx, cfg.checkpoint,
+                                 {{"generator", generator},
+                                  {"g_optimizer", g_optimizer},
+                                  {"discriminator", discriminator},
+                                  {"d_optimizer", d_optimizer}});
+  ddp::Metrics metrics(ctx, cfg.metrics);
+  const auto first_step = checkpointer.restore();
+  metrics.begin(first_step, cfg.train.max_steps);
+  for (auto step = first_step; step < cfg.train.max_steps; ++step) {
+    const auto size = cfg.train.batch_size;
+    const auto real = 0.1 * torch::randn({size, 2}, ctx.device()) + 2;  // around (2, 2)
+    const auto fake = generator.forward(torch::randn({size, 8}, ctx.device()));
+
+    discriminator.zero_grad();
+    // One forward for both halves: a backward belongs to one forward of the wrapper.
+    const auto logits = discriminator.forward(torch::cat({real, fake.detach()})).chunk(2);
+    const auto d_loss = loss_of(logits[0], 1) + loss_of(logits[1], 0);
+    d_loss.backward();
+    d_optimizer->step(2e-3);
+
+    generator.zero_grad();
+    torch::Tensor g_loss;
+    {
+      // The discriminator only passes gradients on: nothing of it is sent, and zero_grad() drops
+      // it.
+      const auto no_sync = discriminator.no_sync();
+      g_loss = loss_of(discriminator.forward(fake), 1);
+      g_loss.backward();
+    }
+    g_optimizer->step(2e-3);
+
+    metrics.log("d_loss", d_loss);
+    metrics.log("g_loss", g_loss);
+    metrics.log("distance", (fake.mean(0) - real.mean(0)).norm());
+    metrics.end_step(step, {.num_samples = size});
+    checkpointer.save_if_due(step);
+  }
+  checkpointer.save(cfg.train.max_steps - 1);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return ddp::run(argc, argv, train);
+}

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+# The programs of docs/recipes as a user runs them.
+function(ddp_add_recipe name recipe ranks)
+  ddp_add_example(recipe_${name} recipe_${recipe} ${ranks} ${ARGN})
+endfunction()
+set(_run context.device=cpu metrics.dir=)
+set(_images ${_run} data.path=${PROJECT_SOURCE_DIR}/data/cifar10-sample data.num_samples=163)
+foreach(_ranks 1 2)
+  # The results are those of the initial weights, which are equal on any number of ranks. 163 is odd, so a padded
+  # evaluation would show.
+  ddp_add_recipe(evaluation evaluation ${_ranks} ARGUMENTS ${_images} train.epochs=2 lr_schedule.lr=0
+                 loader.global_batch_size=16
+                 OUTPUT "0:step 11/22 | top1 0.08589 | top5 0.4601 | images 163" "0:step 22/22 | top1 0.08589")
+  ddp_add_recipe(own_data own_data ${_ranks} ARGUMENTS ${_run} train.epochs=5 loader.global_batch_size=32
+                 OUTPUT "0:step 80/80 | loss 0.0" "0:| accuracy 100.00 % | " "0: tokens/s | longest 12")
+  ddp_add_recipe(inputs_and_outputs inputs_and_outputs ${_ranks}
+                 ARGUMENTS ${_run} train.max_steps=300 metrics.log_every=100 ddp.find_unused_parameters=true
+                 OUTPUT "0:step 300/300 | loss 0." "0: | error 0.2" "0: | divergence ")
+  ddp_add_recipe(gan gan ${_ranks} ARGUMENTS ${_run} train.max_steps=1000 metrics.log_every=1000
+                 OUTPUT "0:step 1000/1000 | d_loss 1." "0: | g_loss 0." "0: | distance 0.")
+  ddp_add_recipe(inputs_and_outputs_refused inputs_and_outputs ${_ranks} ARGUMENTS ${_run} EXIT 70
+                 OUTPUT "0:the previous backward left 1 of 5 parameters without a gradient: condition.weight")
+  ddp_add_recipe(from_libtorch from_libtorch ${_ranks} ARGUMENTS ${_run} OUTPUT "0:| accuracy 100.00 %")
+endforeach()
+# 32 samples a step, however they are split, give the same loss after four steps.
+foreach(_split 1:32:1 1:8:4 2:16:1 2:8:2)
+  string(REPLACE ":" ";" _split ${_split})
+  list(GET _split 0 _ranks)
+  list(GET _split 1 _batch)
+  list(GET _split 2 _micro)
+  ddp_add_recipe(gradient_accumulation_${_micro} gradient_accumulation ${_ranks}
+                 ARGUMENTS ${_images} train.max_steps=4 train.batch_size=${_batch}
+                           train.grad_accum_steps=${_micro}
+                 OUTPUT "0:step 4/4 | loss 2.5591")
+endforeach()
+ddp_add_recipe(own_settings own_settings 1
+               ARGUMENTS ${_images} train.max_steps=3 model.hidden=32,16 model.activation=tanh train.label_smoothing=0.1
+               OUTPUT "0:* model.activation                             tanh" "0:step 3/3 | loss ")
+ddp_add_recipe(own_settings_help own_settings 1 ARGUMENTS --help OUTPUT "0:Between the layers. (one of relu, tanh)")
+ddp_add_recipe(own_settings_unknown own_settings 1 ARGUMENTS ${_images} model.hiden=32
+               EXIT 64 OUTPUT "0:unknown setting 'model.hiden'" "0:did you mean model.hidden?")
+ddp_add_recipe(own_settings_unused own_settings 1 ARGUMENTS ${_images} train.mixup=0.2
+               EXIT 64 OUTPUT "0:train.mixup=0.2 has no effect")
+find_package(Python3 QUIET COMPONENTS Interpreter)
+if(Python3_FOUND AND TARGET recipe_torchscript)
+  foreach(_recipe torchscript fine_tuning gan)
+    foreach(_ranks 1 2)
+      if(_ranks EQUAL 1 OR DDP_HAS_MPI)
+        set(_test recipe_${_recipe}_files_r${_ranks})
+        add_test(NAME ${_test} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/recipes_test.py ${_recipe}
+                 $<TARGET_FILE:ddp_test_launch> $<TARGET_FILE:recipe_${_recipe}> ${_ranks})
+        set_tests_properties(${_test} PROPERTIES TIMEOUT 180 PROCESSORS ${_ranks} SKIP_RETURN_CODE 77)
+      endif()
+    endforeach()
+  endforeach()
+endif()
+ddp_add_recipe(hang hang 2 ARGUMENTS context.device=cpu EXIT 70
+               OUTPUT "0:first cause: rank 1 (" "0: left at step 2 in training"
+                      "0: waits at step 3 in training in all_reduce #"
+                      "0:where they have different numbers of batches, use ddp::join")
+ddp_add_recipe(hang_joined hang 2 ARGUMENTS context.device=cpu loop.join=true OUTPUT "0:done after 4 steps")

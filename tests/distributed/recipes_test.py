@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes whose files matter: for Python, from Python, or in a checkpoint.
+
+usage: recipes_test.py torchscript|fine_tuning|gan LAUNCHER PROGRAM RANKS
+"""
+import filecmp
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+try:
+    if sys.argv[1] != "gan":
+        import torch
+    if sys.argv[1] == "fine_tuning":
+        import safetensors.torch  # noqa: F401
+        import torchvision
+except ImportError as error:
+    print("skipped:", error)
+    sys.exit(77)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+scenario, launcher, program, ranks = sys.argv[1:]
+
+
+def python(script, *arguments):
+    subprocess.run([sys.executable, ROOT / "examples/recipes" / script, *arguments], check=True)
+
+
+def run(output, *settings):
+    launch = ["--launch", "env"] if ranks == "1" else []
+    subprocess.run([launcher, "--ranks", ranks, "--timeout", "100", *launch,
+                    "--expect-output", "0:" + output, "--", program, "context.device=cpu", "metrics.dir=", *settings],
+                   check=True)
+
+
+def train_on_images(*settings):
+    run("step 4/4 | loss ", "train.max_steps=4", "train.batch_size=8", f"data.path={ROOT}/data/cifar10-sample",
+        "data.num_samples=64", *settings)
+
+
+def torchscript():
+    python("torchscript_net.py", "net.pt")
+    train_on_images("script.path=net.pt", "script.output=trained.pt", "lr_schedule.lr=0.01")
+    net, trained = torch.jit.load("net.pt"), torch.jit.load("trained.pt")
+    for (name, before), after in zip(net.named_parameters(), trained.parameters()):
+        assert not torch.equal(before, after), f"{name} was not trained"
+    assert trained.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def fine_tuning():
+    source = torchvision.models.resnet18()
+    torch.save(source.state_dict(), "resnet18.pt")
+    python("convert_weights.py", "resnet18.pt", "resnet18.safetensors")
+    # With a learning rate of 0 the weights that come back are those that went in.
+    train_on_images("weights.from=resnet18.safetensors", "weights.to=fine_tuned.safetensors", "lr_schedule.lr=0")
+    python("convert_weights.py", "fine_tuned.safetensors", "fine_tuned.pt")
+    tuned = torchvision.models.resnet18(num_classes=10)
+    tuned.load_state_dict(torch.load("fine_tuned.pt", weights_only=True), strict=True)
+    for (name, before), after in zip(source.named_parameters(), tuned.parameters()):
+        assert name.startswith("fc.") or torch.equal(before, after), f"{name} changed"
+
+
+def gan():
+    """A resumed run ends with the bits of one that was never interrupted."""
+    run("step 600/600 | d_loss ", "checkpoint.dir=whole", "train.max_steps=600")
+    run("step 300/300 | d_loss ", "checkpoint.dir=resumed", "train.max_steps=300")
+    run("after 300 steps", "checkpoint.dir=resumed", "train.max_steps=600")
+    for name in ("generator", "discriminator", "g_optimizer", "d_optimizer"):
+        file = f"step_0000000600/{name}.safetensors"
+        assert filecmp.cmp("whole/" + file, "resumed/" + file, shallow=False), f"{name} differs"
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    globals()[scenario]()
