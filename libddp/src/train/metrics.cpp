@@ -3,6 +3,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "comm/context_handle.hpp"
@@ -166,14 +167,43 @@ void MetricsImpl::add_evaluation(int64_t step, const EpochMetrics& metrics) {
   files_.add_evaluation(numbers);
 }
 
-EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
+namespace {
+
+/// Removes the metric of that name; nothing if there is none.
+std::optional<double> take_out(std::vector<OwnResult>& results, const std::string& name) {
+  const auto found = std::find_if(results.begin(), results.end(),
+                                  [&](const OwnResult& result) { return result.name == name; });
+  if (found == results.end()) {
+    return std::nullopt;
+  }
+  const auto value = found->value;
+  results.erase(found);
+  return value;
+}
+
+}  // namespace
+
+EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
   read({});
   auto own = counter_.since_epoch();
   const auto use = sensors_.end_epoch(SteadyClock::now());
   own.utilisation = use.utilisation;
   own.power_w = use.power_w;
   own.own = own_of_epoch_.take();
-  const auto job = gather(own, /*to_all=*/true);
+  auto job = gather(own, /*to_all=*/true);
+  std::map<std::string, double> own_results;
+  for (const OwnResult& result : job.own) {
+    if (result.value) {
+      own_results[result.name] = *result.value;
+    }
+  }
+  EpochMetrics metrics = given;
+  if (const auto loss = take_out(job.own, "test_loss")) {
+    metrics.test_loss = loss;
+  }
+  if (const auto accuracy = take_out(job.own, "test_accuracy")) {
+    metrics.test_accuracy = accuracy;
+  }
   counter_.end_epoch();
   sensors_.begin_epoch(SteadyClock::now());
   if (is_main()) {
@@ -188,12 +218,6 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& metrics) {
                                .loss = metrics.test_loss,
                                .accuracy = metrics.test_accuracy,
                                .own = job.own});
-    }
-  }
-  std::map<std::string, double> own_results;
-  for (const OwnResult& result : job.own) {
-    if (result.value) {
-      own_results[result.name] = *result.value;
     }
   }
   return {.train_loss = job.loss(),

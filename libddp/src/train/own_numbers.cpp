@@ -98,14 +98,47 @@ void OwnNumber::combine(double total) {
 }
 
 void check_own_name(const std::string& name) {
-  static constexpr const char* kTaken[] = {"step", "epoch",     "loss", "accuracy",
-                                           "lr",   "grad_norm", "time"};
+  // Of all tables. A rate's name has the program's unit before "_per_second".
+  static constexpr const char* kTaken[] = {"step",
+                                           "epoch",
+                                           "loss",
+                                           "accuracy",
+                                           "lr",
+                                           "grad_norm",
+                                           "step_ms",
+                                           "exposed_comm_ms",
+                                           "loader_wait_ms",
+                                           "peak_memory_gib",
+                                           "memory_gib",
+                                           "interval_seconds",
+                                           "energy_j",
+                                           "time",
+                                           "eval_loss",
+                                           "eval_accuracy",
+                                           "job_id",
+                                           "commit",
+                                           "gpu_type",
+                                           "nodes",
+                                           "gpus",
+                                           "ranks",
+                                           "precision",
+                                           "global_batch_size",
+                                           "bucket_cap_mb",
+                                           "repeat",
+                                           "train_loss",
+                                           "batch_size_per_gpu",
+                                           "power_w",
+                                           "steps_per_epoch",
+                                           "train_accuracy",
+                                           "gpu_utilisation_percent",
+                                           "epoch_seconds"};
   if (name.empty()) {
     throw SettingsError("a metric has an empty name");
   }
-  if (std::find(std::begin(kTaken), std::end(kTaken), name) != std::end(kTaken)) {
-    throw SettingsError(concat("metric \"", name, "\" has a column already",
-                               "; fix: give its value to end_step, or choose another name"));
+  if (std::find(std::begin(kTaken), std::end(kTaken), name) != std::end(kTaken) ||
+      name.ends_with("_per_second") || name.ends_with("_per_second_per_rank")) {
+    throw SettingsError(concat("metric \"", name, "\" has the name of a column of libddp",
+                               "; fix: choose another name, or give a loss to end_step"));
   }
 }
 

@@ -39,7 +39,7 @@ struct OwnResult {
   std::string column() const { return name + (is_rate ? "_per_second" : ""); }
 };
 
-/// Throws SettingsError for a name without characters or that a column of libddp has.
+/// Throws SettingsError for an empty name or that of a column of libddp.
 void check_own_name(const std::string& name);
 
 /// Throws MismatchError that names the first metric which not all ranks logged in the same way.

@@ -124,6 +124,21 @@ TEST_CASE("an epoch's own metrics are in its row, and in its result on all ranks
   CHECK(rows[1].at("accuracy@5") == 1.125);
 }
 
+TEST_CASE("test_loss and test_accuracy of an epoch fill their own columns") {
+  TemporaryFolder folder;
+  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    metrics.log_epoch("test_loss", 1.0 + plane.rank());
+    metrics.log_epoch("test_accuracy", 0.5);
+    REQUIRE(metrics.end_epoch(0, {.test_accuracy = 0.75}).own.at("test_loss") == 1.5);
+  }));
+  const auto row = rows_of(folder.file("run/epochs.jsonl")).at(0);
+  CHECK(row.at("test_loss") == 1.5);
+  CHECK(row.at("test_accuracy") == 0.5);
+  const auto csv = testing::read_file(folder.file("run/epochs.csv"));
+  CHECK(csv.find("test_loss") == csv.rfind("test_loss"));
+}
+
 TEST_CASE("a metric that a rank lacks ends the logging step with its name") {
   TemporaryFolder folder;
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
@@ -142,8 +157,12 @@ TEST_CASE("a metric that a rank lacks ends the logging step with its name") {
 TEST_CASE("own metrics that cannot be used are refused") {
   rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
     Metrics metrics(plane, at::kCPU, {}, {});
-    CHECK_THROWS_WITH(metrics.log("loss", 1.0), Catch::Contains("\"loss\" has a column already"));
+    CHECK_THROWS_WITH(metrics.log("loss", 1.0),
+                      Catch::Contains("\"loss\" has the name of a column"));
     CHECK_THROWS_AS(metrics.log("", 1.0), ddp::SettingsError);
+    CHECK_THROWS_AS(metrics.log("step_ms", 1.0), ddp::SettingsError);
+    CHECK_THROWS_AS(metrics.log("images_per_second", 1.0), ddp::SettingsError);
+    CHECK_THROWS_AS(metrics.log_epoch("train_loss", 1.0), ddp::SettingsError);
     CHECK_THROWS_WITH(metrics.log("a", torch::zeros({2})), Catch::Contains("has 2 elements"));
     CHECK_THROWS_WITH(metrics.log("a", 1.0, {.weight = -1}), Catch::Contains("is -1"));
     metrics.log("b", 1.0);

@@ -116,6 +116,7 @@ class Metrics {
   /// names: the logging step throws MismatchError (70) with the name that a rank lacks.
   void log(const std::string& name, const MetricValue& value, const LogOptions& options = {});
   /// The same for the row and the result of the next end_epoch, for example of an evaluation.
+  /// "test_loss" and "test_accuracy" fill the columns of EpochMetrics.
   void log_epoch(const std::string& name, const MetricValue& value, const LogOptions& options = {});
   /// Sends all later rows to `writer` too, on rank 0.
   void add_writer(std::shared_ptr<MetricsWriter> writer);
