@@ -12,7 +12,7 @@ namespace {
 [[noreturn]] void fail_unknown_argument(const std::string& argument) {
   const std::string bare =
       argument.substr(std::min(argument.size(), argument.find_first_not_of('-')));
-  const bool is_key = bare.find('=') != std::string::npos;
+  const bool is_key = bare.find('.') < bare.find('=') && bare.find('=') != std::string::npos;
   throw SettingsError(concat("unknown argument '", argument, "'; fix: ",
                              is_key ? concat("write ", bare, " without dashes")
                                     : "there are --config FILE, --help, --show-settings, "

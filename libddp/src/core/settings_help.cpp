@@ -143,9 +143,9 @@ std::vector<std::string> keys_of(const SettingRows& rows) {
     near.push_back(similar);
   }
   throw SettingsError(
-      concat("--help ", topic.substr(0, 120), ": there is no such section or setting; ",
+      concat("--help ", topic.substr(0, 120), ": there is no such section or setting; fix: ",
              near.empty() ? "" : concat("did you mean ", detail::join(near, " or "), "? "),
-             "(sections: ", sections, "; all lists every setting)"));
+             "Sections: ", sections, "; all lists every setting"));
 }
 
 SettingRows rows_of_topic(const std::string& topic, const SettingRows& rows) {

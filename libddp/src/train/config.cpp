@@ -32,7 +32,7 @@ void for_each_section(C& config, F&& visit) {
   section("data", config.data, "Images: folder, format, size and augmentation.");
   section("sampler", config.sampler, "Order of the samples, and how ranks divide them.");
   section("loader", config.loader,
-          "Making of batches: threads, prefetching, decoding, GPU memory.");
+          "How batches are made: threads, prefetching, decoding, GPU memory.");
   section("ddp", config.ddp, "Reduction of gradients: buckets, compression, unused parameters.");
   section("optimizer", config.optimizer,
           "Update rule and its constants, ZeRO-1, parameter groups.");

@@ -17,6 +17,30 @@ namespace detail {
 
 using SteadyClock = std::chrono::steady_clock;
 
+namespace {
+
+/// Removes the metric of that name; nothing if there is none.
+std::optional<double> take_out(std::vector<OwnResult>& results, const std::string& name) {
+  const auto found = std::find_if(results.begin(), results.end(),
+                                  [&](const OwnResult& result) { return result.name == name; });
+  if (found == results.end()) {
+    return std::nullopt;
+  }
+  const auto value = found->value;
+  results.erase(found);
+  return value;
+}
+
+std::vector<OwnResult> results_of(const std::map<std::string, double>& values) {
+  std::vector<OwnResult> results;
+  for (const auto& [name, value] : values) {
+    results.push_back({.name = name, .value = value});
+  }
+  return results;
+}
+
+}  // namespace
+
 MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
                          const LaunchEnvironment& launch, const MetricsOptions& options,
                          std::function<void(int64_t step)> set_progress)
@@ -80,6 +104,15 @@ void MetricsImpl::log(const std::string& name, const MetricValue& value,
   own_.add(name, counts ? value : MetricValue(), options);
 }
 
+void MetricsImpl::log_epoch(const std::string& name, const MetricValue& value,
+                            const LogOptions& options) {
+  if (options.reduction == MetricReduction::Rate) {
+    throw SettingsError(concat("metric \"", name, "\" of an epoch cannot be a rate, because an ",
+                               "evaluation is not timed; fix: log its own number a second"));
+  }
+  own_of_epoch_.add(name, value, options);
+}
+
 void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   steps_done_ = step + 1;
   losses_.add(metrics);
@@ -90,10 +123,15 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   }
   set_progress_(step + 1);
   const bool last = num_steps_ > 0 && step + 1 == num_steps_;
-  if (options_.log_every > 0 && ((step + 1) % options_.log_every == 0 || last)) {
+  const bool logs = options_.log_every > 0 && ((step + 1) % options_.log_every == 0 || last);
+  if (last) {
+    console_.clear_bar();
+  } else {
+    console_.draw_bar(step + 1, logs);
+  }
+  if (logs) {
     log_step(step, metrics);
   }
-  console_.draw_bar(step + 1, last);
   if (tracer_) {
     tracer_->end_step(step);
   }
@@ -162,26 +200,12 @@ void MetricsImpl::add_evaluation(int64_t step, const EpochMetrics& metrics) {
   const EvaluationNumbers numbers{.done = step + 1,
                                   .epoch = epochs_at(step),
                                   .loss = metrics.test_loss,
-                                  .accuracy = metrics.test_accuracy};
+                                  .accuracy = metrics.test_accuracy,
+                                  .own = results_of(metrics.own)};
+  evaluated_steps_ = numbers.done;
   console_.log_evaluation(numbers);
   files_.add_evaluation(numbers);
 }
-
-namespace {
-
-/// Removes the metric of that name; nothing if there is none.
-std::optional<double> take_out(std::vector<OwnResult>& results, const std::string& name) {
-  const auto found = std::find_if(results.begin(), results.end(),
-                                  [&](const OwnResult& result) { return result.name == name; });
-  if (found == results.end()) {
-    return std::nullopt;
-  }
-  const auto value = found->value;
-  results.erase(found);
-  return value;
-}
-
-}  // namespace
 
 EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
   read({});
@@ -204,6 +228,9 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
   if (const auto accuracy = take_out(job.own, "test_accuracy")) {
     metrics.test_accuracy = accuracy;
   }
+  for (const OwnResult& result : results_of(given.own)) {
+    job.own.push_back(result);
+  }
   counter_.end_epoch();
   sensors_.begin_epoch(SteadyClock::now());
   if (is_main()) {
@@ -213,7 +240,8 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
                       .test_loss = metrics.test_loss,
                       .test_accuracy = metrics.test_accuracy},
                      job);
-    if (metrics.test_loss || metrics.test_accuracy || !job.own.empty()) {
+    const bool is_shown = evaluated_steps_ == steps_done_ && job.own.empty();
+    if (!is_shown && (metrics.test_loss || metrics.test_accuracy || !job.own.empty())) {
       console_.log_evaluation({.done = steps_done_,
                                .loss = metrics.test_loss,
                                .accuracy = metrics.test_accuracy,

@@ -21,6 +21,10 @@ MetricsConsole::MetricsConsole(const MetricsOptions& options, bool is_main)
       max_steps_(options.run.max_steps) {}
 
 MetricsConsole::~MetricsConsole() {
+  clear_bar();
+}
+
+void MetricsConsole::clear_bar() {
   if (bar_) {
     clear_terminal_line();
   }

@@ -29,6 +29,7 @@ class MetricsConsole {
   void set_max_steps(int64_t steps) { max_steps_ = steps; }
   /// At most ten times a second, unless `force`. `done` counts steps.
   void draw_bar(int64_t done, bool force);
+  void clear_bar();
 
  private:
   using Clock = std::chrono::steady_clock;

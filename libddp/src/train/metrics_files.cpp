@@ -4,6 +4,7 @@
 #include <chrono>
 #include <utility>
 
+#include "ddp/core/error.hpp"
 #include "train/metrics_writers.hpp"
 
 namespace ddp::detail {
@@ -45,6 +46,9 @@ MetricsFiles::MetricsFiles(const MetricsOptions& options, const LaunchEnvironmen
 }
 
 void MetricsFiles::add_writer(std::shared_ptr<MetricsWriter> writer) {
+  if (writer == nullptr) {
+    throw SettingsError("add_writer: the pointer is empty; fix: give it a writer");
+  }
   if (is_main_) {
     writer->begin(path(), options_.run.settings_text);
     writers_.push_back(std::move(writer));

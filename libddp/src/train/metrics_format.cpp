@@ -8,6 +8,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "ddp/core/error.hpp"
+
 namespace ddp::detail {
 namespace {
 
@@ -57,7 +59,7 @@ std::optional<double> if_matters(std::optional<double> wait_ms, std::optional<do
   return wait_ms && *wait_ms < 0.01 * step_ms.value_or(0) ? std::nullopt : wait_ms;
 }
 
-constexpr size_t kColumns = 120 - std::char_traits<char>::length("[22:43:25.111] [info] ");
+constexpr size_t kColumns = 120 - std::char_traits<char>::length("[22:43:25.111] [info] rank 0: ");
 
 /// The parts of a log line, in order.
 class LineParts {
@@ -189,7 +191,12 @@ std::string json_line(const Row& row) {
 
 void add_own(Row& row, const std::vector<OwnResult>& own) {
   for (const OwnResult& result : own) {
-    row.push_back({.name = result.column(), .number = result.value});
+    const auto name = result.column();
+    if (std::any_of(row.begin(), row.end(), [&](const Cell& cell) { return cell.name == name; })) {
+      throw SettingsError(concat("metric \"", result.name, "\" would have a second column ", name,
+                                 "; fix: choose another name"));
+    }
+    row.push_back({.name = name, .number = result.value});
   }
 }
 

@@ -49,13 +49,13 @@ struct LoggedNumbers {
 inline std::optional<double> if_measured(double number) {
   return std::isnan(number) ? std::nullopt : std::optional(number);
 }
-/// Appends a cell for each metric.
+/// Appends a cell for each metric. Throws SettingsError for a name that the row has.
 void add_own(Row& row, const std::vector<OwnResult>& own);
 Row step_row(const LoggedNumbers& numbers, double unix_time);
 
-/// "step 120/1000 | epoch 1.20 | loss 1.2345 | …". Unknown numbers, waits of less than 1 % of a
-/// step, and a learning rate and a memory that the `previous` line has are omitted; then, until the
-/// line with its time fits 120 columns, the least important numbers. max_steps 0: unknown.
+/// "step 120/1000 | epoch 1.20 | loss 1.2345 | …". max_steps 0: unknown. Omits unknown numbers,
+/// waits of less than 1 % of a step, and a learning rate and a memory that the `previous` line has.
+/// If the line and its prefix do not fit 120 columns, it also omits the least important numbers.
 std::string log_line(const LoggedNumbers& numbers, int64_t max_steps, double eta_seconds,
                      const LoggedNumbers& previous = {});
 struct EvaluationNumbers {

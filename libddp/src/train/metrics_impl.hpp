@@ -28,9 +28,7 @@ class MetricsImpl {
 
   void begin(int64_t first_step, int64_t num_steps);
   void log(const std::string& name, const MetricValue& value, const LogOptions& options);
-  void log_epoch(const std::string& name, const MetricValue& value, const LogOptions& options) {
-    own_of_epoch_.add(name, value, options);
-  }
+  void log_epoch(const std::string& name, const MetricValue& value, const LogOptions& options);
   void add_writer(std::shared_ptr<MetricsWriter> writer) { files_.add_writer(std::move(writer)); }
   void end_step(int64_t step, const StepMetrics& metrics);
   EpochResult end_epoch(int64_t epoch, const EpochMetrics& metrics);
@@ -59,6 +57,7 @@ class MetricsImpl {
   std::function<double()> exposed_comm_;
   std::function<double()> loader_wait_;
   int64_t steps_done_ = 0;
+  int64_t evaluated_steps_ = -1;  // done at the last add_evaluation
   int64_t num_steps_;
 
   MetricsFiles files_;

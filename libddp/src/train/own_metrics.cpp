@@ -17,7 +17,18 @@ void OwnMetrics::add(const std::string& name, const MetricValue& value, const Lo
                                ": it must be at least 0 and finite"));
   }
   Entry& entry = find(name, options.reduction);
-  if (value.tensor.defined()) {
+  entry.total.is_logged = true;
+  if (options.weight == 0) {
+    return;
+  }
+  if (value.tensor.defined() && value.tensor.numel() != 1) {
+    throw SettingsError(
+        concat("metric \"", name, "\" has ", value.tensor.numel(), " elements: it must have one"));
+  }
+  if (value.tensor.defined() && value.tensor.is_cpu() &&
+      !device_.is_cpu()) {  // a copy to the device would make the host wait
+    entry.total.add(value.tensor.item<double>(), options.weight);
+  } else if (value.tensor.defined()) {
     add_tensor(entry, value.tensor, options.weight);
   } else if (value.logged.has_value()) {
     entry.logged.emplace_back(value.logged, options.weight);
@@ -31,7 +42,9 @@ OwnMetrics::Entry& OwnMetrics::find(const std::string& name, MetricReduction red
   const auto found = std::find_if(entries_.begin(), entries_.end(),
                                   [&](const Entry& entry) { return entry.total.name == name; });
   if (found == entries_.end()) {
-    check_own_name(name);
+    if (name.empty()) {
+      throw SettingsError("a metric has an empty name");
+    }
     Entry& entry = entries_.emplace_back();
     entry.total = {.name = name, .reduction = reduction};
     entry.total.clear();

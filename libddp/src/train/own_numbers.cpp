@@ -55,7 +55,7 @@ void check_has_all(const std::vector<OwnNumber>& numbers, int rank,
                    const std::vector<OwnNumber>& wanted, int other) {
   for (const OwnNumber& number : wanted) {
     const OwnNumber* own = find(numbers, number.name);
-    if (own == nullptr) {
+    if (own == nullptr || (number.is_logged && !own->is_logged)) {
       throw MismatchError(concat("metric \"", number.name, "\" was logged on rank ", other,
                                  " but not on rank ", rank,
                                  "; fix: log it on all ranks, with weight 0 where there is none"));
@@ -74,6 +74,7 @@ void OwnNumber::clear() {
   value = start_of(reduction);
   weight = 0;
   count = 0;
+  is_logged = false;
 }
 
 void OwnNumber::add(double number, double number_weight) {
@@ -94,51 +95,6 @@ void OwnNumber::combine(double total) {
       break;
     default:
       value += total;
-  }
-}
-
-void check_own_name(const std::string& name) {
-  // Of all tables. A rate's name has the program's unit before "_per_second".
-  static constexpr const char* kTaken[] = {"step",
-                                           "epoch",
-                                           "loss",
-                                           "accuracy",
-                                           "lr",
-                                           "grad_norm",
-                                           "step_ms",
-                                           "exposed_comm_ms",
-                                           "loader_wait_ms",
-                                           "peak_memory_gib",
-                                           "memory_gib",
-                                           "interval_seconds",
-                                           "energy_j",
-                                           "time",
-                                           "eval_loss",
-                                           "eval_accuracy",
-                                           "job_id",
-                                           "commit",
-                                           "gpu_type",
-                                           "nodes",
-                                           "gpus",
-                                           "ranks",
-                                           "precision",
-                                           "global_batch_size",
-                                           "bucket_cap_mb",
-                                           "repeat",
-                                           "train_loss",
-                                           "batch_size_per_gpu",
-                                           "power_w",
-                                           "steps_per_epoch",
-                                           "train_accuracy",
-                                           "gpu_utilisation_percent",
-                                           "epoch_seconds"};
-  if (name.empty()) {
-    throw SettingsError("a metric has an empty name");
-  }
-  if (std::find(std::begin(kTaken), std::end(kTaken), name) != std::end(kTaken) ||
-      name.ends_with("_per_second") || name.ends_with("_per_second_per_rank")) {
-    throw SettingsError(concat("metric \"", name, "\" has the name of a column of libddp",
-                               "; fix: choose another name, or give a loss to end_step"));
   }
 }
 

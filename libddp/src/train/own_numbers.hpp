@@ -15,12 +15,13 @@ namespace ddp::detail {
 struct OwnNumber {
   std::string name;
   MetricReduction reduction = MetricReduction::Mean;
-  double value = 0;   ///< a mean's sum of values times weights
-  double weight = 0;  ///< a mean's sum of weights
-  int64_t count = 0;  ///< of values
+  double value = 0;        ///< a mean's sum of values times weights
+  double weight = 0;       ///< a mean's sum of weights
+  int64_t count = 0;       ///< of values with a weight above 0
+  bool is_logged = false;  ///< also without a value
 
   friend auto message_fields(OwnNumber& n) {
-    return std::tie(n.name, n.reduction, n.value, n.weight, n.count);
+    return std::tie(n.name, n.reduction, n.value, n.weight, n.count, n.is_logged);
   }
   bool is_valid() const { return reduction <= MetricReduction::Rate && count >= 0; }
 
@@ -39,10 +40,8 @@ struct OwnResult {
   std::string column() const { return name + (is_rate ? "_per_second" : ""); }
 };
 
-/// Throws SettingsError for an empty name or that of a column of libddp.
-void check_own_name(const std::string& name);
-
 /// Throws MismatchError that names the first metric which not all ranks logged in the same way.
+/// Ranks without a value count as ranks that logged it.
 std::vector<OwnResult> reduce_own(const std::vector<std::vector<OwnNumber>>& ranks, double seconds);
 
 }  // namespace ddp::detail

@@ -70,8 +70,7 @@ TEST_CASE("a log line fits 120 columns with its time, and leaves out what did no
   numbers.sample_unit = "images";
   // Least important: memory, the time of a step, the learning rate, the epoch.
   CHECK(log_line(numbers, 186, 5) ==
-        "step 150/186 | loss 2.0123 | accuracy 24.38 % | grad_norm 2.18 | 226.2 images/s | ETA "
-        "00:00:05");
+        "step 150/186 | loss 2.0123 | accuracy 24.38 % | 226.2 images/s | ETA 00:00:05");
   CHECK(log_line(numbers, 0, NAN) ==
         "step 150 | epoch 1.61 | loss 2.0123 | accuracy 24.38 % | grad_norm 2.18 | 226.2 images/s");
   numbers.grad_norm = std::nullopt;
@@ -82,7 +81,7 @@ TEST_CASE("a log line fits 120 columns with its time, and leaves out what did no
   CHECK_THAT(log_line(numbers, 186, 5, numbers), Catch::Contains("exposed comm 1.50 ms"));
   numbers.own = {{.name = "d_loss", .value = 0.25}, {.name = "pairs", .is_rate = true, .value = 7}};
   CHECK_THAT(log_line(numbers, 186, 5, numbers), Catch::Contains(" | d_loss 0.25 | 7.0 pairs/s"));
-  CHECK(log_line(numbers, 186, 5, numbers).size() <= 98);
+  CHECK(log_line(numbers, 186, 5, numbers).size() <= 90);
   CHECK(evaluation_line({.done = 5, .own = numbers.own}, 0) ==
         "step 5 | d_loss 0.25 | 7.0 pairs/s");
 }

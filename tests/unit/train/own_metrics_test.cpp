@@ -157,18 +157,74 @@ TEST_CASE("a metric that a rank lacks ends the logging step with its name") {
 TEST_CASE("own metrics that cannot be used are refused") {
   rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
     Metrics metrics(plane, at::kCPU, {}, {});
-    CHECK_THROWS_WITH(metrics.log("loss", 1.0),
-                      Catch::Contains("\"loss\" has the name of a column"));
     CHECK_THROWS_AS(metrics.log("", 1.0), ddp::SettingsError);
-    CHECK_THROWS_AS(metrics.log("step_ms", 1.0), ddp::SettingsError);
-    CHECK_THROWS_AS(metrics.log("images_per_second", 1.0), ddp::SettingsError);
-    CHECK_THROWS_AS(metrics.log_epoch("train_loss", 1.0), ddp::SettingsError);
     CHECK_THROWS_WITH(metrics.log("a", torch::zeros({2})), Catch::Contains("has 2 elements"));
     CHECK_THROWS_WITH(metrics.log("a", 1.0, {.weight = -1}), Catch::Contains("is -1"));
+    CHECK_THROWS_WITH(metrics.log_epoch("c", 1.0, {.reduction = MetricReduction::Rate}),
+                      Catch::Contains("cannot be a rate"));
+    CHECK_THROWS_AS(metrics.add_writer(nullptr), ddp::SettingsError);
     metrics.log("b", 1.0);
     CHECK_THROWS_WITH(metrics.log("b", 1.0, {.reduction = MetricReduction::Sum}),
                       Catch::Contains("another reduction"));
   }));
+}
+
+TEST_CASE("a metric that would have a second column of that name is refused") {
+  TemporaryFolder folder;
+  const auto refusal = [&](const std::string& name, ddp::MetricReduction reduction) {
+    return run_ranks(1, [&](ddp::ControlPlane& plane) {
+      Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+      for (int step = 0; step < 2; ++step) {
+        metrics.log(name, 1.0, {.reduction = reduction});
+        metrics.end_step(step, {.num_samples = 1});
+      }
+    });
+  };
+  CHECK_THROWS_WITH(rethrow_first(refusal("loss", MetricReduction::Mean)),
+                    Catch::Contains("metric \"loss\" would have a second column loss"));
+  CHECK_THROWS_WITH(rethrow_first(refusal("samples", MetricReduction::Rate)),
+                    Catch::Contains("would have a second column samples_per_second"));
+}
+
+TEST_CASE("a value of weight 0 counts in no reduction") {
+  TemporaryFolder folder;
+  const auto reduction = GENERATE(MetricReduction::Mean, MetricReduction::Sum, MetricReduction::Min,
+                                  MetricReduction::Max);
+  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    for (int step = 0; step < 2; ++step) {
+      const bool has_value = plane.rank() == 0 && step == 1;
+      metrics.log("m", torch::tensor(has_value ? 5.0 : NAN),
+                  {.reduction = reduction, .weight = has_value ? 1.0 : 0.0});
+      metrics.end_step(step, {.num_samples = 1});
+    }
+  }));
+  CHECK(rows_of(folder.file("run/steps.jsonl")).at(0).at("m") == 5);
+}
+
+TEST_CASE("a rank that stops logging a metric is named") {
+  TemporaryFolder folder;
+  const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    for (int step = 0; step < 4; ++step) {
+      if (plane.rank() == 0 || step < 2) {
+        metrics.log("fid", 1.0);
+      }
+      metrics.end_step(step, {.num_samples = 1});
+    }
+  });
+  CHECK_THROWS_WITH(rethrow_first(errors),
+                    Catch::Contains("metric \"fid\" was logged on rank 0 but not on rank 1"));
+  CHECK(rows_of(folder.file("run/steps.jsonl")).size() == 1);
+}
+
+TEST_CASE("an evaluation between epochs may have own metrics") {
+  TemporaryFolder folder;
+  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    metrics.add_evaluation(1, {.test_loss = 2, .own = {{"perplexity", 7.5}}});
+  }));
+  CHECK(rows_of(folder.file("run/evals.jsonl")).at(0).at("perplexity") == 7.5);
 }
 
 TEST_CASE("a writer gets the settings and all rows, on rank 0") {

@@ -16,6 +16,7 @@ OwnNumber number_of(MetricReduction reduction,
                     const std::vector<std::pair<double, double>>& values) {
   OwnNumber number{.name = "m", .reduction = reduction};
   number.clear();
+  number.is_logged = true;
   for (const auto& [value, weight] : values) {
     number.add(value, weight);
   }

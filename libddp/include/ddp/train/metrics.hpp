@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metrics of a run: one line per logging step, also in steps.csv and steps.jsonl, and one row per
-// epoch in epochs.csv. Evaluations between epochs have a line and a row in evals.csv and
-// evals.jsonl. Rank 0 writes to metrics.dir/<run name, job id or time>. The constructor throws
-// SettingsError (64) if another process uses that folder.
+// epoch in epochs.csv and epochs.jsonl. Evaluations between epochs have a line and a row in
+// evals.csv and evals.jsonl. Rank 0 writes to metrics.dir/<run name, job id or time>. The
+// constructor throws SettingsError (64) if another process uses that folder.
 //
 // Definitions (an interval is the steps since the last logging step):
 //   loss, accuracy    mean over all targets of all ranks in the interval (one per sample, unless
@@ -73,6 +73,7 @@ struct StepMetrics {
 struct EpochMetrics {
   std::optional<double> test_loss = {};
   std::optional<double> test_accuracy = {};  ///< 0..1
+  std::map<std::string, double> own = {};    ///< further numbers of the evaluation, not reduced
 };
 
 struct EpochResult {
@@ -94,7 +95,8 @@ class Metrics {
           const MetricsOptions& options);
   ~Metrics();
 
-  /// Logging steps then read `object`, a model or a loader, which must outlive the Metrics.
+  /// Logging steps then read `object`, a model or a loader, which must outlive the Metrics and must
+  /// not move.
   template <typename T>
   void observe(T& object) {
     if constexpr (requires { double(object.exposed_communication_ms()); }) {
@@ -113,7 +115,8 @@ class Metrics {
   void begin(int64_t first_step, int64_t num_steps = 0);
   /// Adds a value of an own metric to this step, before end_step. The next logging step's line and
   /// row have the metric reduced over its interval and all ranks. All ranks must log the same
-  /// names: the logging step throws MismatchError (70) with the name that a rank lacks.
+  /// names, with weight 0 where there is no value. Otherwise the logging step ends the job with
+  /// MismatchError (70), which names the metric and a rank without it.
   void log(const std::string& name, const MetricValue& value, const LogOptions& options = {});
   /// The same for the row and the result of the next end_epoch, for example of an evaluation.
   /// "test_loss" and "test_accuracy" fill the columns of EpochMetrics.
