@@ -8,7 +8,7 @@ import math
 import os
 import re
 
-from scaling.numbers import DataError, csv_lines, read_text
+from scaling.numbers import DataError, csv_lines, decoded, read_bytes, read_text
 
 SETTING = re.compile(r"([* ]) (\S+) *(.*)")  # of settings.txt; a star marks what differs from the default
 FIX = "name the folder of a run, metrics.dir/<run>"
@@ -32,16 +32,17 @@ def json_row(line):
 
 def read_rows(path):
     """(columns, rows as {column: cell}, numbers of the lines that cannot be read)."""
-    text = read_text(path)
-    end = text.rfind("\n") + 1  # every writer ends its lines: the rest is cut
+    data = read_bytes(path)
+    end = data.rfind(b"\n") + 1  # every writer ends its lines: the rest is cut, maybe inside a character
+    text = decoded(path, data[:end])
     if path.endswith(".csv"):
-        lines = [line for line in csv_lines(path, text[:end]) if line[1]]
+        lines = [line for line in csv_lines(path, text) if line[1]]
         columns = lines[0][1] if lines else []
         lines = [(line, dict(zip(columns, cells)) if len(cells) == len(columns) else None) for line, cells in lines[1:]]
     else:
-        lines = [(line, json_row(content)) for line, content in enumerate(text[:end].split("\n")[:-1], 1)]
+        lines = [(line, json_row(content)) for line, content in enumerate(text.split("\n")[:-1], 1)]
         columns = list(dict.fromkeys(column for _, row in lines for column in row or ()))
-    bad = [line for line, row in lines if row is None] + ([text.count("\n") + 1] if text[end:] else [])
+    bad = [line for line, row in lines if row is None] + ([text.count("\n") + 1] if data[end:] else [])
     return columns, [row for _, row in lines if row is not None], bad
 
 

@@ -139,6 +139,13 @@ class Pages(ToolTest):
         self.assertIn("steps.jsonl: lines that cannot be read are left out: 2, 5, 6\n", self.plot("a"))
         self.assertEqual(self.points("a", "steps", "loss"), [(1, 3), (3, 2)])
 
+    def test_a_file_that_ends_inside_a_character(self):
+        self.write("a/samples.jsonl", '{"step":1,"quality":3}\n')
+        with open(os.path.join(self.folder, "a/samples.jsonl"), "ab") as file:
+            file.write('{"step":2,"text":"ä'.encode()[:-1])
+        self.assertEqual(self.plot("a"), "note: a: samples.jsonl: lines that cannot be read are left out: 2\npage: a/run.html\n")
+        self.assertEqual(self.points("a", "samples", "quality"), [(1, 3)])
+
     def test_of_csv_and_jsonl_the_one_with_more_rows_counts(self):
         self.make_run("a")
         for rows, loss in ((4, 7), (3, 2.8)):
