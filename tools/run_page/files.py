@@ -11,15 +11,22 @@ import re
 from scaling.numbers import DataError, csv_lines, decoded, read_bytes, read_text
 
 SETTING = re.compile(r"([* ]) (\S+) *(.*)")  # of settings.txt; a star marks what differs from the default
+LARGEST = 1e300  # of the numbers that are drawn: a difference of larger ones may overflow
+LATEST = 4e9  # a time in seconds, in the year 2096
 FIX = "name the folder of a run, metrics.dir/<run>"
 
 
 def number(cell):
-    """A cell as a number, which may be NaN; None where it is empty or text."""
+    """A cell as a number, NaN where it is not finite or too large; None where it is empty or text."""
+    if isinstance(cell, bool):
+        return None
     try:
-        return None if isinstance(cell, bool) else float(cell)
+        value = float(cell)
     except (TypeError, ValueError):
         return None
+    except OverflowError:  # an integer of more than 308 digits
+        return math.nan
+    return value if abs(value) <= LARGEST else math.nan
 
 
 def json_row(line):
@@ -65,6 +72,8 @@ class Table:
     def _add(self, row):
         if not math.isfinite(row.get(self.x, math.nan)):
             return
+        if not 0 <= row.get("time", 0) <= LATEST:  # a user's own file may have milliseconds
+            del row["time"]
         while self.rows and self.rows[-1][self.x] > row[self.x]:
             self.rows.pop()
         if self.rows and self.rows[-1][self.x] == row[self.x]:
