@@ -62,7 +62,7 @@ class Table:
         columns, rows, self.bad_lines = read_rows(path)
         self.x = next((column for column in ("step", "epoch") if column in columns), None)
         first = columns.index("epoch") if self.x == "epoch" and rows else 0  # the columns in front of it describe the run
-        self.facts = {column: str(rows[-1][column]) for column in columns[:first] if rows[-1].get(column)}
+        self.facts = {column: str(rows[-1][column]) for column in columns[:first] if rows[-1].get(column) not in (None, "")}
         self.rows = []
         for row in rows:
             self._add({column: value for column, cell in row.items() if (value := number(cell)) is not None})

@@ -159,6 +159,10 @@ class Pages(ToolTest):
             self.assertIn("samples.jsonl: quality is not finite in 2 of 4 rows, first at step 1\n", self.plot("a"))
             self.assertEqual(self.points("a", "samples", "quality"), [(3, -1e300), (4, 1e300)])
 
+    def test_a_fact_may_be_0(self):
+        self.write("a/epochs.jsonl", '{"gpu_type":"","gpus":0,"ranks":2,"nodes":null,"epoch":0,"test_loss":2.5}\n')
+        self.assertEqual(self.run_of("a").facts, {"gpus": "0", "ranks": "2"})
+
     def test_of_csv_and_jsonl_the_one_with_more_rows_counts(self):
         self.make_run("a")
         for rows, loss in ((4, 7), (3, 2.8)):
