@@ -11,13 +11,13 @@ import re
 from scaling.numbers import DataError, csv_lines, decoded, read_bytes, read_text
 
 SETTING = re.compile(r"([* ]) (\S+) *(.*)")  # of settings.txt; a star marks what differs from the default
-LARGEST = 1e300  # of the numbers that are drawn: a difference of larger ones may overflow
+SMALLEST, LARGEST = 1e-300, 1e300  # of the numbers that are drawn: those of axes must not underflow or overflow
 LATEST = 4e9  # a time in seconds, in the year 2096
 FIX = "name the folder of a run, metrics.dir/<run>"
 
 
 def number(cell):
-    """A cell as a number, NaN where it is not finite or too large; None where it is empty or text."""
+    """A cell as a number: NaN where it is not finite or too large, 0 where it is too small; None where it is empty or text."""
     if isinstance(cell, bool):
         return None
     try:
@@ -26,6 +26,8 @@ def number(cell):
         return None
     except OverflowError:  # an integer of more than 308 digits
         return math.nan
+    if abs(value) < SMALLEST:
+        return 0.0
     return value if abs(value) <= LARGEST else math.nan
 
 

@@ -159,6 +159,11 @@ class Pages(ToolTest):
             self.assertIn("samples.jsonl: quality is not finite in 2 of 4 rows, first at step 1\n", self.plot("a"))
             self.assertEqual(self.points("a", "samples", "quality"), [(3, -1e300), (4, 1e300)])
 
+    def test_numbers_that_are_too_small_are_0(self):
+        self.write("a/samples.jsonl", '{"step":0,"quality":0}\n{"step":1,"quality":5e-324}\n')
+        self.assertEqual(self.plot("a"), "page: a/run.html\n")
+        self.assertEqual(self.points("a", "samples", "quality"), [(0, 0), (1, 0)])
+
     def test_a_fact_may_be_0(self):
         self.write("a/epochs.jsonl", '{"gpu_type":"","gpus":0,"ranks":2,"nodes":null,"epoch":0,"test_loss":2.5}\n')
         self.assertEqual(self.run_of("a").facts, {"gpus": "0", "ranks": "2"})
