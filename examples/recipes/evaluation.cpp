@@ -56,8 +56,8 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
     metrics.end_step(step, {.loss = loss, .num_samples = batch.size(), .lr = lr});
     if ((step + 1) % loader.num_batches() == 0) {
       evaluate(model, test_loader, metrics);
-      metrics.end_epoch(step /
-                        loader.num_batches());  // reduces over ranks, logs, writes epochs.csv
+      // Reduces over ranks, logs, and writes epochs.csv and epochs.jsonl.
+      metrics.end_epoch(step / loader.num_batches());
     }
   }
 }

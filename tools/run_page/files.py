@@ -8,18 +8,27 @@ import math
 import os
 import re
 
-from scaling.numbers import DataError, csv_lines, read_text
+from scaling.numbers import DataError, csv_lines, decoded, read_bytes, read_text
 
 SETTING = re.compile(r"([* ]) (\S+) *(.*)")  # of settings.txt; a star marks what differs from the default
+SMALLEST, LARGEST = 1e-300, 1e300  # of the numbers that are drawn: those of axes must not underflow or overflow
+LATEST = 4e9  # a time in seconds, in the year 2096
 FIX = "name the folder of a run, metrics.dir/<run>"
 
 
 def number(cell):
-    """A cell as a number, which may be NaN; None where it is empty or text."""
+    """A cell as a number: NaN where it is not finite or too large, 0 where it is too small; None where it is empty or text."""
+    if isinstance(cell, bool):
+        return None
     try:
-        return None if isinstance(cell, bool) else float(cell)
+        value = float(cell)
     except (TypeError, ValueError):
         return None
+    except OverflowError:  # an integer of more than 308 digits
+        return math.nan
+    if abs(value) < SMALLEST:
+        return 0.0
+    return value if abs(value) <= LARGEST else math.nan
 
 
 def json_row(line):
@@ -32,16 +41,17 @@ def json_row(line):
 
 def read_rows(path):
     """(columns, rows as {column: cell}, numbers of the lines that cannot be read)."""
-    text = read_text(path)
-    end = text.rfind("\n") + 1  # every writer ends its lines: the rest is cut
+    data = read_bytes(path)
+    end = data.rfind(b"\n") + 1  # every writer ends its lines: the rest is cut, maybe inside a character
+    text = decoded(path, data[:end])
     if path.endswith(".csv"):
-        lines = [line for line in csv_lines(path, text[:end]) if line[1]]
+        lines = [line for line in csv_lines(path, text) if line[1]]
         columns = lines[0][1] if lines else []
         lines = [(line, dict(zip(columns, cells)) if len(cells) == len(columns) else None) for line, cells in lines[1:]]
     else:
-        lines = [(line, json_row(content)) for line, content in enumerate(text[:end].split("\n")[:-1], 1)]
+        lines = [(line, json_row(content)) for line, content in enumerate(text.split("\n")[:-1], 1)]
         columns = list(dict.fromkeys(column for _, row in lines for column in row or ()))
-    bad = [line for line, row in lines if row is None] + ([text.count("\n") + 1] if text[end:] else [])
+    bad = [line for line, row in lines if row is None] + ([text.count("\n") + 1] if data[end:] else [])
     return columns, [row for _, row in lines if row is not None], bad
 
 
@@ -54,7 +64,7 @@ class Table:
         columns, rows, self.bad_lines = read_rows(path)
         self.x = next((column for column in ("step", "epoch") if column in columns), None)
         first = columns.index("epoch") if self.x == "epoch" and rows else 0  # the columns in front of it describe the run
-        self.facts = {column: str(rows[-1][column]) for column in columns[:first] if rows[-1].get(column)}
+        self.facts = {column: str(rows[-1][column]) for column in columns[:first] if rows[-1].get(column) not in (None, "")}
         self.rows = []
         for row in rows:
             self._add({column: value for column, cell in row.items() if (value := number(cell)) is not None})
@@ -64,6 +74,8 @@ class Table:
     def _add(self, row):
         if not math.isfinite(row.get(self.x, math.nan)):
             return
+        if not 0 <= row.get("time", 0) <= LATEST:  # a user's own file may have milliseconds
+            del row["time"]
         while self.rows and self.rows[-1][self.x] > row[self.x]:
             self.rows.pop()
         if self.rows and self.rows[-1][self.x] == row[self.x]:

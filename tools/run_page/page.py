@@ -96,7 +96,7 @@ def make(runs, smooth, command):
                "<h2>Configuration</h2><h3>Settings that differ from their defaults</h3>",
                of_runs("setting", runs, chosen(runs, lambda run: run.changed)),
                "<details><summary>All settings</summary>", of_runs("setting", runs, chosen(runs, lambda run: run.settings)), "</details>",
-               "<h2>System</h2><p>From epochs.csv, which has its first row when an epoch ends.</p>",
+               "<h2>System</h2><p>From epochs.csv or epochs.jsonl, which has its first row when an epoch ends.</p>",
                of_runs("", runs, chosen(runs, lambda run: run.facts))]
     for run in runs:
         for name in ("command.txt", "SYSTEM.md", "../SYSTEM.md"):  # as tools/study.py leaves them

@@ -94,17 +94,24 @@ class RunNumbers:
 LINE = ""  # of a row; no column is named so
 
 
-def read_text(path):
-    """UTF-8 text of a file."""
+def read_bytes(path):
     try:
         with open(path, "rb") as file:
-            data = file.read()
+            return file.read()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; fix: give the right to read the file, or remove it") from None
+
+
+def decoded(path, data):
+    """UTF-8 text of a file with these bytes."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}:{1 + data.count(10, 0, error.start)}: not UTF-8 text: byte 0x{data[error.start]:02x}; fix: remove the damaged line") from None
+
+
+def read_text(path):
+    return decoded(path, read_bytes(path))
 
 
 def csv_lines(path, text):

@@ -178,11 +178,12 @@ void describe_fields(MetricsOptions& options, FieldVisitor& visitor) {
                 options.progress);
   visitor.field({.name = "repeat",
                  .doc = "Set by tools/study.py: number of the repeat in a study. Written to "
-                        "epochs.csv.",
+                        "epochs.csv and epochs.jsonl.",
                  .min = 1},
                 options.repeat);
-  visitor.field({.name = "csv", .doc = "Write steps.csv and epochs.csv."}, options.csv);
-  visitor.field({.name = "jsonl", .doc = "Write steps.jsonl."}, options.jsonl);
+  visitor.field({.name = "csv", .doc = "Write steps.csv, evals.csv and epochs.csv."}, options.csv);
+  visitor.field({.name = "jsonl", .doc = "Write steps.jsonl, evals.jsonl and epochs.jsonl."},
+                options.jsonl);
   visitor.field({.name = "trace_first_step", .doc = "First step of the trace.", .min = 0},
                 options.trace_first_step);
   visitor.field({.name = "trace_steps",

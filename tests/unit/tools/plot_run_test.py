@@ -139,6 +139,35 @@ class Pages(ToolTest):
         self.assertIn("steps.jsonl: lines that cannot be read are left out: 2, 5, 6\n", self.plot("a"))
         self.assertEqual(self.points("a", "steps", "loss"), [(1, 3), (3, 2)])
 
+    def test_a_file_that_ends_inside_a_character(self):
+        self.write("a/samples.jsonl", '{"step":1,"quality":3}\n')
+        with open(os.path.join(self.folder, "a/samples.jsonl"), "ab") as file:
+            file.write('{"step":2,"text":"ä'.encode()[:-1])
+        self.assertEqual(self.plot("a"), "note: a: samples.jsonl: lines that cannot be read are left out: 2\npage: a/run.html\n")
+        self.assertEqual(self.points("a", "samples", "quality"), [(1, 3)])
+
+    def test_times_that_are_no_seconds_are_not_used(self):
+        for time in ("1700000000000", "-1", "NaN", "1" + 400 * "0"):
+            self.write("a/samples.jsonl", '{"step":1,"quality":3,"time":%s}\n{"step":2,"quality":4,"time":1020}\n' % time)
+            self.assertEqual(self.run_of("a").times, [1020], time)
+            self.assertEqual(self.plot("a"), "page: a/run.html\n")
+
+    def test_numbers_that_are_too_large_are_not_finite(self):
+        for low, high in (("-1e308", "1.7e308"), ("-1" + 400 * "0", "1" + 400 * "0")):
+            self.write("a/samples.jsonl", '{"step":1,"quality":%s}\n{"step":2,"quality":%s}\n{"step":3,"quality":-1e300}\n'
+                                          '{"step":4,"quality":1e300}\n' % (low, high))
+            self.assertIn("samples.jsonl: quality is not finite in 2 of 4 rows, first at step 1\n", self.plot("a"))
+            self.assertEqual(self.points("a", "samples", "quality"), [(3, -1e300), (4, 1e300)])
+
+    def test_numbers_that_are_too_small_are_0(self):
+        self.write("a/samples.jsonl", '{"step":0,"quality":0}\n{"step":1,"quality":5e-324}\n')
+        self.assertEqual(self.plot("a"), "page: a/run.html\n")
+        self.assertEqual(self.points("a", "samples", "quality"), [(0, 0), (1, 0)])
+
+    def test_a_fact_may_be_0(self):
+        self.write("a/epochs.jsonl", '{"gpu_type":"","gpus":0,"ranks":2,"nodes":null,"epoch":0,"test_loss":2.5}\n')
+        self.assertEqual(self.run_of("a").facts, {"gpus": "0", "ranks": "2"})
+
     def test_of_csv_and_jsonl_the_one_with_more_rows_counts(self):
         self.make_run("a")
         for rows, loss in ((4, 7), (3, 2.8)):

