@@ -183,6 +183,25 @@ TEST_CASE("a local gradient of a parameter that is frozen later is averaged") {
   require_equal(grads_of(*module), grads_of(*reference));
 }
 
+TEST_CASE("zero_grad drops the local gradient of a parameter that is frozen next") {
+  DdpOptions options;
+  options.find_unused_parameters = GENERATE(false, true);
+  Mlp module, reference;
+  DistributedDataParallel model(module, group(), options);
+  {
+    const auto scope = model.no_sync();
+    model.forward(batch_of(rank(), 0, 4)).sum().backward();
+  }
+  model.zero_grad();
+  for (auto* plain : {&module, &reference}) {
+    set_requires_grad(*(*plain)->second, false);
+  }
+  model.forward(batch_of(rank(), 1, 4)).sum().backward();
+  REQUIRE_FALSE(module->second->weight.grad().defined());  // the optimizer skips it
+  (reference->forward(concatenated(1, 4)).sum() / world()).backward();
+  require_equal(grads_of(*module), grads_of(*reference));
+}
+
 TEST_CASE("with ZeRO-1 freezing gives the weights of a whole optimizer") {
   Pieces whole_module, sharded_module;
   DistributedDataParallel whole_model(whole_module, group());
