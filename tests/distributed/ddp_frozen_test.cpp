@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameters that are frozen between steps, as a GAN's discriminator is while its generator trains.
+#include <optional>
+
 #include "ddp/reduce/join.hpp"
 #include "distributed/zero_test_utils.hpp"
 
@@ -180,6 +182,45 @@ TEST_CASE("a local gradient of a parameter that is frozen later is averaged") {
   }
   model.forward(batch_of(rank(), 1, 4)).sum().backward();
   (reference->forward(concatenated(1, 4)).sum() / world()).backward();
+  require_equal(grads_of(*module), grads_of(*reference));
+}
+
+TEST_CASE("zero_grad drops the local gradient of a parameter that is frozen next") {
+  DdpOptions options;
+  options.find_unused_parameters = GENERATE(false, true);
+  Mlp module, reference;
+  DistributedDataParallel model(module, group(), options);
+  {
+    const auto scope = model.no_sync();
+    model.forward(batch_of(rank(), 0, 4)).sum().backward();
+  }
+  model.zero_grad();
+  for (auto* plain : {&module, &reference}) {
+    set_requires_grad(*(*plain)->second, false);
+  }
+  model.forward(batch_of(rank(), 1, 4)).sum().backward();
+  REQUIRE_FALSE(module->second->weight.grad().defined());  // the optimizer skips it
+  (reference->forward(concatenated(1, 4)).sum() / world()).backward();
+  require_equal(grads_of(*module), grads_of(*reference));
+}
+
+TEST_CASE("a weighted_backward of a frozen model leaves no count for the next") {
+  const bool is_local = GENERATE(false, true);
+  Mlp module, reference;
+  DistributedDataParallel model(module, group());
+  set_requires_grad(*module, false);
+  {
+    std::optional<NoSync> scope;
+    if (is_local) {
+      scope.emplace(model);
+    }
+    const auto x = batch_of(rank(), 0, 4).requires_grad_();
+    model.weighted_backward(model.forward(x).sum(), 12);
+    REQUIRE(x.grad().defined());
+  }
+  set_requires_grad(*module, true);
+  model.weighted_backward(model.forward(batch_of(rank(), 1, 4)).sum(), 4);
+  (reference->forward(concatenated(1, 4)).sum() / (4 * world())).backward();
   require_equal(grads_of(*module), grads_of(*reference));
 }
 

@@ -23,6 +23,18 @@ void queue_engine_callback(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
+// A parameter that is frozen now may have had a gradient under no_sync(), which zero_grad()
+// dropped. Then the optimizer must skip the parameter. Call this before the bucket is gathered.
+void forget_dropped_gradients(ReducerParts& parts, const Bucket& bucket) {
+  for (const int index : bucket.parameters) {
+    const at::Tensor& tensor = parts.gradients.parameters()[static_cast<size_t>(index)].tensor;
+    if (!tensor.requires_grad() && !tensor.grad().defined() &&
+        !parts.gradients.slot(index).written) {
+      parts.unused.forget_used(index);
+    }
+  }
+}
+
 }  // namespace
 
 BackwardPass::BackwardPass(ReducerParts& parts)
@@ -259,6 +271,7 @@ void BackwardPass::mark_ready(int index) {
     return;
   }
   parts_.reductions.wait_for_gradients(bucket);
+  forget_dropped_gradients(parts_, layout().buckets[static_cast<size_t>(bucket)]);
   parts_.gradients.gather(bucket);
   if (mark == Mark::AllReady) {
     parts_.timing.note_last_gradient();

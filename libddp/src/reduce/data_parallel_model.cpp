@@ -54,8 +54,8 @@ void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options)
   }
 }
 
-void backward_with_count(Reducer& reducer, const JoinScope* join, const at::Tensor& loss_sum,
-                         const std::function<void()>& add_count) {
+void backward_with_count(Reducer& reducer, const JoinScope* join, bool is_trained,
+                         const at::Tensor& loss_sum, const std::function<void()>& add_count) {
   if (join != nullptr && !join->is_weighted()) {
     throw SettingsError(
         "weighted_backward inside a join needs JoinOptions::weighted=true, because ranks that ran "
@@ -70,6 +70,16 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, const at::Tens
     reducer.restore_counts(counts_before);  // else the next backward would divide by them too
     throw;
   }
+  // A backward that was reduced after all has used the counts.
+  if (!is_trained && reducer.mean().counts().is_weighted) {
+    reducer.restore_counts(counts_before);
+  }
+}
+
+// `covers_all` is of the synchronised forward; freezing after it counts too.
+bool any_trained(const NamedParameters& parameters, bool covers_all) {
+  return !covers_all && std::any_of(parameters.begin(), parameters.end(),
+                                    [](const auto& entry) { return entry.tensor.requires_grad(); });
 }
 
 bool sends_buffers_in_training(const DataParallelModel& model) {
@@ -267,7 +277,9 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
     throw SettingsError(concat("weighted_backward: count=", count,
                                " must be 0 or more; fix: give the number of items in loss_sum"));
   }
-  backward_with_count(*parts_->reducer, parts_->join, loss_sum,
+  const bool is_trained =
+      any_trained(named_parameters(), parts_->sync && parts_->frozen->covers_all());
+  backward_with_count(*parts_->reducer, parts_->join, is_trained, loss_sum,
                       [&] { parts_->reducer->mean().add(count); });
 }
 
@@ -281,7 +293,9 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
                                : "an undefined tensor",
                "; fix: give one element on ", device, ", or the number itself as a double"));
   }
-  backward_with_count(*parts_->reducer, parts_->join, loss_sum,
+  const bool is_trained =
+      any_trained(named_parameters(), parts_->sync && parts_->frozen->covers_all());
+  backward_with_count(*parts_->reducer, parts_->join, is_trained, loss_sum,
                       [&] { parts_->reducer->mean().add(count); });
 }
 

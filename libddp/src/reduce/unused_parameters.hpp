@@ -21,6 +21,7 @@ class UnusedParameters {
   /// Call for every gradient, including those under no_sync().
   void mark_used(int parameter) { state_.used[static_cast<size_t>(parameter)] = true; }
   void forget_used();
+  void forget_used(int parameter) { state_.used[static_cast<size_t>(parameter)] = false; }
 
   /// Whether the next synchronised backward reads on the host which parameters other ranks used.
   bool reads_map() const;

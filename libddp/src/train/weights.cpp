@@ -3,6 +3,8 @@
 
 #include <torch/torch.h>
 
+#include <set>
+
 #include "ddp/core/error.hpp"
 
 namespace ddp {
@@ -10,17 +12,19 @@ namespace {
 
 constexpr std::size_t kShownNames = 10;
 
+std::string join_names(const std::vector<std::string>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size() && i < kShownNames; ++i) {
+    text += (i == 0 ? "" : ", ") + names[i];
+  }
+  return names.size() > kShownNames ? text + ", …" : text;
+}
+
 void append_list(std::string& text, const char* what, const std::vector<std::string>& names) {
   if (names.empty()) {
     return;
   }
-  text += (text.empty() ? "" : "; ") + std::to_string(names.size()) + " " + what + ": ";
-  for (std::size_t i = 0; i < names.size() && i < kShownNames; ++i) {
-    text += (i == 0 ? "" : ", ") + names[i];
-  }
-  if (names.size() > kShownNames) {
-    text += ", …";
-  }
+  text += concat(text.empty() ? "" : "; ", names.size(), ' ', what, ": ", join_names(names));
 }
 
 }  // namespace
@@ -75,12 +79,25 @@ WeightDifferences load_weights(torch::nn::Module& module, const std::string& pat
 
 WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
                                const char* prefix, bool strict) {
+  return load_weights(module, path, std::string(prefix), strict);  // else it would become a bool
+}
+
+WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
+                               const std::string& prefix, bool strict) {
   const auto beginning = concat(prefix, '.');
   TensorMap tensors;
+  std::set<std::string> prefixes;
   for (const auto& [key, tensor] : load_safetensors(path).tensors) {
     if (key.starts_with(beginning)) {
       tensors.emplace(key.substr(beginning.size()), tensor);
+    } else if (const auto dot = key.find('.'); dot != std::string::npos) {
+      prefixes.insert(key.substr(0, dot));
     }
+  }
+  if (tensors.empty()) {
+    throw MismatchError(
+        concat("no key of ", path, " has the prefix '", prefix, "'; prefixes of the file: ",
+               prefixes.empty() ? "none" : join_names({prefixes.begin(), prefixes.end()})));
   }
   return load_weights(module, tensors, concat(path, ", '", beginning, "…'"), strict);
 }

@@ -88,7 +88,8 @@ class DataParallelModel : public Stateful {
   /// buffers. Throws SettingsError if nothing requires a gradient.
   DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                     const DdpOptions& options = {});
-  /// Move it before a Checkpointer, GraphedStep or join uses it. Optimizers follow it.
+  /// Move it before a Checkpointer, GraphedStep, join, Metrics or NoSync uses it. Optimizers follow
+  /// it.
   DataParallelModel(DataParallelModel&&) noexcept;
   ~DataParallelModel() override;
 

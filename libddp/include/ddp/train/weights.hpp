@@ -35,6 +35,9 @@ WeightDifferences load_weights(torch::nn::Module& module, const std::string& pat
                                bool strict = true);
 /// Uses only the keys `<prefix>.<name>` of the file: of one of several models.
 ///   load_weights(*module, "…/step_0000000120/generator.safetensors", "generator");
+/// Throws MismatchError with the file's prefixes if no key has this one, also if not strict.
+WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
+                               const std::string& prefix, bool strict = true);
 WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
                                const char* prefix, bool strict = true);
 /// The same from tensors in memory; messages name `source`.
