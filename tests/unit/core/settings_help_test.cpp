@@ -91,7 +91,7 @@ TEST_CASE("an unknown topic of --help names similar ones") {
       mentions(message("s.batchsize"), "--help s.batchsize: there is no such section or setting"));
   CHECK(mentions(message("s.batchsize"), "did you mean s.batch_size?"));
   CHECK(mentions(message("num_tries"), "did you mean s.inner.num_tries or st.inner.num_tries?"));
-  CHECK(mentions(message("al"), "(sections: s, st; all lists every setting)"));
+  CHECK(mentions(message("al"), "fix: Sections: s, st; all lists every setting"));
   CHECK_FALSE(mentions(message("unlike"), "did you mean"));
 }
 
