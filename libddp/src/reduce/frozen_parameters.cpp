@@ -33,18 +33,21 @@ FrozenParameters::FrozenParameters(NamedParameters parameters, CommunicatorPtr c
 }
 
 void FrozenParameters::update(bool in_join) {
-  std::string flags = flags_;
-  size_t first_change = flags.size();
-  for (size_t i = flags.size(); i-- > 0;) {
-    const bool is_trained = parameters_[i].tensor.requires_grad();
-    if (is_trained != (flags[i] == kTrained)) {
-      first_change = i;
-      refuse(i, in_join);
-      flags[i] = is_trained ? kTrained : kFrozen;
-    }
+  const auto is_trained = [&](size_t i) { return parameters_[i].tensor.requires_grad(); };
+  const auto has_changed = [&](size_t i) { return is_trained(i) != (flags_[i] == kTrained); };
+  size_t first_change = 0;  // of most forwards: none
+  while (first_change < flags_.size() && !has_changed(first_change)) {
+    ++first_change;
   }
-  if (first_change == flags.size()) {
+  if (first_change == flags_.size()) {
     return;
+  }
+  std::string flags = flags_;
+  for (size_t i = first_change; i < flags.size(); ++i) {
+    if (has_changed(i)) {
+      refuse(i, in_join);
+      flags[i] = is_trained(i) ? kTrained : kFrozen;
+    }
   }
   compare(first_change, flags);
   flags_ = std::move(flags);
