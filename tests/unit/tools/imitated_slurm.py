@@ -6,10 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
-import unittest
 
-from study_support import EPOCH_COLUMNS, ROOT, STEP_COLUMNS
+from study_support import EPOCH_COLUMNS, ROOT, STEP_COLUMNS, ToolTest
 
 TOOL = os.path.join(ROOT, "tools", "study.py")
 
@@ -90,13 +88,11 @@ steps: 8
 """
 
 
-class StudyCase(unittest.TestCase):
+class StudyCase(ToolTest):
     """A folder with study.yaml, the imitated commands and programs."""
 
     def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.folder = temporary.name
+        super().setUp()
         self.fake = os.path.join(self.folder, "fake")
         self.out = os.path.join(self.folder, "out")
         commands = {"sbatch": SBATCH, "srun": SRUN, "squeue": SQUEUE, "scontrol": SCONTROL}
@@ -106,16 +102,6 @@ class StudyCase(unittest.TestCase):
             os.chmod(os.path.join(self.folder, name), 0o755)
         os.makedirs(self.fake)
         self.write("study.yaml", STUDY)
-
-    def write(self, name, text):
-        path = os.path.join(self.folder, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
-
-    def read(self, name):
-        with open(os.path.join(self.folder, name), encoding="utf-8") as file:
-            return file.read()
 
     def study(self, *options, code=0):
         environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake}
