@@ -54,17 +54,22 @@ bool page(const std::string& text) {
 
 }  // namespace
 
+std::optional<int> terminal_columns(int file) {
+  winsize size{};
+  const bool known = ioctl(file, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? std::optional<int>(size.ws_col) : std::nullopt;
+}
+
 std::size_t terminal_width() {
   constexpr int64_t kLeast = 40, kUsual = 80, kMost = 120;  // longer lines are hard to read
-  int64_t columns = kUsual;
-  winsize size{};
+  int64_t columns = 0;
   const char* text = std::getenv("COLUMNS");
   const auto given =
       text == nullptr ? std::nullopt : detail::parse_number<int64_t>(std::string(text));
   if (given && *given > 0) {
     columns = *given;
-  } else if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-    columns = size.ws_col;
+  } else {
+    columns = terminal_columns(STDOUT_FILENO).value_or(kUsual);
   }
   return static_cast<std::size_t>(std::clamp(columns, kLeast, kMost));
 }

@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 namespace ddp {
+
+/// Columns of the terminal that the file descriptor `file` is; nothing if it is none.
+std::optional<int> terminal_columns(int file);
 
 /// Columns of $COLUMNS, of standard output's terminal, or 80; from 40 to 120.
 std::size_t terminal_width();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/metrics_console.hpp"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "core/terminal.hpp"
 #include "core/terminal_line.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -52,10 +52,8 @@ void MetricsConsole::draw_bar(int64_t done, bool force) {
     return;
   }
   bar_time_ = Clock::now();
-  struct winsize size {};
-  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   show_terminal_line(progress_bar(done, max_steps_, eta_seconds(last_, done), last_.loss,
-                                  known ? size.ws_col : 100));
+                                  terminal_columns(STDERR_FILENO).value_or(100)));
 }
 
 }  // namespace ddp::detail

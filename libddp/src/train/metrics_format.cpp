@@ -30,12 +30,6 @@ std::string shortest(double number) {
   return {text, end};
 }
 
-void add(std::string& line, const char* pattern, std::optional<double> number) {
-  if (number) {
-    line += " | " + format(pattern, std::isnan(*number) ? NAN : *number);  // printf shows a sign
-  }
-}
-
 // "d_loss 0.1234", "1520.3 tokens/s"; empty if unknown
 std::string own_text(const OwnResult& result) {
   if (!result.value) {
@@ -249,32 +243,35 @@ std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_secon
 }
 
 std::string evaluation_line(const EvaluationNumbers& n, int64_t max_steps) {
-  auto line = step_text(n.done, max_steps);
-  add(line, "eval loss %.4f", n.loss);
-  add(line, "eval accuracy %.2f %%", n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
+  LineParts parts;
+  parts.add(0, step_text(n.done, max_steps));
+  parts.add(0, "eval loss %.4f", n.loss);
+  parts.add(0, "eval accuracy %.2f %%",
+            n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
   for (const OwnResult& result : n.own) {
-    const auto text = own_text(result);
-    line += text.empty() ? "" : " | " + text;
+    parts.add(0, own_text(result));
   }
-  return line;
+  return parts.line(kColumns);
 }
 
 std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds,
                          std::optional<double> loss, int columns) {
-  std::string text;
+  LineParts parts;
   if (max_steps > 0) {
     const double share =
         std::clamp(static_cast<double>(done) / static_cast<double>(max_steps), 0.0, 1.0);
     constexpr int kWidth = 24;
     const int full = static_cast<int>(share * kWidth);
-    text = "[" + std::string(full, '=') + (full < kWidth ? ">" : "") +
-           std::string(std::max(0, kWidth - full - 1), ' ') + "] " +
-           format("%3.0f %%", 100 * share) + " | step " + std::to_string(done) + "/" +
-           std::to_string(max_steps) + " | ETA " + format_duration(eta_seconds);
-  } else {
-    text = "step " + std::to_string(done);
+    parts.add(0, "[" + std::string(full, '=') + (full < kWidth ? ">" : "") +
+                     std::string(std::max(0, kWidth - full - 1), ' ') + "] " +
+                     format("%3.0f %%", 100 * share));
   }
-  add(text, "loss %.4f", loss);
+  parts.add(0, step_text(done, max_steps));
+  if (max_steps > 0) {
+    parts.add(0, "ETA " + format_duration(eta_seconds));
+  }
+  parts.add(0, "loss %.4f", loss);
+  auto text = parts.line(kColumns);
   if (columns > 1 && text.size() >= static_cast<std::size_t>(columns)) {
     text.resize(static_cast<std::size_t>(columns) - 1);
   }

@@ -6,7 +6,11 @@
 
 #include "train/metrics_format.hpp"
 
-namespace ddp::detail {
+namespace ddp {
+
+void MetricsWriter::begin(const std::string& /*folder*/, const std::string& /*settings*/) {}
+
+namespace detail {
 namespace {
 
 std::vector<std::string> names_of(const MetricsRow& row) {
@@ -76,4 +80,5 @@ void JsonlWriter::write(const std::string& table, const MetricsRow& row) {
   folder_.append(table + ".jsonl", json_line(row));
 }
 
-}  // namespace ddp::detail
+}  // namespace detail
+}  // namespace ddp

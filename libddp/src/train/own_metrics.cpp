@@ -11,6 +11,7 @@
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
+
 void OwnMetrics::add(const std::string& name, const MetricValue& value, const LogOptions& options) {
   if (!(options.weight >= 0) || std::isinf(options.weight)) {
     throw SettingsError(concat("the weight of metric \"", name, "\" is ", options.weight,
@@ -21,14 +22,7 @@ void OwnMetrics::add(const std::string& name, const MetricValue& value, const Lo
   if (options.weight == 0) {
     return;
   }
-  if (value.tensor.defined() && value.tensor.numel() != 1) {
-    throw SettingsError(
-        concat("metric \"", name, "\" has ", value.tensor.numel(), " elements: it must have one"));
-  }
-  if (value.tensor.defined() && value.tensor.is_cpu() &&
-      !device_.is_cpu()) {  // a copy to the device would make the host wait
-    entry.total.add(value.tensor.item<double>(), options.weight);
-  } else if (value.tensor.defined()) {
+  if (value.tensor.defined()) {
     add_tensor(entry, value.tensor, options.weight);
   } else if (value.logged.has_value()) {
     entry.logged.emplace_back(value.logged, options.weight);
@@ -58,6 +52,13 @@ OwnMetrics::Entry& OwnMetrics::find(const std::string& name, MetricReduction red
 
 void OwnMetrics::add_tensor(Entry& entry, const at::Tensor& value, double weight) const {
   OwnNumber& total = entry.total;
+  if (value.numel() != 1) {
+    throw SettingsError(
+        concat("metric \"", total.name, "\" has ", value.numel(), " elements: it must have one"));
+  }
+  if (value.is_cpu() && !device_.is_cpu()) {  // a copy to the device would make the host wait
+    return total.add(value.item<double>(), weight);
+  }
   if (value.numel() != 1) {
     throw SettingsError(
         concat("metric \"", total.name, "\" has ", value.numel(), " elements: it must have one"));

@@ -7,11 +7,7 @@
 
 #include "ddp/core/error.hpp"
 
-namespace ddp {
-
-void MetricsWriter::begin(const std::string& /*folder*/, const std::string& /*settings*/) {}
-
-namespace detail {
+namespace ddp::detail {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -122,5 +118,4 @@ std::vector<OwnResult> reduce_own(const std::vector<std::vector<OwnNumber>>& ran
   return results;
 }
 
-}  // namespace detail
-}  // namespace ddp
+}  // namespace ddp::detail

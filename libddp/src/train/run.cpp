@@ -245,9 +245,9 @@ int run(int argc, const char* const* argv, const RunFunction& function,
     const StopSignalHandlers handlers;
     const Config config = Config::from_command_line(argc, argv, own_sections);
     apply(config.train);
-    code = run_job(config, [&](Context& context, const Config& same) {
-      log_settings(context, same, line.show_settings);
-      function(context, same);
+    code = run_job(config, [&](Context& context, const Config& agreed) {
+      log_settings(context, agreed, line.show_settings);
+      function(context, agreed);
     });
   } catch (const std::exception& exception) {
     log_error(message_of(exception));
