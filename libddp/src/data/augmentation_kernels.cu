@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kThreads)
   const BatchPlace place = set.device_place != nullptr ? *set.device_place : set.place;
   const int64_t index = set.order[place.offset + blockIdx.x];
   const int side = transform.side;
-  const int num_values = side * side * 3;
-  load_image(set.pixels + index * num_values, num_values, image);
+  const int num_bytes = side * side * 3, num_values = side * side * transform.channels;
+  load_image(set.pixels + index * num_bytes, num_bytes, image);
   if (threadIdx.x == 0) {
     shared_crop = draw_small_image(transform, static_cast<uint64_t>(place.epoch),
                                    static_cast<uint64_t>(index));

@@ -90,11 +90,13 @@ __device__ void write(const RegionBatch& batch, const DeviceRegion& region, int 
   const bool cut = region.cutout > 0 && to >= left && to < left + region.cutout && y >= top &&
                    y < top + region.cutout;
   const int64_t plane = static_cast<int64_t>(size) * size;
-  Out* out = static_cast<Out*>(batch.data) + blockIdx.y * plane * 3;
+  Out* out = static_cast<Out*>(batch.data) + blockIdx.y * plane * batch.channels;
   const int64_t at = static_cast<int64_t>(y) * size + to;
 #pragma unroll
   for (int c = 0; c < 3; ++c) {
-    store(out + (kChannelsLast ? at * 3 + c : c * plane + at), cut ? 0.0f : normalised.value[c]);
+    if (c < batch.channels) {
+      store(out + (kChannelsLast ? at * 3 + c : c * plane + at), cut ? 0.0f : normalised.value[c]);
+    }
   }
 }
 

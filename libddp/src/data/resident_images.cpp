@@ -117,7 +117,7 @@ struct ResidentImages::State {
         sampler(original),
         device(where),
         transform(*images.transform().small_image_transform()),
-        channels_last(images.layout()->channels_last),
+        channels_last(images.transform().channels_last()),
         dtype(scalar_type(opts.image_dtype)) {
     const int64_t n = images.size(), side = transform.side;
     auto upload = [&](const void* from, at::IntArrayRef sizes, at::ScalarType type) {
@@ -227,7 +227,8 @@ struct ResidentImages::State {
     const c10::cuda::CUDAGuard guard(device);
     const auto on_device = at::TensorOptions().device(device);
     Batch batch{
-        at::empty({size, 3, transform.side, transform.side}, on_device.dtype(dtype),
+        at::empty({size, transform.channels, transform.side, transform.side},
+                  on_device.dtype(dtype),
                   channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous),
         at::empty({size}, on_device.dtype(at::kLong))};
     const ResidentSet set{pixels.const_data_ptr<uint8_t>(),
