@@ -126,7 +126,7 @@ void launch_as(const ResidentSet& set, const SmallImageTransform& transform, int
   const auto grid = static_cast<unsigned>(num_samples);
   const auto shared = static_cast<size_t>(transform.side * transform.side * 3);
   auto* out = static_cast<Out*>(data);
-  if (channels_last) {
+  if (channels_last && transform.channels > 1) {  // one channel has one order
     make_batch<Out, true><<<grid, kThreads, shared, stream>>>(set, transform, out, target);
   } else {
     make_batch<Out, false><<<grid, kThreads, shared, stream>>>(set, transform, out, target);

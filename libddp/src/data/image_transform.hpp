@@ -96,7 +96,7 @@ class ImageTransform {
   int rand_augment_ops_;
   int rand_augment_magnitude_;
   int channels_;
-  bool channels_last_;  ///< false for one channel, where both orders are the same
+  bool channels_last_;
   RandomResizedCropBounds bounds_;
   std::array<std::array<float, 256>, 3> table_;  ///< normalised value of each byte
   Normalisation normalisation_;

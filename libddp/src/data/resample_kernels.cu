@@ -180,7 +180,7 @@ void launch_as(const RegionBatch& batch, const Normalisation& normalisation, boo
   const int bands = (batch.size + kBand - 1) / kBand;
   const int chunks = (batch.size + kThreads - 1) / kThreads;
   const dim3 grid(static_cast<unsigned>(bands * chunks), static_cast<unsigned>(batch.num_images));
-  if (channels_last) {
+  if (channels_last && batch.channels > 1) {  // one channel has one order
     resample<Out, true><<<grid, kThreads, 0, stream>>>(batch, normalisation);
   } else {
     resample<Out, false><<<grid, kThreads, 0, stream>>>(batch, normalisation);

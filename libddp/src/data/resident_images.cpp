@@ -117,7 +117,7 @@ struct ResidentImages::State {
         sampler(original),
         device(where),
         transform(*images.transform().small_image_transform()),
-        channels_last(images.transform().channels_last()),
+        channels_last(images.layout()->channels_last),
         dtype(scalar_type(opts.image_dtype)) {
     const int64_t n = images.size(), side = transform.side;
     auto upload = [&](const void* from, at::IntArrayRef sizes, at::ScalarType type) {
