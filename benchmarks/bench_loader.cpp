@@ -41,8 +41,8 @@ constexpr const char* kUsage = R"(usage:
   bench_loader jpeg JPEG_PATH [BATCH [WORKERS…]]
 
 CIFAR_PATH: any layout of 32 px images (default: the embedded sample). JPEG_PATH: photographs for
-random-resized-crop at 224 px, as class folders, tar shards, or one tar file of unlabelled JPEG
-images (repeated if there are few). `jpeg` runs that part alone. With a GPU it also reports the
+random-resized-crop at 224 px, as class folders, tar shards, or one tar file of unlabelled images
+(JPEG, PNG or WebP; repeated if there are few). `jpeg` runs that part alone. With a GPU it also reports the
 copy, the kernels, nvJPEG and the whole loader.
 )";
 
@@ -175,6 +175,19 @@ class DataPath {
 void bench_part(const ddp::Dataset& dataset) {
   const auto* images = ddp::detail::as_images(dataset);
   std::vector<uint8_t> memory;
+  int64_t whole = 0;
+  print("photographs, read and decode the whole image, one core", images_per_second([&] {
+          (void)images->read_file(
+              whole++ % dataset.size(),
+              [&](const std::vector<uint8_t>& bytes, const ddp::detail::DataSource& where,
+                  const ddp::detail::ImageHeader& header) {
+                memory.resize(static_cast<size_t>(header.width) *
+                              static_cast<size_t>(header.height) * 3);
+                ddp::detail::decode_image_region(
+                    bytes, where, 1, {0, 0, header.width, header.height}, memory.data());
+              });
+          return 1;
+        }));
   ddp::detail::RegionPlan plan;
   int64_t next = 0, num_bytes = 0, count = 0;
   print("photographs, read and decode the crop's part, one core", images_per_second([&] {

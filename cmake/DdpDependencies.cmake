@@ -91,7 +91,18 @@ if(NOT TURBOJPEG_INCLUDE_DIR OR NOT TURBOJPEG_LIBRARY)
   message(FATAL_ERROR "ddp needs libjpeg-turbo: apt-get install libturbojpeg0-dev (./quickstart.sh does this)")
 endif()
 
+ddp_require_package(ZLIB zlib1g-dev)
 ddp_require_package(PNG libpng-dev)
+
+find_path(WEBP_INCLUDE_DIR webp/decode.h)
+find_library(WEBP_LIBRARY webp)
+mark_as_advanced(WEBP_INCLUDE_DIR WEBP_LIBRARY)
+set(DDP_HAS_WEBP FALSE)
+if(WEBP_INCLUDE_DIR AND WEBP_LIBRARY)
+  set(DDP_HAS_WEBP TRUE)
+elseif(NOT DDP_CORE_ONLY)
+  message(STATUS "ddp: WebP images are refused: no libwebp was found (Debian, Ubuntu: libwebp-dev)")
+endif()
 
 # Decoding a part of an image needs libjpeg-turbo's older interface, which its turbojpeg holds but does
 # not show. Linked statically, so that nothing more has to be installed beside libddp.

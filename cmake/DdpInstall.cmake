@@ -50,7 +50,7 @@ if(DDP_BUILD_EXAMPLES)
   install(DIRECTORY data/chat-sample data/text-sample data/masked-text-sample DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp/data)
 endif()
 
-# yaml-cpp changes its name with every release of a distribution, and libjpeg-turbo's turbojpeg and libpng
+# yaml-cpp changes its name with every release of a distribution, and libjpeg-turbo's turbojpeg, libpng and libwebp
 # are often absent: the files that were linked travel along under the name the loader asks for, each with its
 # licence, which Debian and Ubuntu keep in /usr/share/doc/<package>/copyright.
 function(_ddp_install_licence library)
@@ -80,6 +80,15 @@ if(DDP_INSTALL_BUNDLED)
   _ddp_install_bundled("${DDP_YAML_CPP_LIBRARY}")
   _ddp_install_bundled("${TURBOJPEG_LIBRARY}")
   _ddp_install_bundled("${PNG_LIBRARY_RELEASE}")
+  if(DDP_HAS_WEBP)
+    _ddp_install_bundled("${WEBP_LIBRARY}")
+    # libwebp 1.3 and newer needs this library of the same project.
+    find_library(SHARPYUV_LIBRARY sharpyuv)
+    mark_as_advanced(SHARPYUV_LIBRARY)
+    if(SHARPYUV_LIBRARY)
+      _ddp_install_bundled("${SHARPYUV_LIBRARY}")
+    endif()
+  endif()
 endif()
 
 # find_package(ddp): finds LibTorch again on the machine it runs on, with the same module.

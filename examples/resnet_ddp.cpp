@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trains a ResNet on images, data-parallel: CIFAR-10 (official files or JPEG tar shards), folders
-// of JPEGs, or synthetic images. `--help` lists options and settings.
+// Trains a ResNet on images, data-parallel: CIFAR-10, CIFAR-100, MNIST, tar shards or folders of
+// image files, or synthetic images. `--help` lists options and settings.
 //
 //   mpirun -n 2 build/examples/resnet_ddp --config examples/configs/quickstart.yaml
 //   srun build/examples/resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml
@@ -20,7 +20,7 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
   const auto options = cfg.section<examples::ModelOptions>("model");
   cfg.loader.image_dtype = examples::choose_image_dtype(cfg, options.dtype);
   const auto data = examples::open_image_data(cfg.data, options.channels_last);
-  auto module = examples::make_model(options, data.train->num_classes(), ctx.communicator());
+  auto module = examples::make_model(options, *data.train, ctx.communicator());
   ddp::DistributedDataParallel model(module, ctx.communicator(), cfg.ddp);
   examples::train_images(ctx, cfg, data,
                          {.model = model,

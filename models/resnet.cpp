@@ -24,9 +24,10 @@ torch::Tensor as_weights(const torch::Tensor& images, const torch::Tensor& weigh
 
 ResNetImpl::ResNetImpl(ResNetOptions options, std::vector<int64_t> num_blocks, bool bottleneck)
     : options_(std::move(options)), num_blocks_(std::move(num_blocks)), bottleneck_(bottleneck) {
-  if (options_.num_classes < 1) {
-    throw std::invalid_argument("ResNetOptions::num_classes = " +
-                                std::to_string(options_.num_classes) + ": give at least 1");
+  if (options_.num_classes < 1 || options_.in_channels < 1) {
+    throw std::invalid_argument(
+        "ResNetOptions::num_classes = " + std::to_string(options_.num_classes) +
+        ", in_channels = " + std::to_string(options_.in_channels) + ": give at least 1");
   }
   if (num_blocks_.size() != 4) {
     throw std::invalid_argument("ResNet: num_blocks has " + std::to_string(num_blocks_.size()) +
@@ -38,10 +39,11 @@ ResNetImpl::ResNetImpl(ResNetOptions options, std::vector<int64_t> num_blocks, b
 
 void ResNetImpl::reset() {
   const bool cifar = options_.stem == Stem::Cifar;
-  conv1_ = register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 64, cifar ? 3 : 7)
-                                                          .stride(cifar ? 1 : 2)
-                                                          .padding(cifar ? 1 : 3)
-                                                          .bias(false)));
+  const auto stem = torch::nn::Conv2dOptions(options_.in_channels, 64, cifar ? 3 : 7)
+                        .stride(cifar ? 1 : 2)
+                        .padding(cifar ? 1 : 3)
+                        .bias(false);
+  conv1_ = register_module("conv1", torch::nn::Conv2d(stem));
   bn1_.reset(*this, "bn1", options_.norm, 64, options_.fused_ops);
   stages_.clear();
   int64_t channels = 64;
@@ -105,8 +107,9 @@ void ResNetImpl::start_side_work(ddp::ops::SideStreams& streams, const torch::Te
 }
 
 ddp::ops::Fork ResNetImpl::forward_stem(const torch::Tensor& input) {
-  const auto out = options_.fused_ops ? ddp::ops::stem_convolution(input, conv1_->weight)
-                                      : conv1_->forward(as_weights(input, conv1_->weight));
+  const bool fused = options_.fused_ops && options_.in_channels == 3;
+  const auto out = fused ? ddp::ops::stem_convolution(input, conv1_->weight)
+                         : conv1_->forward(as_weights(input, conv1_->weight));
   if (options_.stem == Stem::Imagenet) {
     return bn1_.forward_relu_max_pool(out);
   }

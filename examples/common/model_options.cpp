@@ -54,9 +54,10 @@ std::vector<ddp::Section> resnet_sections() {
           ddp::uses({"train"})};
 }
 
-models::ResNet make_model(const ModelOptions& options, int64_t num_classes,
+models::ResNet make_model(const ModelOptions& options, const ddp::Dataset& data,
                           const ddp::CommunicatorPtr& communicator) {
-  models::ResNetOptions resnet{.num_classes = num_classes};
+  models::ResNetOptions resnet{.num_classes = data.num_classes(),
+                               .in_channels = data.layout().value().shape.at(0)};
   resnet.stem = options.stem == "cifar" ? models::Stem::Cifar : models::Stem::Imagenet;
   resnet.zero_init_residual = options.zero_init_residual;
   resnet.fused_ops = options.ops == "fused";

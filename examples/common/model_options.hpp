@@ -9,6 +9,7 @@
 
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/fields.hpp"
+#include "ddp/data/dataset.hpp"
 #include "models/resnet.hpp"
 
 namespace examples {
@@ -29,10 +30,10 @@ void describe_fields(ModelOptions& options, ddp::FieldVisitor& visitor);
 /// The sections that resnet_ddp adds.
 std::vector<ddp::Section> resnet_sections();
 
-/// Creates the model on the communicator's device, ready to be wrapped. The memory format is set.
-/// Rank 0 loads the weights; wrapping broadcasts them. Weights are rounded to model.dtype, except
-/// those of normalisation.
-models::ResNet make_model(const ModelOptions& options, int64_t num_classes,
+/// Creates the model for the data set's channels and classes, on the communicator's device, ready
+/// to be wrapped. The memory format is set. Rank 0 loads the weights; wrapping broadcasts them.
+/// Weights are rounded to model.dtype, except those of normalisation.
+models::ResNet make_model(const ModelOptions& options, const ddp::Dataset& data,
                           const ddp::CommunicatorPtr& communicator);
 
 }  // namespace examples

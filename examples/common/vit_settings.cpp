@@ -54,7 +54,12 @@ std::vector<ddp::Section> vit_sections() {
 models::Vit make_vit(const VitSettings& settings, const ddp::Dataset& data,
                      const ddp::CommunicatorPtr& communicator) {
   auto options = models::vit_options(settings.name);
-  options.image_size = data.layout().value().shape.at(1);
+  const auto shape = data.layout().value().shape;
+  if (shape.at(0) != 3) {
+    throw ddp::SettingsError(ddp::concat("the Vision Transformer needs images of 3 channels, not ",
+                                         shape.at(0), "; fix: set data.channels=3"));
+  }
+  options.image_size = shape.at(1);
   options.num_classes = data.num_classes();
   options.dropout = settings.dropout;
   options.stochastic_depth = settings.stochastic_depth;

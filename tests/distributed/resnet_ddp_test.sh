@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainer as a user does and looks at what it prints.
 #
-# usage: resnet_ddp_test.sh learns|resumes|stops|accumulates|finishes|refuses|unsaved|skips|diverges|protects PROGRAM RANKS DATA
+# usage: resnet_ddp_test.sh learns|mnist|resumes|stops|accumulates|finishes|refuses|unsaved|skips|diverges|protects PROGRAM RANKS DATA
 #   learns    20 steps lower the loss, all ranks end with the same parameters
+#   mnist     files in MNIST's format, one channel: the loss falls
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   stops     SIGTERM: saved, exit code 75, resumed to the same bits
 #   accumulates  three micro-batches (an epoch's last step has fewer), mixup, label smoothing, clipping
@@ -43,6 +44,21 @@ case $scenario in
     [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
     grep -q "^test accuracy .* of 163 images" "$work/1.log" || fail "not every test image was counted once"
     grep -E "^(test|images|parameters)" "$work/1.log"
+    ;;
+  mnist)
+    data=$work/mnist
+    mkdir "$data"
+    for ((i = 0; i < 163; ++i)); do # images of one value, which is the label's
+      head -c 784 /dev/zero | tr '\0' "\\$(printf %03o $((25 * (i % 10))))" >&3
+      printf "\\$(printf %03o $((i % 10)))" >&4
+    done 3> "$data/images" 4> "$data/labels"
+    for split in train t10k; do
+      { printf '\0\0\10\3\0\0\0\243\0\0\0\34\0\0\0\34' && cat "$data/images"; } | gzip > "$data/$split-images-idx3-ubyte.gz"
+      { printf '\0\0\10\1\0\0\0\243' && cat "$data/labels"; } > "$data/$split-labels-idx1-ubyte"
+    done
+    (run "$work/1.log" train.max_steps=20) || fail "exit code $?"
+    check_learning "$work/1.log"
+    grep -q "^test accuracy .* of 163 images" "$work/1.log" || fail "not every test image was counted once"
     ;;
   accumulates)
     # 11 batches: three steps of 3 and one of 2 an epoch.

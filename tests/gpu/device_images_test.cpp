@@ -36,7 +36,9 @@ TEST_CASE("batches of images in GPU memory have the bits of the CPU's", "[device
   const auto augment = GENERATE(ddp::Augment::PadCrop, ddp::Augment::None);
   const auto dtype = GENERATE(ddp::ImageDtype::Fp32, ddp::ImageDtype::Bf16, ddp::ImageDtype::Fp16);
   const bool drop_last = GENERATE(false, true);
-  const auto dataset = sample({.num_samples = 500,
+  const int64_t channels = GENERATE(3, 1);
+  const auto dataset = sample({.channels = channels,
+                               .num_samples = 500,
                                .seed = 9,
                                .augment = augment,
                                .cutout = 8,

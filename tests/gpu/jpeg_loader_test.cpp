@@ -87,8 +87,10 @@ TEST_CASE("JPEG batches made on the GPU have the bits of the CPU's", "[jpeg]") {
   const int64_t size = GENERATE(96, 33, 300);
   const bool channels_last = GENERATE(true, false);
   const auto dtype = GENERATE(ddp::ImageDtype::Bf16, ddp::ImageDtype::Fp32);
+  const int64_t channels = GENERATE(3, 1);
   const auto dataset = ddp::make_dataset({.path = folder.path(),
                                           .image_size = size,
+                                          .channels = channels,
                                           .seed = 4,
                                           .augment = augment,
                                           .cutout = 20,
@@ -102,6 +104,7 @@ TEST_CASE("JPEG batches made on the GPU have the bits of the CPU's", "[jpeg]") {
   for (int i = 0; i < 7; ++i) {
     const auto expected = cpu.next();
     const auto batch = gpu.next();
+    REQUIRE(batch.data.size(1) == channels);
     REQUIRE(batch.data.is_cuda());
     REQUIRE(batch.data.strides() == expected.data.strides());
     REQUIRE(batch.data.scalar_type() == expected.data.scalar_type());

@@ -151,6 +151,7 @@ namespace detail {
 /// The transform of a set's images: plain numbers, passed to kernels by value.
 struct SmallImageTransform {
   int side = 0;         ///< of both image and output
+  int channels = 3;     ///< of the output; the first of the image's three
   bool random = false;  ///< pad-crop, flip and cutout; else no change
   bool flip = false;
   int pad = 0;
@@ -175,7 +176,7 @@ DDP_HOST_DEVICE inline PadCrop draw_small_image(const SmallImageTransform& trans
 /// The normalisation of each channel. Resized pixels become pixel * scale + shift; bytes that are
 /// not resized become normalise_byte(byte, mean, std).
 struct Normalisation {
-  float scale[3], shift[3], mean[3], std[3];
+  float scale[3] = {}, shift[3] = {}, mean[3] = {}, std[3] = {1, 1, 1};
 };
 
 /// torchvision's (v / 255 - mean) / std, each operation rounded separately.

@@ -92,8 +92,8 @@ __global__ void __launch_bounds__(kThreads)
   const BatchPlace place = set.device_place != nullptr ? *set.device_place : set.place;
   const int64_t index = set.order[place.offset + blockIdx.x];
   const int side = transform.side;
-  const int num_values = side * side * 3;
-  load_image(set.pixels + index * num_values, num_values, image);
+  const int num_bytes = side * side * 3, num_values = side * side * transform.channels;
+  load_image(set.pixels + index * num_bytes, num_bytes, image);
   if (threadIdx.x == 0) {
     shared_crop = draw_small_image(transform, static_cast<uint64_t>(place.epoch),
                                    static_cast<uint64_t>(index));
@@ -126,7 +126,7 @@ void launch_as(const ResidentSet& set, const SmallImageTransform& transform, int
   const auto grid = static_cast<unsigned>(num_samples);
   const auto shared = static_cast<size_t>(transform.side * transform.side * 3);
   auto* out = static_cast<Out*>(data);
-  if (channels_last) {
+  if (channels_last && transform.channels > 1) {  // one channel has one order
     make_batch<Out, true><<<grid, kThreads, shared, stream>>>(set, transform, out, target);
   } else {
     make_batch<Out, false><<<grid, kThreads, shared, stream>>>(set, transform, out, target);

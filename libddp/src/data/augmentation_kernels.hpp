@@ -33,7 +33,7 @@ struct ResidentSet {
 inline constexpr int kMaxResidentSide = 120;
 
 /// Writes `num_samples` samples, starting at the place. `data`: [n, side, side, 3] or, without
-/// `channels_last`, [n, 3, side, side].
+/// `channels_last`, [n, channels, side, side].
 cudaError_t launch_resident_batch(const ResidentSet& set, const SmallImageTransform& transform,
                                   int64_t num_samples, KernelDtype dtype, bool channels_last,
                                   void* data, int64_t* target, cudaStream_t stream);

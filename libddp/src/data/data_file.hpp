@@ -12,6 +12,11 @@ namespace ddp::detail {
 inline constexpr const char* kDataFileFix =
     "; fix: fetch or prepare the file again (data/README.md; CIFAR-10: data/prepare_cifar10.py)";
 
+/// Reads a 32-bit unsigned number, most significant byte first.
+inline int64_t big_endian_32(const uint8_t* at) {
+  return int64_t{at[0]} << 24 | int64_t{at[1]} << 16 | int64_t{at[2]} << 8 | int64_t{at[3]};
+}
+
 class DataFile {
  public:
   /// Throws DataError naming the path and the system's reason, also for anything but a regular

@@ -14,11 +14,16 @@ namespace {
 namespace fs = std::filesystem;
 
 // The name only separates images from other files: some ImageNet files have the wrong extension.
-bool is_image_name(const std::string& name) {
+bool is_image_name(const fs::path& folder, const std::string& name) {
   std::string extension = fs::path(name).extension().string();
+  extension.erase(0, 1);
   std::transform(extension.begin(), extension.end(), extension.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
+  const FileKind kind = kind_of_extension(extension);
+  if (kind == FileKind::UnsupportedImage) {
+    throw DataError((folder / name).string() + kUnsupportedImage);
+  }
+  return kind == FileKind::Image;
 }
 
 struct FolderEntry {
@@ -76,9 +81,10 @@ class FolderSource : public ImageSource {
       }
     }
     if (paths_.empty()) {
-      throw DataError(concat("folder ", root.string(),
-                             " holds no class folders with .jpg, .jpeg or .png files (layout: "
-                             "train/<class>/*.jpg, test/<class>/*.jpg)"));
+      throw DataError(
+          concat("folder ", root.string(),
+                 " holds no class folders with .jpg, .jpeg, .png or .webp files (layout: "
+                 "train/<class>/*.jpg, test/<class>/*.jpg)"));
     }
   }
 
@@ -101,7 +107,7 @@ class FolderSource : public ImageSource {
     add_files(folder, 0);
     if (paths_.size() == before) {
       throw DataError(
-          concat("class folder ", folder.string(), " holds no .jpg, .jpeg or .png file"));
+          concat("class folder ", folder.string(), " holds no .jpg, .jpeg, .png or .webp file"));
     }
     labels_.resize(paths_.size(), label);
   }
@@ -112,7 +118,7 @@ class FolderSource : public ImageSource {
         if (!entry.is_link && depth < 8) {
           add_files(folder / entry.name, depth + 1);
         }
-      } else if (is_image_name(entry.name)) {
+      } else if (is_image_name(folder, entry.name)) {
         paths_.push_back((folder / entry.name).string());
       }
       if (is_enough()) {

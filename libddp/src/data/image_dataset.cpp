@@ -30,15 +30,22 @@ int64_t num_used(const DataOptions& options, int64_t size, bool train) {
 
 // Decodes the region of a plan. With an exact plan also resizes it, to [size, size, 3].
 void decode(const std::vector<uint8_t>& bytes, const DataSource& where, const RegionPlan& plan,
-            uint8_t* out) {
-  if (!plan.exact || plan.same_size) {
-    decode_image_region(bytes, where, plan.denominator, plan.region, out);
+            int64_t channels, uint8_t* out) {
+  const CropBox& region = plan.region;
+  const size_t num_pixels = static_cast<size_t>(region.width) * static_cast<size_t>(region.height);
+  const bool resizes = plan.exact && !plan.same_size;
+  thread_local std::vector<uint8_t> pixels;
+  if (resizes) {
+    pixels.resize(num_pixels * 3);
+  }
+  uint8_t* decoded = resizes ? pixels.data() : out;
+  decode_image_region(bytes, where, plan.denominator, region, decoded);
+  if (channels == 1) {
+    make_grey(decoded, num_pixels);
+  }
+  if (!resizes) {
     return;
   }
-  thread_local std::vector<uint8_t> pixels;
-  const CropBox& region = plan.region;
-  pixels.resize(static_cast<size_t>(region.width) * static_cast<size_t>(region.height) * 3);
-  decode_image_region(bytes, where, plan.denominator, region, pixels.data());
   resample_bytes({pixels.data(), region.width, region.height, region.x, region.y}, plan.columns,
                  plan.rows, out);
 }
@@ -72,6 +79,9 @@ ImageDataset::ImageDataset(DecodedImages images, int64_t num_classes, const Data
     : options_(resolved), transform_(resolved, train), decoded_(std::move(images)) {
   size_ = num_used(options_, static_cast<int64_t>(decoded_.labels.size()), train);
   num_classes_ = options_.num_classes > 0 ? options_.num_classes : num_classes;
+  if (options_.channels == 1) {
+    make_grey(decoded_.pixels.data(), decoded_.pixels.size() / 3);
+  }
   for (int64_t i = 0; i < size_; ++i) {
     const int64_t label = decoded_.labels[static_cast<size_t>(i)];
     if (label >= num_classes_) {
@@ -108,14 +118,15 @@ void ImageDataset::check_labels() const {
 }
 
 std::optional<ExampleLayout> ImageDataset::layout() const {
-  return ExampleLayout{{3, options_.image_size, options_.image_size}, options_.channels_last};
+  return ExampleLayout{{options_.channels, options_.image_size, options_.image_size},
+                       options_.channels_last};
 }
 
 Example written_example(const Dataset& dataset, int64_t index, int64_t epoch) {
   const ExampleLayout layout = *dataset.layout();
-  const int64_t side = layout.shape[1];
-  at::Tensor memory = layout.channels_last ? at::empty({side, side, 3}, at::kFloat)
-                                           : at::empty({3, side, side}, at::kFloat);
+  const int64_t channels = layout.shape[0], side = layout.shape[1];
+  at::Tensor memory = layout.channels_last ? at::empty({side, side, channels}, at::kFloat)
+                                           : at::empty({channels, side, side}, at::kFloat);
   at::Tensor target = at::empty({}, at::kLong);
   dataset.write(index, epoch, memory.mutable_data_ptr<float>(), target.mutable_data_ptr<int64_t>());
   return {layout.channels_last ? memory.permute({2, 0, 1}) : memory, target};
@@ -169,7 +180,7 @@ int64_t ImageDataset::read_region(
     if (plan.exact && !plan.same_size) {  // decode() also resizes
       plan = transform_.plan_same_size();
     }
-    decode(bytes, where, decoding, allocate(plan));
+    decode(bytes, where, decoding, options_.channels, allocate(plan));
   });
 }
 
@@ -196,7 +207,8 @@ void ImageDataset::decode_all() {
         labels[static_cast<size_t>(i)] =
             read_file(i, [&](const std::vector<uint8_t>& bytes, const DataSource& where,
                              const ImageHeader& header) {
-              decode(bytes, where, square.plan(header.width, header.height, 0, 0), out);
+              decode(bytes, where, square.plan(header.width, header.height, 0, 0),
+                     options_.channels, out);
             });
       } catch (...) {
         std::lock_guard lock(error_mutex);

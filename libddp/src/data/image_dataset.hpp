@@ -18,7 +18,7 @@
 namespace ddp::detail {
 
 /// Replaces the settings whose 0, empty or `auto` means "from the data" (format, image_size,
-/// num_classes, augment, eval_resize, mean, std) with their values.
+/// channels, num_classes, augment, eval_resize, mean, std) with their values.
 DataOptions resolve_data_options(const DataOptions& options);
 
 class ImageDataset : public Dataset {
@@ -26,7 +26,7 @@ class ImageDataset : public Dataset {
   /// Decodes the source again for each sample, or once, here, with `keep_decoded`.
   ImageDataset(std::unique_ptr<ImageSource> source, const DataOptions& resolved, bool train,
                bool keep_decoded);
-  /// For images already decoded to `image_size`.
+  /// For RGB images already decoded to `image_size`.
   ImageDataset(DecodedImages images, int64_t num_classes, const DataOptions& resolved, bool train);
 
   int64_t size() const override { return size_; }
@@ -38,7 +38,7 @@ class ImageDataset : public Dataset {
   void write(int64_t index, int64_t epoch, float* data, int64_t* target) const override;
   int64_t num_classes() const override { return num_classes_; }
   std::vector<std::string> class_names() const override {
-    return source_ ? source_->class_names() : std::vector<std::string>{};
+    return source_ ? source_->class_names() : decoded_.class_names;
   }
   int64_t num_skipped() const override;
 

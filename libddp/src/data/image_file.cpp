@@ -1,148 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "data/image_file.hpp"
 
-#include <png.h>
-#include <setjmp.h>
-
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <cstdio>
 #include <string>
 
+#include "data/other_images.hpp"
 #include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
 
 namespace {
 
-constexpr std::array<uint8_t, 8> kPngSignature = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
-// Signature, length and name of the first chunk, width, height.
-constexpr size_t kPngHeaderBytes = 24;
-// Text and colour profiles are compressed: a small file must not expand to gigabytes.
-constexpr png_alloc_size_t kMaxChunkBytes = 8 << 20;
+constexpr std::array<std::string_view, 4> kRead = {"jpg", "jpeg", "png", "webp"};
+constexpr std::array<std::string_view, 5> kNotRead = {"bmp", "pgm", "ppm", "tif", "tiff"};
 
-[[noreturn]] void fail_png(const DataSource& source, size_t num_bytes, const std::string& why) {
-  throw CorruptImage(
-      concat(source.to_string(), ": corrupt or truncated PNG of ", num_bytes, " bytes: ", why));
+bool is_jpeg(const std::vector<uint8_t>& bytes) {
+  return bytes.size() >= 4 && bytes[0] == 0xff && bytes[1] == 0xd8;
 }
 
-int64_t big_endian(const uint8_t* at) {
-  return int64_t{at[0]} << 24 | int64_t{at[1]} << 16 | int64_t{at[2]} << 8 | int64_t{at[3]};
-}
-
-// libpng's reader over bytes in memory. Errors longjmp.
-struct PngReader {
-  const uint8_t* at;
-  size_t left;
-  std::string message;
-  png_structp png = nullptr;
-  png_infop info = nullptr;
-
-  explicit PngReader(const std::vector<uint8_t>& bytes) : at(bytes.data()), left(bytes.size()) {
-    png = png_create_read_struct(PNG_LIBPNG_VER_STRING, this, &PngReader::fail,
-                                 [](png_structp, png_const_charp) {});
-    info = png != nullptr ? png_create_info_struct(png) : nullptr;
-    DDP_CHECK(info != nullptr, "libpng cannot create a decoder");
+std::string first_bytes(const std::vector<uint8_t>& bytes) {
+  std::string text;
+  for (size_t i = 0; i < bytes.size() && i < 4; ++i) {
+    char hex[4];
+    std::snprintf(hex, sizeof(hex), "%02x ", bytes[i]);
+    text += hex;
   }
-  ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
-  PngReader(const PngReader&) = delete;
-  PngReader& operator=(const PngReader&) = delete;
-
-  [[noreturn]] static void fail(png_structp png, png_const_charp text) {
-    static_cast<PngReader*>(png_get_error_ptr(png))->message = text;
-    png_longjmp(png, 1);
-  }
-  static void read(png_structp png, png_bytep out, size_t num_bytes) {
-    auto* self = static_cast<PngReader*>(png_get_io_ptr(png));
-    if (num_bytes > self->left) {
-      png_error(png, "the file ends early");
-    }
-    std::memcpy(out, self->at, num_bytes);
-    self->at += num_bytes;
-    self->left -= num_bytes;
-  }
-};
-
-// Errors longjmp out of this function, so no local may have a destructor.
-bool decode_png(PngReader& reader, const ImageHeader& size, uint8_t** rows) {
-  png_structp png = reader.png;
-  if (setjmp(png_jmpbuf(png)) != 0) {
-    return false;
-  }
-  png_set_read_fn(png, &reader, &PngReader::read);
-  png_set_user_limits(png, static_cast<png_uint_32>(size.width),
-                      static_cast<png_uint_32>(size.height));
-  png_set_chunk_malloc_max(png, kMaxChunkBytes);
-  png_read_info(png, reader.info);
-  png_set_expand(png);
-  png_set_strip_16(png);
-  png_set_gray_to_rgb(png);
-  png_set_strip_alpha(png);
-  (void)png_set_interlace_handling(png);
-  png_read_update_info(png, reader.info);
-  if (png_get_rowbytes(png, reader.info) != static_cast<size_t>(size.width) * 3) {
-    png_error(png, "its rows are not RGB");
-  }
-  png_read_image(png, rows);
-  png_read_end(png, nullptr);
-  return true;
-}
-
-bool is_png(const std::vector<uint8_t>& bytes) {
-  return bytes.size() >= 4 && std::equal(bytes.begin(), bytes.begin() + 4, kPngSignature.begin());
-}
-
-ImageHeader read_png_header(const std::vector<uint8_t>& bytes, const DataSource& source,
-                            int64_t max_pixels) {
-  if (bytes.size() < kPngHeaderBytes ||
-      !std::equal(kPngSignature.begin(), kPngSignature.end(), bytes.begin()) ||
-      std::memcmp(bytes.data() + 12, "IHDR", 4) != 0) {
-    fail_png(source, bytes.size(), "it has no header");
-  }
-  const int64_t width = big_endian(bytes.data() + 16), height = big_endian(bytes.data() + 20);
-  if (width < 1 || height < 1 || width > INT32_MAX || height > INT32_MAX) {
-    fail_png(source, bytes.size(), "its size is invalid");
-  }
-  if (width > max_pixels / height) {
-    throw CorruptImage(concat(source.to_string(), ": PNG of ", width, " x ", height,
-                              " pixels; data.max_pixels allows ", max_pixels));
-  }
-  return {static_cast<int>(width), static_cast<int>(height)};
-}
-
-void decode_png_region(const std::vector<uint8_t>& bytes, const DataSource& source,
-                       const CropBox& region, uint8_t* out) {
-  thread_local std::vector<uint8_t> pixels;
-  thread_local std::vector<uint8_t*> rows;
-  const ImageHeader size = read_png_header(bytes, source, INT64_MAX);
-  const size_t row_bytes = static_cast<size_t>(size.width) * 3;
-  pixels.resize(row_bytes * static_cast<size_t>(size.height));
-  rows.resize(static_cast<size_t>(size.height));
-  for (size_t y = 0; y < rows.size(); ++y) {
-    rows[y] = pixels.data() + y * row_bytes;
-  }
-  PngReader reader(bytes);
-  if (!decode_png(reader, size, rows.data())) {
-    fail_png(source, bytes.size(), reader.message);
-  }
-  copy_region({pixels.data(), size.width, size.height}, region, out);
+  return text.empty() ? "is empty" : "starts with " + text.substr(0, text.size() - 1);
 }
 
 }  // namespace
 
+FileKind kind_of_extension(std::string_view extension) {
+  if (std::find(kRead.begin(), kRead.end(), extension) != kRead.end()) {
+    return FileKind::Image;
+  }
+  return std::find(kNotRead.begin(), kNotRead.end(), extension) != kNotRead.end()
+             ? FileKind::UnsupportedImage
+             : FileKind::Other;
+}
+
 ImageHeader read_image_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                               int64_t max_pixels) {
-  return is_png(bytes) ? read_png_header(bytes, source, max_pixels)
-                       : read_jpeg_header(bytes, source, max_pixels);
+  if (is_jpeg(bytes)) {
+    return read_jpeg_header(bytes, source, max_pixels);
+  }
+  if (is_png(bytes)) {
+    return read_png_header(bytes, source, max_pixels);
+  }
+  if (is_webp(bytes)) {
+    return read_webp_header(bytes, source, max_pixels);
+  }
+  throw CorruptImage(concat(source.to_string(), ": not a JPEG, PNG or WebP image (",
+                            first_bytes(bytes),
+                            "; a JPEG starts with ff d8, a PNG with 89 50 4e 47, a WebP with "
+                            "52 49 46 46)"));
 }
 
 void decode_image_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                          int denominator, const CropBox& region, uint8_t* out) {
+  if (is_jpeg(bytes)) {
+    decode_jpeg_region(bytes, source, denominator, region, out);
+    return;
+  }
+  DDP_CHECK(denominator == 1, "only a JPEG is decoded at a fraction of its size");
   if (is_png(bytes)) {
-    DDP_CHECK(denominator == 1, "a PNG is decoded only at its own size");
     decode_png_region(bytes, source, region, out);
   } else {
-    decode_jpeg_region(bytes, source, denominator, region, out);
+    decode_webp_region(bytes, source, region, out);
+  }
+}
+
+void make_grey(uint8_t* pixels, size_t num_pixels) {
+  for (uint8_t* p = pixels; p != pixels + num_pixels * 3; p += 3) {
+    // Pillow's weights of ITU-R 601-2, with 16 fractional bits; their sum is 1 << 16.
+    const unsigned luma = (p[0] * 19595u + p[1] * 38470u + p[2] * 7471u + 0x8000u) >> 16;
+    std::fill_n(p, 3, static_cast<uint8_t>(luma));
   }
 }
 

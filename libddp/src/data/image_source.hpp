@@ -29,6 +29,7 @@ class ImageSource {
 struct DecodedImages {
   std::vector<uint8_t> pixels;
   std::vector<int64_t> labels;
+  std::vector<std::string> class_names = {};  ///< by number, if known
 };
 
 /// The CIFAR-10 binary files of a split. `folder` or its subfolder cifar-10-batches-bin holds
@@ -38,13 +39,25 @@ DecodedImages read_cifar10(const std::string& folder, Split split);
 /// The folder with the files; empty if there is none.
 std::string find_cifar10(const std::string& folder);
 
+/// The same for CIFAR-100: train.bin, test.bin and fine_label_names.txt, there or in
+/// cifar-100-binary. A record begins with two labels, coarse and fine; the fine one is the class.
+DecodedImages read_cifar100(const std::string& folder, Split split);
+std::string find_cifar100(const std::string& folder);
+
+/// MNIST and sets in its format: train-images-idx3-ubyte, train-labels-idx1-ubyte and the same with
+/// t10k-, each optionally with .gz, there or in torchvision's subfolders. Grey images of 28 x 28
+/// pixels become RGB.
+DecodedImages read_mnist(const std::string& folder, Split split);
+/// Throws DataError if two of the subfolders hold such files.
+std::string find_mnist(const std::string& folder);
+
 /// The part of a data set to scan.
 enum class SourcePart {
   Whole,
   Beginning  ///< sample 0 and perhaps more
 };
-/// Tar shards in WebDataset layout: KEY.jpg (.jpeg, .png) with a decimal label in KEY.cls, or
-/// CLASS/KEY.jpg with the class names in classes.txt in the shards' folder.
+/// Tar shards in WebDataset layout: KEY.jpg (.jpeg, .png, .webp) with a decimal label in KEY.cls,
+/// or CLASS/KEY.jpg with the class names in classes.txt in the shards' folder.
 std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split,
                                              SourcePart part = SourcePart::Whole);
 std::vector<std::string> find_tar_shards(const std::string& folder, Split split);

@@ -185,11 +185,12 @@ ImageTransform::ImageTransform(const DataOptions& options, bool train)
       cutout_(static_cast<int>(options.cutout)),
       rand_augment_ops_(train ? static_cast<int>(options.rand_augment.ops) : 0),
       rand_augment_magnitude_(static_cast<int>(options.rand_augment.magnitude)),
+      channels_(static_cast<int>(options.channels)),
       channels_last_(options.channels_last) {
   const auto& crop = options.random_resized_crop;
   bounds_ = {crop.min_scale,           crop.max_scale, std::log(crop.min_ratio),
              std::log(crop.max_ratio), crop.min_ratio, crop.max_ratio};
-  for (size_t c = 0; c < 3; ++c) {
+  for (size_t c = 0; c < static_cast<size_t>(channels_); ++c) {
     const auto mean = static_cast<float>(options.mean[c]);
     const auto std = static_cast<float>(options.std[c]);
     normalisation_.mean[c] = mean;
@@ -209,6 +210,7 @@ std::optional<SmallImageTransform> ImageTransform::small_image_transform() const
   }
   const auto& [scale, shift, mean, std] = normalisation_;
   return SmallImageTransform{.side = size_,
+                             .channels = channels_,
                              .random = mode_ == Augment::PadCrop,
                              .flip = flip_,
                              .pad = pad_,
@@ -353,10 +355,10 @@ void ImageTransform::mirror(uint8_t* pixels) const {
 
 void ImageTransform::copy_same_size(const ImageView& image, float* out) const {
   const ptrdiff_t plane = static_cast<ptrdiff_t>(size_) * size_;
-  for (size_t c = 0; c < 3; ++c) {
+  for (size_t c = 0; c < static_cast<size_t>(channels_); ++c) {
     const float* table = table_[c].data();
     float* target = channels_last_ ? out + c : out + static_cast<ptrdiff_t>(c) * plane;
-    const ptrdiff_t stride = channels_last_ ? 3 : 1;
+    const ptrdiff_t stride = channels_last_ ? channels_ : 1;
     for (ptrdiff_t i = 0; i < plane; ++i) {
       target[i * stride] = table[image.pixels[3 * i + static_cast<ptrdiff_t>(c)]];
     }
@@ -366,10 +368,10 @@ void ImageTransform::copy_same_size(const ImageView& image, float* out) const {
 void ImageTransform::normalise(const float* pixels, bool flip, float* out) const {
   const ptrdiff_t plane = static_cast<ptrdiff_t>(size_) * size_;
   for (ptrdiff_t y = 0; y < size_; ++y) {
-    for (ptrdiff_t c = 0; c < 3; ++c) {
+    for (ptrdiff_t c = 0; c < channels_; ++c) {
       const float scale = normalisation_.scale[c], shift = normalisation_.shift[c];
-      const ptrdiff_t stride = channels_last_ ? 3 : 1;
-      float* row = channels_last_ ? out + y * size_ * 3 + c : out + c * plane + y * size_;
+      const ptrdiff_t stride = channels_last_ ? channels_ : 1;
+      float* row = channels_last_ ? out + y * size_ * channels_ + c : out + c * plane + y * size_;
       const float* in = pixels + y * size_ * 3 + c + (flip ? (size_ - 1) * 3 : 0);
       const ptrdiff_t step = flip ? -3 : 3;
       for (ptrdiff_t x = 0; x < size_; ++x, in += step) {
@@ -388,11 +390,11 @@ void ImageTransform::cut_out(int x, int y, float* out) const {
   const ptrdiff_t plane = static_cast<ptrdiff_t>(size_) * size_;
   for (ptrdiff_t row = top; row < bottom; ++row) {
     if (channels_last_) {
-      std::fill(out + (row * size_ + left) * 3, out + (row * size_ + std::max(left, right)) * 3,
-                0.0f);
+      std::fill(out + (row * size_ + left) * channels_,
+                out + (row * size_ + std::max(left, right)) * channels_, 0.0f);
       continue;
     }
-    for (ptrdiff_t c = 0; c < 3; ++c) {
+    for (ptrdiff_t c = 0; c < channels_; ++c) {
       float* line = out + c * plane + row * size_;
       std::fill(line + left, line + std::max(left, right), 0.0f);
     }

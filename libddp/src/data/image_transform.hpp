@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Turns 8-bit pixels into the floats of a batch: crop, resize, flip, RandAugment, normalise,
-// cutout.
+// cutout. Pixels are RGB everywhere. A grey image (data.channels=1) has three equal values per
+// pixel, of which the batch gets the first.
 #pragma once
 
 #include <array>
@@ -61,11 +62,13 @@ class ImageTransform {
   /// The plan for an image of the output's size, shown unchanged.
   RegionPlan plan_same_size() const;
 
-  /// Writes [3, S, S], or [S, S, 3] with channels_last. `image` covers at least plan.region.
+  /// Writes [channels, S, S], or [S, S, channels] with channels_last. `image` covers at least
+  /// plan.region.
   void apply(const ImageView& image, const RegionPlan& plan, float* out) const;
   /// The same for a whole decoded image.
   void apply(const ImageView& image, uint64_t epoch, uint64_t index, float* out) const;
 
+  int channels() const { return channels_; }  ///< of the output
   bool channels_last() const { return channels_last_; }
   int cutout() const { return cutout_; }
   const Normalisation& normalisation() const { return normalisation_; }
@@ -92,6 +95,7 @@ class ImageTransform {
   int cutout_;
   int rand_augment_ops_;
   int rand_augment_magnitude_;
+  int channels_;
   bool channels_last_;
   RandomResizedCropBounds bounds_;
   std::array<std::array<float, 256>, 3> table_;  ///< normalised value of each byte

@@ -3,7 +3,6 @@
 
 #include <turbojpeg.h>
 
-#include <cstdio>
 #include <memory>
 #include <mutex>
 
@@ -54,16 +53,6 @@ bool read_header(tjhandle handle, const std::vector<uint8_t>& bytes, ImageHeader
   return status == 0 || (subsampling < 0 && colorspace >= 0);
 }
 
-std::string first_bytes(const std::vector<uint8_t>& bytes) {
-  std::string text;
-  for (size_t i = 0; i < bytes.size() && i < 4; ++i) {
-    char hex[4];
-    std::snprintf(hex, sizeof(hex), "%02x ", bytes[i]);
-    text += hex;
-  }
-  return text.empty() ? "is empty" : "starts with " + text.substr(0, text.size() - 1);
-}
-
 // Adobe's CMYK files hold inverted ink, so RGB is C * K / 255.
 void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
   for (size_t i = 0; i < cmyk.size() / 4; ++i) {
@@ -89,10 +78,6 @@ std::string DataSource::to_string() const {
 
 ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                              int64_t max_pixels) {
-  if (bytes.size() < 4 || bytes[0] != 0xff || bytes[1] != 0xd8) {
-    fail_jpeg(concat(source.to_string(), ": not a JPEG or PNG image (", first_bytes(bytes),
-                     "; a JPEG starts with ff d8, a PNG with 89 50 4e 47)"));
-  }
   ImageHeader size{.largest_denominator = 8};
   int colorspace = 0;
   if (!read_header(decoder(), bytes, size, colorspace)) {

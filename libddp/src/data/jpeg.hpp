@@ -58,8 +58,8 @@ struct ImageHeader {
   int largest_denominator = 1;  ///< decodable at 1 / 1, 1 / 2 … 1 / this of its size
 };
 
-/// Reads the header. Throws DataError (with source) for anything but a JPEG of at most
-/// `max_pixels`.
+/// Reads the header of a JPEG, whose first bytes the caller has checked. Throws CorruptImage (with
+/// source) if it is damaged or the image has more than `max_pixels`.
 ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                              int64_t max_pixels);
 

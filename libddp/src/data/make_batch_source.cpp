@@ -2,7 +2,7 @@
 // Chooses how a DataLoader makes the batches of the library's data sets:
 //
 //   make_resident_images()                 decoded images that fit in GPU memory
-//   PrefetchSource of a RegionBuilder      JPEG images that the GPU resizes
+//   PrefetchSource of a RegionBuilder      image files that the GPU resizes
 //                  of a DirectBuilder      examples of one shape, written straight into the batch
 //                  of a CollatingBuilder   other examples, stacked
 #include <ATen/ops/empty.h>
@@ -138,7 +138,7 @@ std::string why_not([[maybe_unused]] const Dataset& dataset, at::Device device) 
 #ifdef DDP_HAS_CUDA
   const ImageDataset* images = as_images(dataset);
   if (images == nullptr) {
-    return "the data set has no JPEG images; fix: set loader.device_transform=auto";
+    return "the data set has no image files; fix: set loader.device_transform=auto";
   }
   if (const int num_ops = images->transform().num_rand_augment_ops(); num_ops > 0) {
     return concat("data.rand_augment_ops=", num_ops,

@@ -12,18 +12,49 @@ namespace ddp {
 namespace {
 
 constexpr int64_t kSmallImage = 64;  // defaults: CIFAR's up to this size, ImageNet's above
-constexpr std::array<double, 3> kCifarMean{0.4914, 0.4822, 0.4465};
-constexpr std::array<double, 3> kCifarStd{0.2470, 0.2435, 0.2616};
-constexpr std::array<double, 3> kImageNetMean{0.485, 0.456, 0.406};
-constexpr std::array<double, 3> kImageNetStd{0.229, 0.224, 0.225};
+
+// Mean and standard deviation of the channels. `grey` is the average of the three.
+struct Statistics {
+  std::array<double, 3> mean, std;
+  double grey_mean, grey_std;
+};
+constexpr Statistics kCifar10{{0.4914, 0.4822, 0.4465}, {0.2470, 0.2435, 0.2616}, 0.4734, 0.2507};
+constexpr Statistics kCifar100{{0.5071, 0.4865, 0.4409}, {0.2673, 0.2564, 0.2762}, 0.4782, 0.2666};
+constexpr Statistics kMnist{{0.1307, 0.1307, 0.1307}, {0.3081, 0.3081, 0.3081}, 0.1307, 0.3081};
+constexpr Statistics kImageNet{{0.485, 0.456, 0.406}, {0.229, 0.224, 0.225}, 0.449, 0.226};
+
+// A data set of images of one size in files of its own, which are decoded when it is opened.
+struct KnownSet {
+  DataFormat format;
+  const char* name;
+  int64_t image_size;
+  int64_t num_classes;
+  std::string (*find)(const std::string& folder);
+  detail::DecodedImages (*read)(const std::string& folder, Split split);
+  const Statistics& statistics;
+};
+constexpr KnownSet kKnownSets[] = {
+    {DataFormat::Cifar10, "cifar10", 32, 10, &detail::find_cifar10, &detail::read_cifar10,
+     kCifar10},
+    {DataFormat::Cifar100, "cifar100", 32, 100, &detail::find_cifar100, &detail::read_cifar100,
+     kCifar100},
+    {DataFormat::Mnist, "mnist", 28, 10, &detail::find_mnist, &detail::read_mnist, kMnist}};
+
+const KnownSet* known_set(DataFormat format) {
+  const auto* found = std::find_if(std::begin(kKnownSets), std::end(kKnownSets),
+                                   [&](const KnownSet& set) { return set.format == format; });
+  return found != std::end(kKnownSets) ? found : nullptr;
+}
 
 DataFormat find_format(const std::string& path) {
   if (!std::filesystem::exists(path)) {
     throw DataError(
         concat("data.path=", path, " does not exist (data.format=synthetic needs no files)"));
   }
-  if (!detail::find_cifar10(path).empty()) {
-    return DataFormat::Cifar10;
+  for (const KnownSet& set : kKnownSets) {
+    if (!set.find(path).empty()) {
+      return set.format;
+    }
   }
   for (Split split : {Split::Train, Split::Test}) {
     if (!detail::find_tar_shards(path, split).empty()) {
@@ -37,8 +68,9 @@ DataFormat find_format(const std::string& path) {
   }
   throw DataError(
       concat("data.path=", path,
-             " holds none of the known layouts: data_batch_*.bin and test_batch.bin, "
-             "train*.tar and test*.tar, or train/<class>/*.jpg and test/<class>/*.jpg"));
+             " holds none of the known layouts: CIFAR-10's data_batch_*.bin, CIFAR-100's train.bin "
+             "with fine_label_names.txt, MNIST's train-images-idx3-ubyte, train*.tar and "
+             "test*.tar, or train/<class>/*.jpg and test/<class>/*.jpg"));
 }
 
 std::unique_ptr<detail::ImageSource> open_source(
@@ -80,14 +112,15 @@ int64_t probe_image_size(const DataOptions& options, const detail::ImageSource& 
   }
 }
 
-void check_channels(const char* name, const std::vector<double>& values, double least) {
-  const bool fits = values.size() == 3 && std::all_of(values.begin(), values.end(), [&](double v) {
-                      return v >= least && v <= 1;
-                    });
+void check_channels(const char* name, const std::vector<double>& values, int64_t channels,
+                    double least) {
+  const bool fits =
+      std::ssize(values) == channels &&
+      std::all_of(values.begin(), values.end(), [&](double v) { return v >= least && v <= 1; });
   if (!fits) {
-    throw SettingsError(concat("data.", name, " has ", values.size(),
-                               " values; it needs 3 (red, green, blue), each from ", least,
-                               " to 1"));
+    throw SettingsError(concat("data.", name, " has ", values.size(), " values; it needs ",
+                               channels == 1 ? "1 (grey)" : "3 (red, green, blue)", ", each from ",
+                               least, " to 1"));
   }
 }
 
@@ -115,6 +148,10 @@ void check_rand_augment(const DataOptions& o) {
 }
 
 void check_options(const DataOptions& o) {
+  if (o.channels != 1 && o.channels != 3) {
+    throw SettingsError(concat("data.channels=", o.channels,
+                               " must be 3 (RGB), 1 (grey) or 0 (chosen by data.format)"));
+  }
   if (o.num_classes < 0 || o.num_samples < 0 || o.image_size < 1 || o.pad < 0 || o.cutout < 0 ||
       o.max_pixels < 1 || o.seed < 0) {
     throw SettingsError(
@@ -135,13 +172,28 @@ void check_options(const DataOptions& o) {
                                " is smaller than data.image_size=", o.image_size,
                                ", which is cut from it"));
   }
-  if (o.format == DataFormat::Cifar10 && o.image_size != 32) {
-    throw SettingsError(
-        concat("data.image_size=", o.image_size, " must be 32 with data.format=cifar10"));
+  if (const KnownSet* set = known_set(o.format); set && o.image_size != set->image_size) {
+    throw SettingsError(concat("data.image_size=", o.image_size, " must be ", set->image_size,
+                               " with data.format=", set->name));
   }
-  check_channels("mean", o.mean, 0);
-  check_channels("std", o.std, 1e-3);
+  check_channels("mean", o.mean, o.channels, 0);
+  check_channels("std", o.std, o.channels, 1e-3);
   check_rand_augment(o);
+}
+
+void set_statistics(DataOptions& o, const Statistics& statistics) {
+  const auto fill = [&](std::vector<double>& values, const auto& colours, double grey) {
+    if (!values.empty()) {
+      return;
+    }
+    if (o.channels == 1) {
+      values = {grey};
+    } else {
+      values.assign(colours.begin(), colours.end());
+    }
+  };
+  fill(o.mean, statistics.mean, statistics.grey_mean);
+  fill(o.std, statistics.std, statistics.grey_std);
 }
 
 bool keeps_decoded(const DataOptions& o, int64_t num_samples) {
@@ -182,31 +234,30 @@ DataOptions detail::resolve_data_options(const DataOptions& options) {
   if (o.format == DataFormat::Auto) {
     o.format = find_format(o.path);
   }
+  const KnownSet* set = known_set(o.format);
   if (o.image_size == 0 && has_files(o.format)) {
     o.image_size =
         probe_image_size(o, *open_source(o, probed_split(o), detail::SourcePart::Beginning));
   } else if (o.image_size == 0) {
-    o.image_size = o.format == DataFormat::Cifar10 ? 32 : 224;
+    o.image_size = set ? set->image_size : 224;
   }
   const bool small = o.image_size <= kSmallImage;
-  if (o.num_classes == 0 &&
-      (o.format == DataFormat::Synthetic || o.format == DataFormat::Cifar10)) {
-    o.num_classes = 10;
+  if (o.channels == 0) {
+    o.channels = o.format == DataFormat::Mnist ? 1 : 3;
+  }
+  if (o.num_classes == 0 && !has_files(o.format)) {
+    o.num_classes = set ? set->num_classes : 10;
   }
   if (o.augment == Augment::Auto) {
-    o.augment = small ? Augment::PadCrop : Augment::RandomResizedCrop;
+    // A mirrored digit is no digit.
+    o.augment = o.format == DataFormat::Mnist ? Augment::None
+                : small                       ? Augment::PadCrop
+                                              : Augment::RandomResizedCrop;
   }
   if (o.eval_resize == 0) {
     o.eval_resize = small ? o.image_size : o.image_size * 256 / 224;
   }
-  if (o.mean.empty()) {
-    const auto& mean = small ? kCifarMean : kImageNetMean;
-    o.mean.assign(mean.begin(), mean.end());
-  }
-  if (o.std.empty()) {
-    const auto& std = small ? kCifarStd : kImageNetStd;
-    o.std.assign(std.begin(), std.end());
-  }
+  set_statistics(o, set ? set->statistics : small ? kCifar10 : kImageNet);
   check_options(o);
   return o;
 }
@@ -228,8 +279,8 @@ std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
   if (resolved.format == DataFormat::Synthetic) {
     return detail::make_synthetic_dataset(resolved, split);
   }
-  if (resolved.format == DataFormat::Cifar10) {
-    return std::make_shared<detail::ImageDataset>(detail::read_cifar10(resolved.path, split), 10,
+  if (const KnownSet* set = known_set(resolved.format)) {
+    return std::make_shared<detail::ImageDataset>(set->read(resolved.path, split), set->num_classes,
                                                   resolved, train);
   }
   if (!source) {

@@ -51,7 +51,8 @@ static void describe_random_resized_crop(RandomResizedCropOptions& o, FieldVisit
 
 static void describe_augmentation(DataOptions& o, FieldVisitor& v) {
   v.field({.name = "augment",
-           .doc = "Training augmentation. auto: pad_crop up to 64 px, random_resized_crop above."},
+           .doc = "Training augmentation. auto: none for mnist, else pad_crop up to 64 px, "
+                  "random_resized_crop above."},
           o.augment,
           {{"auto", Augment::Auto},
            {"none", Augment::None},
@@ -85,42 +86,15 @@ static void describe_augmentation(DataOptions& o, FieldVisitor& v) {
                   "decodes large JPEG images at 1/2 to 1/8 of their size, as training does."},
           o.eval_decode, {{"full", EvalDecode::Full}, {"scaled", EvalDecode::Scaled}});
   v.field({.name = "mean",
-           .doc = "Mean of each channel, in 0..1. Empty: CIFAR-10's up to 64 px, else ImageNet's."},
+           .doc = "Mean of each channel, in 0..1. Empty: of the data set for cifar100 and mnist, "
+                  "else CIFAR-10's up to 64 px, else ImageNet's."},
           o.mean);
   v.field(
       {.name = "std", .doc = "Standard deviation of each channel, in 0..1. Empty: as for mean."},
       o.std);
 }
 
-void describe_fields(DataOptions& o, FieldVisitor& v) {
-  v.field({.name = "format", .doc = "Layout of the data set. auto: detected from path."}, o.format,
-          {{"auto", DataFormat::Auto},
-           {"cifar10", DataFormat::Cifar10},
-           {"tar", DataFormat::Tar},
-           {"folder", DataFormat::Folder},
-           {"synthetic", DataFormat::Synthetic}});
-  v.field({.name = "path", .doc = "Folder of the data set.", .may_differ = true, .common = true},
-          o.path);
-  v.field({.name = "image_size",
-           .doc = "Side of the model's input images. 0: the shorter side of the first "
-                  "image if no side exceeds 64 px, else 224 (also for synthetic).",
-           .unit = "px",
-           .min = 0,
-           .max = 8192},
-          o.image_size);
-  v.field({.name = "num_classes",
-           .doc = "Number of classes. 0: taken from the data.",
-           .min = 0,
-           .max = 1e6},
-          o.num_classes);
-  v.field({.name = "num_samples",
-           .doc = "Use only the first n samples; synthetic: generate n. 0: all "
-                  "(synthetic: 2048 training, 512 test).",
-           .min = 0},
-          o.num_samples);
-  v.field({.name = "seed", .doc = "Seed for augmentation and synthetic data.", .min = 0}, o.seed);
-  describe_augmentation(o, v);
-  v.field({.name = "channels_last", .doc = "Make batches with NHWC strides."}, o.channels_last);
+static void describe_decoding(DataOptions& o, FieldVisitor& v) {
   v.field({.name = "corrupt",
            .doc = "Action on a corrupt image. error: end the run. skip: use the next good image."},
           o.corrupt, {{"error", CorruptPolicy::Error}, {"skip", CorruptPolicy::Skip}});
@@ -144,6 +118,46 @@ void describe_fields(DataOptions& o, FieldVisitor& v) {
            .min = 1,
            .max = 1e9},
           o.max_pixels);
+}
+
+void describe_fields(DataOptions& o, FieldVisitor& v) {
+  v.field({.name = "format", .doc = "Layout of the data set. auto: detected from path."}, o.format,
+          {{"auto", DataFormat::Auto},
+           {"cifar10", DataFormat::Cifar10},
+           {"cifar100", DataFormat::Cifar100},
+           {"mnist", DataFormat::Mnist},
+           {"tar", DataFormat::Tar},
+           {"folder", DataFormat::Folder},
+           {"synthetic", DataFormat::Synthetic}});
+  v.field({.name = "path", .doc = "Folder of the data set.", .may_differ = true, .common = true},
+          o.path);
+  v.field({.name = "image_size",
+           .doc = "Side of the model's input images. 0: the shorter side of the first "
+                  "image if no side exceeds 64 px, else 224 (also for synthetic).",
+           .unit = "px",
+           .min = 0,
+           .max = 8192},
+          o.image_size);
+  v.field({.name = "channels",
+           .doc = "Channels of the model's input images: 3 is RGB, 1 is grey. 0: 1 for mnist, else "
+                  "3.",
+           .min = 0,
+           .max = 3},
+          o.channels);
+  v.field({.name = "num_classes",
+           .doc = "Number of classes. 0: taken from the data.",
+           .min = 0,
+           .max = 1e6},
+          o.num_classes);
+  v.field({.name = "num_samples",
+           .doc = "Use only the first n samples; synthetic: generate n. 0: all "
+                  "(synthetic: 2048 training, 512 test).",
+           .min = 0},
+          o.num_samples);
+  v.field({.name = "seed", .doc = "Seed for augmentation and synthetic data.", .min = 0}, o.seed);
+  describe_augmentation(o, v);
+  v.field({.name = "channels_last", .doc = "Make batches with NHWC strides."}, o.channels_last);
+  describe_decoding(o, v);
 }
 
 void describe_fields(SamplerOptions& o, FieldVisitor& v) {
@@ -170,7 +184,7 @@ static void describe_device_fields(LoaderOptions& o, FieldVisitor& v) {
            .min = 0},
           o.device_resident_limit_mb);
   v.field({.name = "device_transform",
-           .doc = "Crop, resize, flip and normalise JPEG images on the GPU."},
+           .doc = "Crop, resize, flip and normalise the images of files on the GPU."},
           o.device_transform,
           {{"auto", DevicePolicy::Auto}, {"on", DevicePolicy::On}, {"off", DevicePolicy::Off}});
   v.field(

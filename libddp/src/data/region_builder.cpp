@@ -55,7 +55,7 @@ class RegionBuilder final : public BatchBuilder<Batch> {
         dtype_(scalar_type(options.image_dtype)),
         header_bytes_(aligned(max_batch * static_cast<int64_t>(sizeof(DeviceRegion)))),
         slots_(static_cast<size_t>(num_slots)),
-        decoders_(open_decoders(device, options)) {
+        decoders_(open_decoders(device, options, images_.transform().channels())) {
     if (max_batch > 65535) {
       throw SettingsError(concat("loader.batch_size=", max_batch,
                                  " exceeds the 65535 images that the GPU makes at once; fix: set a "
@@ -327,8 +327,9 @@ class RegionBuilder final : public BatchBuilder<Batch> {
     const auto options = at::TensorOptions().device(device_);
     const auto format =
         transform.channels_last() ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
-    Batch batch{at::empty({s.num_samples, 3, side, side}, options.dtype(dtype_), format),
-                at::empty({s.num_samples}, options.dtype(at::kLong))};
+    Batch batch{
+        at::empty({s.num_samples, transform.channels(), side, side}, options.dtype(dtype_), format),
+        at::empty({s.num_samples}, options.dtype(at::kLong))};
     const auto num_images = static_cast<int>(s.num_samples);
     const at::Tensor taps =
         at::empty({region_taps_bytes(num_images, side, stride)}, options.dtype(at::kByte));
@@ -336,6 +337,7 @@ class RegionBuilder final : public BatchBuilder<Batch> {
                                     .pixels = on_device,
                                     .num_images = num_images,
                                     .size = side,
+                                    .channels = transform.channels(),
                                     .stride = stride,
                                     .taps = taps.mutable_data_ptr(),
                                     .data = batch.data.mutable_data_ptr(),
@@ -397,9 +399,14 @@ class RegionBuilder final : public BatchBuilder<Batch> {
   }
 
   static std::vector<std::unique_ptr<DeviceDecoder>> open_decoders(at::Device device,
-                                                                   const LoaderOptions& options) {
+                                                                   const LoaderOptions& options,
+                                                                   int channels) {
     std::vector<std::unique_ptr<DeviceDecoder>> decoders;
     if (options.jpeg_decoder == JpegDecoder::Cpu) {
+      return decoders;
+    }
+    if (channels == 1) {
+      warn_cpu_decodes("data.channels=1 makes images grey on the CPU");
       return decoders;
     }
     const c10::cuda::CUDAGuard guard(device);

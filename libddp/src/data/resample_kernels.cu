@@ -90,11 +90,13 @@ __device__ void write(const RegionBatch& batch, const DeviceRegion& region, int 
   const bool cut = region.cutout > 0 && to >= left && to < left + region.cutout && y >= top &&
                    y < top + region.cutout;
   const int64_t plane = static_cast<int64_t>(size) * size;
-  Out* out = static_cast<Out*>(batch.data) + blockIdx.y * plane * 3;
+  Out* out = static_cast<Out*>(batch.data) + blockIdx.y * plane * batch.channels;
   const int64_t at = static_cast<int64_t>(y) * size + to;
 #pragma unroll
   for (int c = 0; c < 3; ++c) {
-    store(out + (kChannelsLast ? at * 3 + c : c * plane + at), cut ? 0.0f : normalised.value[c]);
+    if (c < batch.channels) {
+      store(out + (kChannelsLast ? at * 3 + c : c * plane + at), cut ? 0.0f : normalised.value[c]);
+    }
   }
 }
 
@@ -178,7 +180,7 @@ void launch_as(const RegionBatch& batch, const Normalisation& normalisation, boo
   const int bands = (batch.size + kBand - 1) / kBand;
   const int chunks = (batch.size + kThreads - 1) / kThreads;
   const dim3 grid(static_cast<unsigned>(bands * chunks), static_cast<unsigned>(batch.num_images));
-  if (channels_last) {
+  if (channels_last && batch.channels > 1) {  // one channel has one order
     resample<Out, true><<<grid, kThreads, 0, stream>>>(batch, normalisation);
   } else {
     resample<Out, false><<<grid, kThreads, 0, stream>>>(batch, normalisation);

@@ -31,6 +31,7 @@ struct RegionBatch {
   const uint8_t* pixels = nullptr;
   int num_images = 0;
   int size = 0;          ///< side of the output
+  int channels = 3;      ///< of the output; the first of the pixels' three
   int stride = 0;        ///< max_taps() of any image's axes
   void* taps = nullptr;  ///< region_taps_bytes() of device memory
   void* data = nullptr;

@@ -227,7 +227,8 @@ struct ResidentImages::State {
     const c10::cuda::CUDAGuard guard(device);
     const auto on_device = at::TensorOptions().device(device);
     Batch batch{
-        at::empty({size, 3, transform.side, transform.side}, on_device.dtype(dtype),
+        at::empty({size, transform.channels, transform.side, transform.side},
+                  on_device.dtype(dtype),
                   channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous),
         at::empty({size}, on_device.dtype(at::kLong))};
     const ResidentSet set{pixels.const_data_ptr<uint8_t>(),

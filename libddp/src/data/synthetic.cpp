@@ -29,6 +29,7 @@ class SyntheticDataset : public Dataset {
       : side_(options.image_size),
         size_(options.num_samples > 0 ? options.num_samples : (split == Split::Train ? 2048 : 512)),
         num_classes_(options.num_classes),
+        channels_(options.channels),
         channels_last_(options.channels_last),
         seed_(static_cast<uint64_t>(options.seed)),
         split_(split == Split::Train ? 0 : 1) {
@@ -41,7 +42,7 @@ class SyntheticDataset : public Dataset {
   int64_t size() const override { return size_; }
   int64_t num_classes() const override { return num_classes_; }
   std::optional<ExampleLayout> layout() const override {
-    return ExampleLayout{{3, side_, side_}, channels_last_};
+    return ExampleLayout{{channels_, side_, side_}, channels_last_};
   }
   Example get(int64_t index) const override { return written_example(*this, index, 0); }
 
@@ -58,12 +59,13 @@ class SyntheticDataset : public Dataset {
     std::array<float, 3 * kGrid * kGrid> pattern;
     SampleRng pattern_rng(seed_, kPatternStream, static_cast<uint64_t>(label));
     std::generate(pattern.begin(), pattern.end(), [&] { return rough_normal(pattern_rng); });
-    for (int64_t c = 0; c < 3; ++c) {
+    for (int64_t c = 0; c < channels_; ++c) {
       for (int64_t y = 0; y < side_; ++y) {
         const float* cells = &pattern[static_cast<size_t>((c * kGrid + y * kGrid / side_) * kGrid)];
         const float* in = noise + c * plane + y * side_;
-        const int64_t stride = channels_last_ ? 3 : 1;
-        float* out = channels_last_ ? data + y * side_ * 3 + c : data + c * plane + y * side_;
+        const int64_t stride = channels_last_ ? channels_ : 1;
+        float* out =
+            channels_last_ ? data + y * side_ * channels_ + c : data + c * plane + y * side_;
         for (int64_t cell = 0; cell < kGrid; ++cell) {
           const int64_t end = ((cell + 1) * side_ + kGrid - 1) / kGrid;
           for (int64_t x = (cell * side_ + kGrid - 1) / kGrid; x < end; ++x) {
@@ -79,6 +81,7 @@ class SyntheticDataset : public Dataset {
   int64_t side_;
   int64_t size_;
   int64_t num_classes_;
+  int64_t channels_;
   bool channels_last_;
   uint64_t seed_;
   uint64_t split_;

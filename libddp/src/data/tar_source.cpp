@@ -136,8 +136,11 @@ class TarSource : public ImageSource {
       }
       if (extension == "cls") {
         group.label = read_label(file, entry);
-      } else if (extension == "jpg" || extension == "jpeg" || extension == "png") {
+      } else if (const FileKind kind = kind_of_extension(extension); kind == FileKind::Image) {
         group.image = std::move(entry);
+      } else if (kind == FileKind::UnsupportedImage) {
+        throw DataError(concat("tar archive ", file.path(), " at offset ", entry.offset, ": ",
+                               entry.name, kUnsupportedImage));
       }
     }
     add_sample(shard, group);

@@ -31,6 +31,7 @@ enum class Stem {
 
 struct ResNetOptions {
   int64_t num_classes = 1000;
+  int64_t in_channels = 3;  ///< of the images
   Stem stem = Stem::Imagenet;
   NormFactory norm = {};            ///< empty: BatchNorm2d
   bool zero_init_residual = false;  ///< each block starts as the identity (arXiv:1706.02677)
@@ -148,10 +149,11 @@ TORCH_MODULE(Stage);
 
 }  // namespace detail
 
-/// Input [batch, 3, height, width] (with the ImageNet stem also the output of
-/// ddp::ops::stem_space_to_depth), output logits [batch, num_classes]. The output keeps the input's
-/// memory format: give channels_last images to a model of channels_last weights (to_channels_last).
-/// Weights of 16 bits (to_half_but_norms) cast the images to their dtype, and logits have it too.
+/// Input [batch, in_channels, height, width] (with the ImageNet stem of 3 channels also the output
+/// of ddp::ops::stem_space_to_depth), output logits [batch, num_classes]. The output keeps the
+/// input's memory format: give channels_last images to a model of channels_last weights
+/// (to_channels_last). Weights of 16 bits (to_half_but_norms) cast the images to their dtype, and
+/// logits have it too.
 class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::NormOwner {
  public:
   /// `num_blocks` of the four stages; `bottleneck` selects the kind of block.

@@ -192,8 +192,8 @@ TEST_CASE("a corrupt image is an error with file and offset", "[dataset]") {
   const std::string at = "train.tar at offset 3072: ";  // 0.jpg and 0.cls take 512 + 1024 + 1024
   const std::string png = error("\x89PNG\r\n and more");
   REQUIRE(contains(png, at + "corrupt or truncated PNG of 15 bytes"));
-  REQUIRE(contains(error("GIF89a"), at + "not a JPEG or PNG image (starts with 47 49 46 38"));
-  REQUIRE(contains(error(""), "not a JPEG or PNG image (is empty"));
+  REQUIRE(contains(error("GIF89a"), at + "not a JPEG, PNG or WebP image (starts with 47 49 46 38"));
+  REQUIRE(contains(error(""), "not a JPEG, PNG or WebP image (is empty"));
   for (size_t length : {size_t{4}, size_t{300}, good.size() / 2 + 200, good.size() - 20}) {
     const std::string message = error(good.substr(0, length));
     INFO(length << " of " << good.size() << ": " << message);

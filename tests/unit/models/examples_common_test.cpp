@@ -261,6 +261,12 @@ TEST_CASE("a ViT takes its sizes from the settings and the data") {
   for (const auto& parameter : module->parameters()) {
     CHECK(parameter.scalar_type() == torch::kBFloat16);
   }
+  const auto grey = ddp::make_dataset(
+      {.format = ddp::DataFormat::Synthetic, .image_size = 24, .channels = 1, .num_classes = 7});
+  CHECK(testing::message_of<ddp::SettingsError>([&] {
+          examples::make_vit(settings, *grey, communicator);
+        }).find("needs images of 3 channels, not 1; fix: set data.channels=3") !=
+        std::string::npos);
   settings.patch_size = 0;  // that of the name, 16
   CHECK(testing::message_of<ddp::SettingsError>([&] {
           examples::make_vit(settings, *data, communicator);

@@ -240,6 +240,30 @@ TEST_CASE("a ResNet of other than four stages is refused") {
                     Catch::Contains("has 2 entries"));
 }
 
+TEST_CASE("a ResNet takes images of another number of channels") {
+  const auto stem = GENERATE(models::Stem::Imagenet, models::Stem::Cifar);
+  const bool fused_ops = GENERATE(true, false);
+  auto model =
+      models::resnet18({.num_classes = 4, .in_channels = 1, .stem = stem, .fused_ops = fused_ops});
+  auto parameters = model->named_parameters();
+  CHECK(parameters["conv1.weight"].size(1) == 1);
+  // The same function of an image whose second and third channel are black.
+  auto rgb = models::resnet18({.num_classes = 4, .stem = stem, .fused_ops = fused_ops});
+  {
+    torch::NoGradGuard no_grad;
+    for (auto& item : rgb->named_parameters()) {
+      auto values = item.value();
+      (item.key() == "conv1.weight" ? values.narrow(1, 0, 1) : values)
+          .copy_(parameters[item.key()]);
+    }
+  }
+  const auto x = formula::uniform("input", {4, 1, 28, 28});
+  const auto coloured = torch::cat({x, torch::zeros({4, 2, 28, 28})}, 1);
+  CHECK(torch::allclose(model->forward(x), rgb->forward(coloured), 1e-4, 1e-4));
+  model->forward(x).sum().backward();
+  CHECK(parameters["conv1.weight"].grad().abs().sum().item<float>() > 0);
+}
+
 TEST_CASE("a clone has the same values and its own memory") {
   auto model = models::resnet18({.num_classes = 4, .stem = models::Stem::Cifar});
   const auto x = formula::uniform("input", {2, 3, 16, 16});
@@ -288,6 +312,8 @@ TEST_CASE("wrong options are refused with the setting's name") {
     return testing::message_of<std::invalid_argument>(make);
   };
   CHECK(message_of([] { make_resnet("resnet18", {.num_classes = 0}); }).find("num_classes = 0") !=
+        std::string::npos);
+  CHECK(message_of([] { make_resnet("resnet18", {.in_channels = 0}); }).find("in_channels = 0") !=
         std::string::npos);
   CHECK(message_of([] { make_resnet("resnet19"); }).find("resnet18, resnet34") !=
         std::string::npos);

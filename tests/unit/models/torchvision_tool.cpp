@@ -42,18 +42,16 @@ void run(const std::string& name, const Files& files) {
   on_cpu.device = "cpu";
   auto context = ddp::Context::create(on_cpu);
   const auto input = ddp::load_safetensors(files.input).tensors.at("input");
+  const auto data = ddp::make_dataset(
+      {.format = ddp::DataFormat::Synthetic, .image_size = input.size(2), .num_classes = kClasses});
   if (name == "resnet18") {
     examples::ModelOptions from_file;
     from_file.weights = files.weights;
-    exchange(context, examples::make_model(from_file, kClasses, context.communicator()), input,
-             files);
+    exchange(context, examples::make_model(from_file, *data, context.communicator()), input, files);
   } else {
     examples::VitSettings from_file;
     from_file.name = name;
     from_file.weights = files.weights;
-    const auto data = ddp::make_dataset({.format = ddp::DataFormat::Synthetic,
-                                         .image_size = input.size(2),
-                                         .num_classes = kClasses});
     exchange(context, examples::make_vit(from_file, *data, context.communicator()), input, files);
   }
   context.close();

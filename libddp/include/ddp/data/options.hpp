@@ -14,12 +14,14 @@ namespace ddp {
 enum class DataFormat {
   Auto,       ///< detected from the files at `path`
   Cifar10,    ///< official binary files data_batch_1..5.bin, test_batch.bin
+  Cifar100,   ///< official binary files train.bin, test.bin, fine_label_names.txt
+  Mnist,      ///< IDX files as of MNIST and Fashion-MNIST, also with .gz
   Tar,        ///< image tar shards in WebDataset layout: train-*.tar and test-*.tar
-  Folder,     ///< train/<class>/*.jpg and test/<class>/*.jpg (or val/)
+  Folder,     ///< train/<class>/* and test/<class>/* (or val/): .jpg, .jpeg, .png, .webp
   Synthetic,  ///< generated from `seed` and the index
 };
 enum class Augment {
-  Auto,              ///< PadCrop up to 64 px, RandomResizedCrop above
+  Auto,              ///< PadCrop up to 64 px (mnist: None), RandomResizedCrop above
   None,              ///< as in evaluation: resize the shorter side, centre crop
   PadCrop,           ///< zero-padding, random crop, flip (CIFAR)
   RandomResizedCrop  ///< random area and aspect ratio, flip (ImageNet)
@@ -48,9 +50,10 @@ struct RandAugmentOptions {
 struct DataOptions {
   DataFormat format = DataFormat::Auto;
   std::string path = "data/cifar10-sample";
-  /// Pixels. 0: 32 for cifar10, 224 for synthetic, else the first image's shorter side if no side
-  /// exceeds 64, or 224.
+  /// Pixels. 0: 32 for cifar10 and cifar100, 28 for mnist, 224 for synthetic, else the first
+  /// image's shorter side if no side exceeds 64, or 224.
   int64_t image_size = 0;
+  int64_t channels = 0;     ///< 3 (RGB) or 1 (grey) of an example; 0: 1 for mnist, else 3
   int64_t num_classes = 0;  ///< 0: from the data (synthetic: 10); larger labels are errors
   int64_t num_samples = 0;  ///< the first n, 0: all; synthetic: n samples, 0: 2048 train, 512 test
   int64_t seed = 0;         ///< for augmentation and synthetic data
@@ -62,7 +65,8 @@ struct DataOptions {
   RandomResizedCropOptions random_resized_crop{};
   int64_t eval_resize = 0;  ///< shorter side before the crop; 0: image_size (* 256 / 224 above 64)
   EvalDecode eval_decode = EvalDecode::Full;
-  std::vector<double> mean = {};  ///< per channel; empty: CIFAR-10's up to 64 px, else ImageNet's
+  /// Per channel; empty: of cifar100 and mnist, else CIFAR-10's up to 64 px, else ImageNet's.
+  std::vector<double> mean = {};
   std::vector<double> std = {};
   bool channels_last = false;  ///< batches in NHWC strides
   CorruptPolicy corrupt = CorruptPolicy::Error;
