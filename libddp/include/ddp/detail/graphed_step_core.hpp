@@ -85,8 +85,8 @@ StepDone run_step(GraphedStepCore& core, const Step& step, BatchT& batch,
     auto outputs = std::make_shared<Outputs>(step(batch, scalars));
     StepOutput output{outputs, {}};
     visit_tensors(*outputs, TensorVisitor([&](at::Tensor& tensor) {
-      // Autograd graphs of outputs would keep every activation of the step. Outputs
-      // that the lambda keeps stay unchanged.
+      // Autograd graphs of outputs would keep every activation of the step. Outputs that the lambda
+      // keeps stay unchanged.
       if (tensor.defined() && tensor.requires_grad() && !tensor.is_leaf()) {
         tensor = tensor.detach();
       }
