@@ -8,6 +8,7 @@
 #include "ddp/core/logging.hpp"
 #include "ddp/core/safetensors.hpp"
 #include "ddp/data/data_loader.hpp"
+#include "ddp/data/tensor_dataset.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/optim/make_optimizer.hpp"

@@ -2,16 +2,12 @@
 #include "ddp/core/safetensors.hpp"
 
 #include <ATen/ATen.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <system_error>
 
+#include "core/file_mapping.hpp"
 #include "core/file_ops.hpp"
 #include "core/safetensors_header.hpp"
 #include "core/serialize_tensors.hpp"
@@ -42,77 +38,7 @@ at::ScalarType to_scalar_type(const std::string& dtype) {
   throw InternalError("unchecked safetensors dtype " + dtype);
 }
 
-[[noreturn]] void fail_read(const std::string& path, int error) {
-  throw ReadError("cannot read " + path + ": " + std::generic_category().message(error));
-}
-
-// A private mapping, which shares pages with the page cache until a tensor is written.
-class Mapping {
- public:
-  explicit Mapping(const std::string& path) {
-    std::string why;
-    const int fd = detail::open_to_read(path, why);
-    if (fd < 0) {
-      throw ReadError("cannot read " + path + ": " + why);
-    }
-    struct stat status {};
-    int error = ::fstat(fd, &status) != 0 ? errno : 0;
-    size_ = static_cast<std::size_t>(status.st_size);
-    if (error == 0 && size_ > 0) {
-      void* memory = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0);
-      error = memory == MAP_FAILED ? errno : 0;
-      data_ = memory == MAP_FAILED ? nullptr : static_cast<unsigned char*>(memory);
-    }
-    ::close(fd);
-    if (error != 0) {
-      fail_read(path, error);
-    }
-  }
-  ~Mapping() {
-    if (data_ != nullptr) {
-      ::munmap(data_, size_);
-    }
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  unsigned char* data() const { return data_; }
-  std::size_t size() const { return size_; }
-
- private:
-  unsigned char* data_ = nullptr;
-  std::size_t size_ = 0;
-};
-
-// A bool other than 0 and 1 is undefined behaviour in every kernel.
-void check_bools(const unsigned char* data, uint64_t size, const std::string& name,
-                 const std::string& path) {
-  for (uint64_t i = 0; i < size; ++i) {
-    if (data[i] > 1) {
-      throw ReadError(path + " is not a valid safetensors file: the bool tensor '" + name +
-                      "' has a byte other than 0 and 1");
-    }
-  }
-}
-
-at::Tensor map_tensor(const std::shared_ptr<Mapping>& mapping,
-                      const detail::SafetensorsEntry& entry, uint64_t data_offset) {
-  const auto options = at::TensorOptions().dtype(to_scalar_type(entry.dtype));
-  unsigned char* data = mapping->data() + data_offset + entry.begin;
-  const auto bytes = entry.end - entry.begin;
-  // Other writers need not align data; kernels may require alignment.
-  if (bytes == 0 || reinterpret_cast<uintptr_t>(data) % options.dtype().itemsize() != 0) {
-    at::Tensor copy = at::empty(entry.shape, options);
-    if (bytes > 0) {
-      std::memcpy(copy.data_ptr(), data, bytes);
-    }
-    return copy;
-  }
-  return at::from_blob(
-      data, entry.shape, [mapping](void*) {}, options);
-}
-
-detail::SafetensorsHeader read_header(const Mapping& mapping, const std::string& path) {
+detail::SafetensorsHeader read_header(const detail::FileMapping& mapping, const std::string& path) {
   const uint64_t length = detail::parse_safetensors_length(mapping.data(), mapping.size(), path);
   const std::string_view json(reinterpret_cast<const char*>(mapping.data()) + 8, length);
   return detail::parse_safetensors_header(json, mapping.size(), path);
@@ -127,7 +53,7 @@ std::string start_of(const std::string& path, std::size_t num_bytes) {
   return *start;
 }
 
-// Reads only the header: the system may refuse to map a file that is larger than the memory.
+// Reads only the header: a system without overcommit refuses to map a file larger than the memory.
 detail::SafetensorsHeader read_header(const std::string& path) {
   std::string first8 = start_of(path, 8);
   first8.resize(8);
@@ -162,16 +88,23 @@ std::vector<StoredTensorInfo> list_safetensors(const std::string& path) {
 }
 
 Safetensors load_safetensors(const std::string& path) {
-  auto mapping = std::make_shared<Mapping>(path);
+  std::string why;
+  const auto mapping = detail::FileMapping::open(path, why);
+  if (!mapping) {
+    throw ReadError("cannot read " + path + ": " + why);
+  }
   auto header = read_header(*mapping, path);
   Safetensors result;
   result.metadata = std::move(header.metadata);
   for (const auto& entry : header.entries) {
-    if (entry.dtype == "BOOL") {
-      check_bools(mapping->data() + header.data_offset + entry.begin, entry.end - entry.begin,
-                  entry.name, path);
+    const std::size_t offset = header.data_offset + entry.begin;
+    if (entry.dtype == "BOOL" &&
+        !detail::are_bools(mapping->data() + offset, entry.end - entry.begin)) {
+      throw ReadError(path + " is not a valid safetensors file: the bool tensor '" + entry.name +
+                      "' has a byte other than 0 and 1");
     }
-    result.tensors.emplace(entry.name, map_tensor(mapping, entry, header.data_offset));
+    result.tensors.emplace(
+        entry.name, detail::tensor_over(mapping, offset, entry.shape, to_scalar_type(entry.dtype)));
   }
   return result;
 }
