@@ -59,7 +59,7 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
       ddp::request_stop();  // as SIGTERM; one rank is enough
     }
     // Evaluation: the same. All ranks take the same branch if it calls collectives.
-    if ((step + 1) % 50 == 0 && ctx.is_main()) {
+    if ((step + 1) % 500 == 0 && ctx.is_main()) {
       ddp::log_info(ddp::concat("evaluation: the weights sum to ",
                                 module->weight.sum().item<double>(), ", 4 is right"));
     }

@@ -21,7 +21,7 @@ namespace {
 
 using Saved = std::vector<std::pair<int64_t, std::string>>;
 
-Box small_model() {
+Box one_weight() {
   return {"model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}}};
 }
 
@@ -35,7 +35,7 @@ TEST_CASE("after a save rank 0 gets the folder of the complete checkpoint, once,
   options.stop_check_seconds = 0.001;
   Saved told[2];
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto model = small_model();
+    auto model = one_weight();
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
     const auto thread = std::this_thread::get_id();
     checkpointer.set_after_save([&](int64_t steps_done, const std::string& path) {
@@ -65,7 +65,7 @@ TEST_CASE("an exception after a save leaves the checkpoint, and later saves work
   options.async = GENERATE(false, true);
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
-  auto model = small_model();
+  auto model = one_weight();
   ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
   checkpointer.set_after_save(
       [](int64_t, const std::string&) { throw std::runtime_error("the copy failed"); });
@@ -86,7 +86,7 @@ TEST_CASE("the destructor finishes a save without the callback, whose objects ma
   options.async = true;
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
-  auto model = small_model();
+  auto model = one_weight();
   int calls = 0;
   {
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
