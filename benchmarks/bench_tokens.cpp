@@ -12,8 +12,8 @@
 #include "ddp/core/safetensors.hpp"
 #include "ddp/data/counter_rng.hpp"
 #include "ddp/data/data_loader.hpp"
-#include "ddp/data/token_dataset.hpp"
 #include "ddp/train/command_line.hpp"
+#include "models/tokens/token_dataset.hpp"
 
 namespace {
 
@@ -25,9 +25,9 @@ folder).
 )";
 
 using Clock = std::chrono::steady_clock;
-using ddp::TokenDataOptions;
-using ddp::TokenDataset;
-using ddp::TokenLayout;
+using models::TokenDataOptions;
+using models::TokenDataset;
+using models::TokenLayout;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -61,7 +61,7 @@ void bench_loader(const std::string& name, const std::shared_ptr<TokenDataset>& 
                   int64_t batch_size, at::Device device, int num_workers, double step_ms) {
   ddp::DataLoader loader(dataset, ddp::DistributedSampler(dataset->size(), 0, 1), device,
                          {.batch_size = batch_size, .num_workers = num_workers, .drop_last = true},
-                         ddp::TokenCollate(*dataset));
+                         models::TokenCollate(*dataset));
   (void)loader.next();
   const auto step = std::chrono::duration<double, std::milli>(step_ms);
   double in_next = 0;

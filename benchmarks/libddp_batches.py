@@ -48,7 +48,7 @@ class SampleRng:
 
 
 class Masking:
-    """ddp::TokenMasking of a folder of token files with BERT's special tokens."""
+    """models::TokenMasking of a folder of token files with BERT's special tokens."""
     STREAM = 0x6D61736B
 
     def __init__(self, folder, masked_share=0.15, seed=0):

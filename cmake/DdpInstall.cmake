@@ -3,7 +3,7 @@
 include(CMakePackageConfigHelpers)
 
 set(DDP_INSTALL_CMAKEDIR ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)
-set_target_properties(ddp_ops ddp ddp_models ddp_pretrained PROPERTIES
+set_target_properties(ddp_ops ddp ddp_models ddp_pretrained ddp_tokens PROPERTIES
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 
 # LibTorch is not ours to move: the libraries remember where it was, LD_LIBRARY_PATH says where it is.
@@ -19,9 +19,9 @@ if(DDP_HAS_CUDA)
   endforeach()
   list(REMOVE_DUPLICATES _torch_rpath)
 endif()
-set_target_properties(ddp_ops ddp ddp_models ddp_pretrained PROPERTIES INSTALL_RPATH "$ORIGIN;${_torch_rpath}")
+set_target_properties(ddp_ops ddp ddp_models ddp_pretrained ddp_tokens PROPERTIES INSTALL_RPATH "$ORIGIN;${_torch_rpath}")
 
-install(TARGETS ddp_ops ddp ddp_models ddp_pretrained EXPORT ddpTargets
+install(TARGETS ddp_ops ddp ddp_models ddp_pretrained ddp_tokens EXPORT ddpTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${DDP_INSTALL_CMAKEDIR})
 install(DIRECTORY libddp/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")

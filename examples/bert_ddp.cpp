@@ -15,15 +15,15 @@
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
-#include "ddp/data/token_masking.hpp"
 #include "ddp/ddp.hpp"
+#include "models/tokens/token_masking.hpp"
 
 namespace {
 
 void run(ddp::Context& ctx, const ddp::Config& cfg) {
-  const auto masking = cfg.section<ddp::MaskingOptions>("masking");
+  const auto masking = cfg.section<models::MaskingOptions>("masking");
   auto data = examples::open_token_data(cfg.section<examples::MaskedTextOptions>("tokens"));
-  data.masking = std::make_shared<ddp::TokenMasking>(data.train->vocabulary(), masking);
+  data.masking = std::make_shared<models::TokenMasking>(data.train->vocabulary(), masking);
   const auto model = cfg.section<examples::BertSettings>("model");
   if (ctx.is_main()) {
     examples::require_base_tokenizer(*data.train, model.common);

@@ -24,7 +24,7 @@ using examples::Gpt2Settings;
 using examples::LanguageTrainer;
 using examples::SampleSettings;
 
-void print_samples(models::CausalLm& model, const ddp::Vocabulary& vocabulary,
+void print_samples(models::CausalLm& model, const models::Vocabulary& vocabulary,
                    const SampleSettings& settings, const ddp::AmpOptions& amp) {
   for (int64_t i = 0; i < settings.num_samples; ++i) {
     std::cout << "--- sample " << i + 1 << '\n'

@@ -63,7 +63,7 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
 /// Folder for the trained weights.
 examples::TrainedFolderOptions trained_folder(const LoraSettings& lora, const ddp::Config& cfg,
                                               const std::string& base_path,
-                                              const ddp::TokenDataset& data) {
+                                              const models::TokenDataset& data) {
   examples::TrainedFolderOptions options{.path = lora.save_dir,
                                          .from = {.base_path = base_path,
                                                   .tokens_path = data.options().path,

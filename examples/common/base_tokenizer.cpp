@@ -18,7 +18,7 @@ using ddp::concat;
 std::string shown(std::string_view bytes) {
   constexpr std::size_t kLongest = 40;
   std::string text = "'";
-  for (const char c : ddp::valid_utf8(bytes.substr(0, kLongest))) {
+  for (const char c : models::valid_utf8(bytes.substr(0, kLongest))) {
     if (static_cast<unsigned char>(c) < 0x20) {
       char escaped[8];
       std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(c));
@@ -37,7 +37,7 @@ struct Differences {
   void add(int64_t id) { first = count++ == 0 ? id : first; }
 };
 
-std::string description(const Differences& ids, const ddp::Vocabulary& data,
+std::string description(const Differences& ids, const models::Vocabulary& data,
                         const models::HfVocabulary& base) {
   const auto i = static_cast<std::size_t>(ids.first);
   return concat(
@@ -47,7 +47,7 @@ std::string description(const Differences& ids, const ddp::Vocabulary& data,
       " in ", base.path);
 }
 
-TokenizerComparison compare(const ddp::Vocabulary& data, const models::HfVocabulary& base,
+TokenizerComparison compare(const models::Vocabulary& data, const models::HfVocabulary& base,
                             const std::string& folder) {
   Differences plain, special, lacking;
   for (int64_t id = 0; id < data.size(); ++id) {
@@ -75,7 +75,7 @@ TokenizerComparison compare(const ddp::Vocabulary& data, const models::HfVocabul
 
 }  // namespace
 
-TokenizerComparison compare_tokenizers(const ddp::TokenDataset& data, const std::string& base) {
+TokenizerComparison compare_tokenizers(const models::TokenDataset& data, const std::string& base) {
   const auto unknown = [&](const std::string& why) {
     return TokenizerComparison{
         .refusal = "",
@@ -95,7 +95,7 @@ TokenizerComparison compare_tokenizers(const ddp::TokenDataset& data, const std:
   return compare(data.vocabulary(), *vocabulary, base);
 }
 
-void require_base_tokenizer(const ddp::TokenDataset& data, const LanguageModelSettings& model) {
+void require_base_tokenizer(const models::TokenDataset& data, const LanguageModelSettings& model) {
   if (model.init != "pretrained" || model.path.empty()) {
     return;
   }

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "common/language_options.hpp"
-#include "ddp/data/token_dataset.hpp"
+#include "models/tokens/token_dataset.hpp"
 
 namespace examples {
 
@@ -18,10 +18,10 @@ struct TokenizerComparison {
 /// Face folder `base`. Different special tokens, and ids that the base's tokenizer lacks, only give
 /// a warning, because such tokens are added on purpose. Throws what models::read_hf_vocabulary()
 /// throws.
-TokenizerComparison compare_tokenizers(const ddp::TokenDataset& data, const std::string& base);
+TokenizerComparison compare_tokenizers(const models::TokenDataset& data, const std::string& base);
 
 /// Call it on one rank, before a pretrained model is read. Logs the warning, throws the refusal as
 /// DataError.
-void require_base_tokenizer(const ddp::TokenDataset& data, const LanguageModelSettings& model);
+void require_base_tokenizer(const models::TokenDataset& data, const LanguageModelSettings& model);
 
 }  // namespace examples

@@ -56,17 +56,17 @@ void sum_over_ranks(DecodeResult& result, ddp::ControlPlane& control_plane) {
 
 std::string indented(const std::string& text) {
   std::string result;
-  for (const char c : ddp::valid_utf8(text)) {
+  for (const char c : models::valid_utf8(text)) {
     result += c == '\n' ? "\n            " : std::string(1, c);
   }
   return result;
 }
 
 /// Returns this rank's share of the prompts; counts and skips prompts longer than `max_length`.
-std::vector<ddp::PromptReference> prompts_of_rank(const std::vector<ddp::PromptReference>& prompts,
-                                                  int64_t max_length, const ddp::Context& ctx,
-                                                  DecodeResult& result) {
-  std::vector<ddp::PromptReference> own;
+std::vector<models::PromptReference> prompts_of_rank(
+    const std::vector<models::PromptReference>& prompts, int64_t max_length,
+    const ddp::Context& ctx, DecodeResult& result) {
+  std::vector<models::PromptReference> own;
   for (std::size_t i = ctx.rank(); i < prompts.size(); i += ctx.world_size()) {
     if (static_cast<int64_t>(prompts[i].prompt.size()) > max_length) {
       ++result.num_too_long;
@@ -78,8 +78,8 @@ std::vector<ddp::PromptReference> prompts_of_rank(const std::vector<ddp::PromptR
 }
 
 /// Counts one answer, and prints the first `show` answers to result.shown.
-void judge(const ddp::PromptReference& asked, const std::vector<int64_t>& answer,
-           const ddp::Vocabulary& vocabulary, int64_t show, DecodeResult& result) {
+void judge(const models::PromptReference& asked, const std::vector<int64_t>& answer,
+           const models::Vocabulary& vocabulary, int64_t show, DecodeResult& result) {
   const auto answer_text = vocabulary.decode(answer);
   const auto reference_text = vocabulary.decode(asked.reference);
   result.num_equal += answer == asked.reference ? 1 : 0;
@@ -136,14 +136,14 @@ std::string DecodeResult::to_string() const {
   return num_too_long > 0 ? concat(text, "; ", num_too_long, " too long for the model") : text;
 }
 
-void require_prompts(const ddp::TokenDataset& dataset, const DecodeSettings& settings) {
+void require_prompts(const models::TokenDataset& dataset, const DecodeSettings& settings) {
   if (dataset.prompt_references(1).empty()) {
     throw ddp::DataError(concat(dataset.path(), " has no answers to decode (decode.num_prompts=",
                                 settings.num_prompts, "), because it holds no chats"));
   }
 }
 
-DecodeResult decode_prompts(models::CausalLm& model, const ddp::TokenDataset& dataset,
+DecodeResult decode_prompts(models::CausalLm& model, const models::TokenDataset& dataset,
                             const DecodeSettings& settings, const ddp::AmpOptions& amp,
                             const ddp::Context& ctx) {
   require_prompts(dataset, settings);

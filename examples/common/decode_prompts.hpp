@@ -10,8 +10,8 @@
 #include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/fields.hpp"
-#include "ddp/data/token_dataset.hpp"
 #include "models/causal_lm.hpp"
+#include "models/tokens/token_dataset.hpp"
 
 namespace examples {
 
@@ -38,12 +38,12 @@ struct DecodeResult {
 };
 
 /// Throws DataError if the data have no answers.
-void require_prompts(const ddp::TokenDataset& dataset, const DecodeSettings& settings);
+void require_prompts(const models::TokenDataset& dataset, const DecodeSettings& settings);
 
 /// Decodes the first `num_prompts` answers of the documents greedily, spread over the ranks. Each
 /// prompt is the conversation before the answer, as in the data. Collective; the result is the same
 /// on all ranks except `shown`. Throws DataError if the data have no answers.
-DecodeResult decode_prompts(models::CausalLm& model, const ddp::TokenDataset& dataset,
+DecodeResult decode_prompts(models::CausalLm& model, const models::TokenDataset& dataset,
                             const DecodeSettings& settings, const ddp::AmpOptions& amp,
                             const ddp::Context& ctx);
 

@@ -9,12 +9,12 @@
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/fields.hpp"
-#include "ddp/data/token_dataset.hpp"
 #include "models/bert.hpp"
 #include "models/causal_lm.hpp"
 #include "models/gpt2.hpp"
 #include "models/lora.hpp"
 #include "models/qwen2.hpp"
+#include "models/tokens/token_dataset.hpp"
 
 namespace examples {
 

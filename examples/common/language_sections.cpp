@@ -7,8 +7,8 @@
 
 #include "common/decode_prompts.hpp"
 #include "common/sample_text.hpp"
-#include "ddp/data/token_masking.hpp"
 #include "ddp/train/config.hpp"
+#include "models/tokens/token_masking.hpp"
 
 namespace examples {
 namespace {
@@ -81,13 +81,13 @@ void add_library_sections(std::vector<ddp::Section>& sections, int64_t max_steps
 
 StreamOptions::StreamOptions() {
   path = "data/text-sample";
-  layout = ddp::TokenLayout::Stream;
+  layout = models::TokenLayout::Stream;
   max_seq_len = 64;
 }
 
 MaskedTextOptions::MaskedTextOptions() {
   path = "data/masked-text-sample";
-  layout = ddp::TokenLayout::Pack;
+  layout = models::TokenLayout::Pack;
   max_seq_len = 64;
 }
 
@@ -120,7 +120,7 @@ std::vector<ddp::Section> gpt2_sections() {
 std::vector<ddp::Section> bert_sections() {
   std::vector<ddp::Section> sections = {
       ddp::declare_section<MaskedTextOptions>("tokens", kTokens),
-      ddp::declare_section<ddp::MaskingOptions>("masking", "Which tokens are masked."),
+      ddp::declare_section<models::MaskingOptions>("masking", "Which tokens are masked."),
       ddp::declare_section<BertSettings>("model", kModel)};
   add_library_sections(sections, 400, 16,
                        {.type = ddp::LrScheduleType::Linear, .lr = 3e-3, .warmup_steps = 20});

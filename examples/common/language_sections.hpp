@@ -6,22 +6,22 @@
 
 #include "common/language_options.hpp"
 #include "ddp/core/fields.hpp"
-#include "ddp/data/token_dataset.hpp"
+#include "models/tokens/token_dataset.hpp"
 
 namespace examples {
 
 /// Section tokens of gpt2_ddp: one text as a stream, with the defaults of its sample.
-struct StreamOptions : ddp::TokenDataOptions {
+struct StreamOptions : models::TokenDataOptions {
   StreamOptions();
 };
 
 /// Section tokens of bert_ddp: documents packed into rows.
-struct MaskedTextOptions : ddp::TokenDataOptions {
+struct MaskedTextOptions : models::TokenDataOptions {
   MaskedTextOptions();
 };
 
 /// Section tokens of lora_ddp.
-struct ChatOptions : ddp::TokenDataOptions {
+struct ChatOptions : models::TokenDataOptions {
   ChatOptions();
 };
 

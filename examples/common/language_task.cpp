@@ -7,7 +7,7 @@
 
 namespace examples {
 
-models::TokenInput token_input(const ddp::TokenBatch& batch) {
+models::TokenInput token_input(const models::TokenBatch& batch) {
   return {.input_ids = batch.input_ids,
           .position_ids = batch.position_ids,
           .document_offsets = batch.document_offsets,
@@ -26,7 +26,7 @@ at::Tensor rounded_up(const at::Tensor& offsets) {
   return torch::cat({offsets, offsets.narrow(0, offsets.numel() - 1, 1).expand({missing})});
 }
 
-LanguageBatch make_batch(ddp::TokenBatch tokens) {
+LanguageBatch make_batch(models::TokenBatch tokens) {
   if (tokens.document_offsets.defined() && tokens.document_offsets.is_cuda()) {
     tokens.document_offsets = rounded_up(tokens.document_offsets);
     // All rows have the same length, and no document is longer.

@@ -8,15 +8,15 @@
 
 #include "common/training_task.hpp"
 #include "ddp/data/data_loader.hpp"
-#include "ddp/data/token_dataset.hpp"
 #include "models/language_model.hpp"
+#include "models/tokens/token_dataset.hpp"
 
 namespace examples {
 
-using TokenLoader = ddp::DataLoader<ddp::TokenDataset, ddp::TokenCollate>;
+using TokenLoader = ddp::DataLoader<models::TokenDataset, models::TokenCollate>;
 
 struct LanguageBatch {
-  ddp::TokenBatch tokens = {};
+  models::TokenBatch tokens = {};
   /// tokens.num_targets as a float32 of one element. Batches of equal shapes have different counts,
   /// so a captured step gets the count on the device with its other numbers.
   at::Tensor target_count = {};
@@ -44,7 +44,7 @@ struct LanguageParts {
 };
 
 /// Converts a batch to a model's input.
-models::TokenInput token_input(const ddp::TokenBatch& batch);
+models::TokenInput token_input(const models::TokenBatch& batch);
 
 class LanguageTask : public TrainingTask<LanguageBatch> {
  public:

@@ -77,12 +77,12 @@ std::string eval_report(const LanguageSummary& summary) {
 
 }  // namespace
 
-TokenData open_token_data(ddp::TokenDataOptions options) {
+TokenData open_token_data(models::TokenDataOptions options) {
   options.path = find_data_path(options.path);
   auto eval_options = options;
   eval_options.num_samples = 0;
-  TokenData data{std::make_shared<ddp::TokenDataset>(options, ddp::Split::Train),
-                 std::make_shared<ddp::TokenDataset>(eval_options, ddp::Split::Test)};
+  TokenData data{std::make_shared<models::TokenDataset>(options, ddp::Split::Train),
+                 std::make_shared<models::TokenDataset>(eval_options, ddp::Split::Test)};
   const auto& train = *data.train;
   const auto& eval = *data.eval;
   if (train.tokenizer().identity != eval.tokenizer().identity) {
@@ -113,9 +113,9 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
       sampler_(data.train->size(), ctx.communicator(), cfg_.sampler),
       eval_sampler_(data.eval->size(), ctx.communicator(), ddp::eval_sampler_options(cfg_.sampler)),
       train_loader_(data.train, sampler_, ctx.device(), cfg_.loader,
-                    ddp::TokenCollate(*data.train, data.masking)),
+                    models::TokenCollate(*data.train, data.masking)),
       eval_loader_(data.eval, eval_sampler_, ctx.device(), eval_loader_options(cfg_),
-                   ddp::TokenCollate(*data.eval, data.masking)),
+                   models::TokenCollate(*data.eval, data.masking)),
       plan_(plan_run(cfg_, ctx, train_loader_.num_batches())),
       lr_schedule_(cfg_.lr_schedule),
       metrics_(ctx, cfg_.metrics),

@@ -13,23 +13,23 @@
 #include "common/run_plan.hpp"
 #include "common/training_loop.hpp"
 #include "common/training_report.hpp"
-#include "ddp/data/token_dataset.hpp"
-#include "ddp/data/token_masking.hpp"
 #include "ddp/ddp.hpp"
 #include "models/language_model.hpp"
+#include "models/tokens/token_dataset.hpp"
+#include "models/tokens/token_masking.hpp"
 
 namespace examples {
 
 struct TokenData {
-  std::shared_ptr<ddp::TokenDataset> train;
-  std::shared_ptr<ddp::TokenDataset> eval;
+  std::shared_ptr<models::TokenDataset> train;
+  std::shared_ptr<models::TokenDataset> eval;
   /// Masks both splits; nullptr: the targets are the next tokens.
-  std::shared_ptr<const ddp::TokenMasking> masking = nullptr;
+  std::shared_ptr<const models::TokenMasking> masking = nullptr;
 };
 
 /// Opens both splits of the folder in `options`, independent of the working folder. Throws
 /// DataError if the splits have different vocabularies or the evaluation split holds no target.
-TokenData open_token_data(ddp::TokenDataOptions options);
+TokenData open_token_data(models::TokenDataOptions options);
 
 struct LanguageSummary {
   TrainingSummary training;

@@ -40,7 +40,7 @@ void describe_fields(SampleSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "seed", .doc = "Seed for the draws.", .min = 0}, s.seed);
 }
 
-std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std::string& text) {
+std::vector<int64_t> encode_longest(const models::Vocabulary& vocabulary, const std::string& text) {
   std::vector<int64_t> ids;
   std::string_view rest = text;
   while (!rest.empty()) {
@@ -51,7 +51,7 @@ std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std
     }
     if (!id) {
       throw ddp::SettingsError(ddp::concat("sample.prompt: no token of ", vocabulary.path(),
-                                           " begins \"", ddp::valid_utf8(rest.substr(0, 8)),
+                                           " begins \"", models::valid_utf8(rest.substr(0, 8)),
                                            "\"; fix: a prompt of characters that the data have"));
     }
     ids.push_back(*id);
@@ -60,14 +60,15 @@ std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std
   return ids;
 }
 
-std::vector<int64_t> prompt_ids(const ddp::Vocabulary& vocabulary, const SampleSettings& settings) {
+std::vector<int64_t> prompt_ids(const models::Vocabulary& vocabulary,
+                                const SampleSettings& settings) {
   if (!settings.prompt.empty()) {
     return encode_longest(vocabulary, settings.prompt);
   }
   return {vocabulary.find("\n").value_or(0)};
 }
 
-std::string sample_text(models::CausalLm& model, const ddp::Vocabulary& vocabulary,
+std::string sample_text(models::CausalLm& model, const models::Vocabulary& vocabulary,
                         const SampleSettings& settings, const ddp::AmpOptions& amp, int64_t index) {
   torch::NoGradGuard no_grad;
   ddp::Autocast autocast(amp);
@@ -81,7 +82,7 @@ std::string sample_text(models::CausalLm& model, const ddp::Vocabulary& vocabula
          .seed = static_cast<uint64_t>(settings.seed + index)});
     ids.insert(ids.end(), more.begin(), more.end());
   }
-  return ddp::valid_utf8(vocabulary.decode(ids));
+  return models::valid_utf8(vocabulary.decode(ids));
 }
 
 }  // namespace examples

@@ -8,8 +8,8 @@
 
 #include "ddp/amp/amp.hpp"
 #include "ddp/core/fields.hpp"
-#include "ddp/data/token_dataset.hpp"
 #include "models/causal_lm.hpp"
+#include "models/tokens/token_dataset.hpp"
 
 namespace examples {
 
@@ -25,15 +25,16 @@ void describe_fields(SampleSettings& settings, ddp::FieldVisitor& visitor);
 
 /// Encodes `text` greedily, with the longest token that fits at each place. The text is the same,
 /// but the tokenizer may split it differently. Throws SettingsError if no token fits.
-std::vector<int64_t> encode_longest(const ddp::Vocabulary& vocabulary, const std::string& text);
+std::vector<int64_t> encode_longest(const models::Vocabulary& vocabulary, const std::string& text);
 
 /// Ids of settings.prompt. An empty prompt becomes a line end, or id 0 if the data have no line
 /// end.
-std::vector<int64_t> prompt_ids(const ddp::Vocabulary& vocabulary, const SampleSettings& settings);
+std::vector<int64_t> prompt_ids(const models::Vocabulary& vocabulary,
+                                const SampleSettings& settings);
 
 /// Returns sample number `index`: the prompt and the model's continuation. It ends at an end token
 /// of the vocabulary, settings.max_new_tokens or the model's last position.
-std::string sample_text(models::CausalLm& model, const ddp::Vocabulary& vocabulary,
+std::string sample_text(models::CausalLm& model, const models::Vocabulary& vocabulary,
                         const SampleSettings& settings, const ddp::AmpOptions& amp, int64_t index);
 
 }  // namespace examples

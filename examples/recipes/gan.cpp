@@ -19,6 +19,12 @@ torch::Tensor loss_of(const torch::Tensor& logits, double label) {
   return torch::binary_cross_entropy_with_logits(logits, torch::full_like(logits, label));
 }
 
+void set_frozen(const torch::nn::Module& module, bool frozen) {
+  for (auto& parameter : module.parameters()) {
+    parameter.set_requires_grad(!frozen);
+  }
+}
+
 void train(ddp::Context& ctx, const ddp::Config& cfg) {
   ddp::DistributedDataParallel generator(make_mlp(8, 2, ctx), ctx.communicator(), cfg.ddp);
   ddp::DistributedDataParallel discriminator(make_mlp(2, 1, ctx), ctx.communicator(), cfg.ddp);
@@ -46,16 +52,12 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
     d_loss.backward();
     d_optimizer->step(2e-3);
 
+    set_frozen(*discriminator.module(), true);  // on all ranks; it only passes gradients on
     generator.zero_grad();
-    torch::Tensor g_loss;
-    {
-      // The discriminator only passes gradients on: nothing of it is sent, and zero_grad() drops
-      // it.
-      const auto no_sync = discriminator.no_sync();
-      g_loss = loss_of(discriminator.forward(fake), 1);
-      g_loss.backward();
-    }
+    const auto g_loss = loss_of(discriminator.forward(fake), 1);
+    g_loss.backward();
     g_optimizer->step(2e-3);
+    set_frozen(*discriminator.module(), false);
 
     metrics.log("d_loss", d_loss);
     metrics.log("g_loss", g_loss);

@@ -204,7 +204,7 @@ TEST_CASE("zero_grad drops the local gradient of a parameter that is frozen next
   require_equal(grads_of(*module), grads_of(*reference));
 }
 
-TEST_CASE("a weighted_backward of a frozen model leaves no count for the next") {
+TEST_CASE("a weighted_backward of a frozen model is refused and leaves no count for the next") {
   const bool is_local = GENERATE(false, true);
   Mlp module, reference;
   DistributedDataParallel model(module, group());
@@ -215,7 +215,10 @@ TEST_CASE("a weighted_backward of a frozen model leaves no count for the next") 
       scope.emplace(model);
     }
     const auto x = batch_of(rank(), 0, 4).requires_grad_();
-    model.weighted_backward(model.forward(x).sum(), 12);
+    const auto loss_sum = model.forward(x).sum();
+    REQUIRE_THROWS_WITH(model.weighted_backward(loss_sum, 12),
+                        Catch::Contains("call it on the model that trains"));
+    loss_sum.backward();
     REQUIRE(x.grad().defined());
   }
   set_requires_grad(*module, true);

@@ -64,7 +64,7 @@ class ChatFolder {
   const Marked& marked() const { return marked_; }
   examples::DecodeResult decode(models::CausalLm& model, int64_t num_prompts) const {
     const auto dataset =
-        folder_.open(token_test::token_options(ddp::TokenLayout::Pad, 256), ddp::Split::Test);
+        folder_.open(token_test::token_options(models::TokenLayout::Pad, 256), ddp::Split::Test);
     return examples::decode_prompts(
         model, dataset, {.num_prompts = num_prompts, .max_new_tokens = 64, .batch_size = 2}, {},
         context());
@@ -110,7 +110,7 @@ models::Qwen2 overfitted(const Marked& marked) {
     for (std::size_t i = 0; i < marked.documents.size(); ++i) {
       const auto ids = torch::tensor(marked.documents[i]).to(torch::kLong).unsqueeze(0);
       const auto marks = torch::tensor(marked.targets[i]).unsqueeze(0);
-      const auto labels = ids.masked_fill(marks == 0, ddp::kIgnoredLabel);
+      const auto labels = ids.masked_fill(marks == 0, models::kIgnoredLabel);
       const auto mean =
           model->forward({.input_ids = ids.slice(1, 0, -1)}, labels.slice(1, 1)).loss_sum /
           marks.sum();

@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 
+#include "core/detect_launch.hpp"
 #include "core/failure_cause.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"

@@ -18,6 +18,8 @@ foreach(_ranks 1 2)
                  OUTPUT "0:step 300/300 | loss 0." "0: | error 0.2" "0: | divergence ")
   ddp_add_recipe(gan gan ${_ranks} ARGUMENTS ${_run} train.max_steps=1000 metrics.log_every=1000
                  OUTPUT "0:step 1000/1000 | d_loss 1." "0: | g_loss 0." "0: | distance 0.")
+  ddp_add_recipe(hooks_failure hooks ${_ranks} ARGUMENTS context.device=cpu loop.fail_at=20 EXIT 1
+                 OUTPUT "0:report of rank 0: sample 17 is broken" "0:at step 20 in training: sample 17 is broken")
   ddp_add_recipe(inputs_and_outputs_refused inputs_and_outputs ${_ranks} ARGUMENTS ${_run} EXIT 70
                  OUTPUT "0:the previous backward left 1 of 5 parameters without a gradient: condition.weight")
   ddp_add_recipe(from_libtorch from_libtorch ${_ranks} ARGUMENTS ${_run} OUTPUT "0:| accuracy 100.00 %")
@@ -44,7 +46,7 @@ ddp_add_recipe(own_settings_unused own_settings 1 ARGUMENTS ${_images} train.mix
                EXIT 64 OUTPUT "0:train.mixup=0.2 has no effect")
 find_package(Python3 QUIET COMPONENTS Interpreter)
 if(Python3_FOUND AND TARGET recipe_torchscript)
-  foreach(_recipe torchscript fine_tuning gan)
+  foreach(_recipe torchscript fine_tuning gan hooks)
     foreach(_ranks 1 2)
       if(_ranks EQUAL 1 OR DDP_HAS_MPI)
         set(_test recipe_${_recipe}_files_r${_ranks})

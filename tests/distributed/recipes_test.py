@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes whose files matter: for Python, from Python, or in a checkpoint.
 
-usage: recipes_test.py torchscript|fine_tuning|gan LAUNCHER PROGRAM RANKS
+usage: recipes_test.py torchscript|fine_tuning|gan|hooks LAUNCHER PROGRAM RANKS
 """
 import filecmp
 import os
@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 try:
-    if sys.argv[1] != "gan":
+    if sys.argv[1] in ("torchscript", "fine_tuning"):
         import torch
     if sys.argv[1] == "fine_tuning":
         import safetensors.torch  # noqa: F401
@@ -28,15 +28,14 @@ def python(script, *arguments):
     subprocess.run([sys.executable, ROOT / "examples/recipes" / script, *arguments], check=True)
 
 
-def run(output, *settings):
+def run(output, *settings, code=0):
     launch = ["--launch", "env"] if ranks == "1" else []
-    subprocess.run([launcher, "--ranks", ranks, "--timeout", "100", *launch,
-                    "--expect-output", "0:" + output, "--", program, "context.device=cpu", "metrics.dir=", *settings],
-                   check=True)
+    subprocess.run([launcher, "--ranks", ranks, "--timeout", "100", *launch, "--expect-exit", f"*:{code}",
+                    "--expect-output", "0:" + output, "--", program, "context.device=cpu", *settings], check=True)
 
 
 def train_on_images(*settings):
-    run("step 4/4 | loss ", "train.max_steps=4", "train.batch_size=8", f"data.path={ROOT}/data/cifar10-sample",
+    run("step 4/4 | loss ", "metrics.dir=", "train.max_steps=4", "train.batch_size=8", f"data.path={ROOT}/data/cifar10-sample",
         "data.num_samples=64", *settings)
 
 
@@ -64,12 +63,19 @@ def fine_tuning():
 
 def gan():
     """A resumed run ends with the bits of one that was never interrupted."""
-    run("step 600/600 | d_loss ", "checkpoint.dir=whole", "train.max_steps=600")
-    run("step 300/300 | d_loss ", "checkpoint.dir=resumed", "train.max_steps=300")
-    run("after 300 steps", "checkpoint.dir=resumed", "train.max_steps=600")
+    run("step 600/600 | d_loss ", "metrics.dir=", "checkpoint.dir=whole", "train.max_steps=600")
+    run("step 300/300 | d_loss ", "metrics.dir=", "checkpoint.dir=resumed", "train.max_steps=300")
+    run("after 300 steps", "metrics.dir=", "checkpoint.dir=resumed", "train.max_steps=600")
     for name in ("generator", "discriminator", "g_optimizer", "d_optimizer"):
         file = f"step_0000000600/{name}.safetensors"
         assert filecmp.cmp("whole/" + file, "resumed/" + file, shallow=False), f"{name} differs"
+
+
+def hooks():
+    """A stop saves first; the next run continues there and reports its last checkpoint."""
+    settings = ["checkpoint.dir=run", "checkpoint.stop_check_seconds=0.01", "train.max_steps=4000"]
+    run("before the stop after ", *settings, "loop.stop_after=20", code=75)
+    run("after the save of 4000 steps: run/step_0000004000", *settings, "loop.stop_after=20")
 
 
 with tempfile.TemporaryDirectory() as folder:

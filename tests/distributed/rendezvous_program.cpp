@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/detect_launch.hpp"
 #include "core/rendezvous.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/control_plane.hpp"

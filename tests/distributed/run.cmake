@@ -2,6 +2,7 @@
 # ddp::run over several ranks: how all of them end.
 add_executable(run_program run_program.cpp)
 target_link_libraries(run_program PRIVATE ddp ddp_warnings)
+target_include_directories(run_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
 ddp_use_pch(run_program TEST)
 function(ddp_add_run name codes)
   set(_options --expect-exit ${codes})

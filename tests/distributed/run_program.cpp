@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "core/detect_launch.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "ddp/train/run.hpp"

@@ -10,7 +10,7 @@
 #include <iostream>
 
 #include "ddp/data/data_loader.hpp"
-#include "ddp/data/token_dataset.hpp"
+#include "models/tokens/token_dataset.hpp"
 #include "support/catch.hpp"
 
 using ddp::DataLoader;
@@ -174,17 +174,17 @@ TEST_CASE("packed and padded token batches on the GPU have the bits of those on 
           "[loader]") {
   const auto stream = c10::cuda::getStreamFromPool();
   c10::cuda::CUDAStreamGuard guard(stream);
-  ddp::TokenDataOptions options;
+  models::TokenDataOptions options;
   options.path = DDP_SOURCE_DIR "/data/chat-sample";
-  options.layout = GENERATE(ddp::TokenLayout::Pack, ddp::TokenLayout::Pad);
-  auto dataset = std::make_shared<ddp::TokenDataset>(options, ddp::Split::Train);
+  options.layout = GENERATE(models::TokenLayout::Pack, models::TokenLayout::Pad);
+  auto dataset = std::make_shared<models::TokenDataset>(options, ddp::Split::Train);
   const DistributedSampler sampler(dataset->size(), 0, 1);
-  const ddp::TokenCollate collate(*dataset);
+  const models::TokenCollate collate(*dataset);
   DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 8}, collate);
   DataLoader gpu(dataset, sampler, at::kCUDA, {.batch_size = 8}, collate);
   for (int i = 0; i < 40; ++i) {
-    const ddp::TokenBatch expected = cpu.next();
-    const ddp::TokenBatch batch = gpu.next();
+    const models::TokenBatch expected = cpu.next();
+    const models::TokenBatch batch = gpu.next();
     spin();
     REQUIRE(batch.input_ids.is_cuda());
     CHECK(torch::equal(batch.input_ids.cpu(), expected.input_ids));

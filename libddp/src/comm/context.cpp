@@ -20,6 +20,7 @@
 #include "comm/group_choices.hpp"
 #include "comm/job_rendezvous.hpp"
 #include "comm/mpi_runtime.hpp"
+#include "core/detect_launch.hpp"
 #include "core/first_failure.hpp"
 #include "core/message_codec.hpp"
 #include "core/plan_file.hpp"

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "comm/mpi_runtime.hpp"
+#include "core/detect_launch.hpp"
 #include "core/rendezvous.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/core/launch_environment.hpp"
 
 namespace ddp::detail {
 

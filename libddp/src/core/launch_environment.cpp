@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/detect_launch.hpp"
 #include "core/parse_number.hpp"
 #include "core/slurm_hostlist.hpp"
 #include "ddp/core/error.hpp"

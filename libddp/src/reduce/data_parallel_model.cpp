@@ -56,6 +56,11 @@ void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options)
 
 void backward_with_count(Reducer& reducer, const JoinScope* join, bool is_trained,
                          const at::Tensor& loss_sum, const std::function<void()>& add_count) {
+  if (!is_trained) {
+    throw SettingsError(
+        "weighted_backward of a model whose parameters are all frozen: the count would divide "
+        "nothing; fix: call it on the model that trains, or call loss_sum.backward()");
+  }
   if (join != nullptr && !join->is_weighted()) {
     throw SettingsError(
         "weighted_backward inside a join needs JoinOptions::weighted=true, because ranks that ran "
@@ -69,10 +74,6 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, bool is_traine
   } catch (...) {
     reducer.restore_counts(counts_before);  // else the next backward would divide by them too
     throw;
-  }
-  // A backward that was reduced after all has used the counts.
-  if (!is_trained && reducer.mean().counts().is_weighted) {
-    reducer.restore_counts(counts_before);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <exception>
 #include <set>
+#include <utility>
 
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
@@ -68,6 +69,7 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
 CheckpointerImpl::~CheckpointerImpl() {
   try {
     if (std::uncaught_exceptions() == exceptions_) {
+      after_save_ = nullptr;  // objects that it uses may be gone
       const ActivityScope activity(control_plane_, "save");
       finish_pending();
       if (history_.failure()) {
@@ -150,14 +152,25 @@ std::vector<RankStatus> CheckpointerImpl::exchange() {
                        .pause_seconds = schedule_.pause_seconds(),
                        .writer = saver_.status()};
   auto statuses = exchange_statuses(control_plane_, own);
-  saver_.advance(statuses);
+  if (const auto committed = saver_.advance(statuses); !committed.empty()) {
+    new_checkpoint_ = dir_.path_of(committed);
+  }
   return statuses;
+}
+
+// Apart from exchange(), whose duration decides how rarely the ranks exchange.
+void CheckpointerImpl::call_after_save() {
+  const auto folder = std::exchange(new_checkpoint_, {});
+  if (!folder.empty() && after_save_) {
+    after_save_(last_saved_step(), folder);
+  }
 }
 
 void CheckpointerImpl::finish_pending() {
   while (saver_.in_progress()) {
     saver_.wait_for_writer();
     exchange();
+    call_after_save();
   }
 }
 
@@ -203,6 +216,7 @@ void CheckpointerImpl::save_if_due(int64_t step) {
     const ActivityScope activity(control_plane_, "checkpoint check");
     const auto statuses = exchange();
     schedule_.end_exchange(done, Clock::now(), slowest_step(statuses), statuses[0].pause_seconds);
+    call_after_save();
     due = due || statuses[0].due_by_time;
     if (std::any_of(statuses.begin(), statuses.end(),
                     [](const RankStatus& status) { return status.stop; })) {
@@ -267,6 +281,10 @@ void Checkpointer::set_stop_check(std::function<bool()> stop_check) {
 
 void Checkpointer::set_before_save(std::function<std::string()> why_not_finite) {
   impl_->set_before_save(std::move(why_not_finite));
+}
+
+void Checkpointer::set_after_save(std::function<void(int64_t, const std::string&)> after_save) {
+  impl_->set_after_save(std::move(after_save));
 }
 
 void Checkpointer::set_before_stop(std::function<void(int64_t)> before_stop) {

@@ -48,11 +48,15 @@ class CheckpointerImpl {
   CheckpointTexts& texts() { return texts_; }
   void set_stop_check(std::function<bool()> check) { stop_check_ = std::move(check); }
   void set_before_save(std::function<std::string()> call) { before_save_ = std::move(call); }
+  void set_after_save(std::function<void(int64_t, const std::string&)> call) {
+    after_save_ = std::move(call);
+  }
   void set_before_stop(std::function<void(int64_t)> call) { before_stop_ = std::move(call); }
 
  private:
   bool enabled() const { return !options_.dir.empty(); }
   std::vector<RankStatus> exchange();
+  void call_after_save();
   void finish_pending();
   void stop(int64_t step, const std::vector<RankStatus>& statuses);
   void call_before_stop(int64_t done);
@@ -66,7 +70,9 @@ class CheckpointerImpl {
   const std::optional<ContextHandle> context_;
   std::function<bool()> stop_check_;
   std::function<std::string()> before_save_;
+  std::function<void(int64_t, const std::string&)> after_save_;
   std::function<void(int64_t)> before_stop_;
+  std::string new_checkpoint_;  // on rank 0, until after_save_ is called
   const int exceptions_;
 
   // A member uses the ones above it.

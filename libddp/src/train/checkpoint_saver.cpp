@@ -135,20 +135,21 @@ WriterStatus CheckpointSaver::status() const {
   return writer_.status(/*with_files=*/pending_ && pending_->phase == Phase::Writing);
 }
 
-void CheckpointSaver::advance(const std::vector<RankStatus>& statuses) {
+std::string CheckpointSaver::advance(const std::vector<RankStatus>& statuses) {
   if (!pending_) {
-    return;
+    return "";
   }
   if (pending_->phase == Phase::Writing) {
     finish_writing(statuses);
-    return;
+    return "";
   }
   const auto& main = statuses[0].writer;
   if (main.state == WriterStatus::State::Failed) {
     drop(0, main.error);
   } else if (main.state != WriterStatus::State::Running) {
-    finish_commit();
+    return finish_commit();
   }
+  return "";
 }
 
 void CheckpointSaver::finish_writing(const std::vector<RankStatus>& statuses) {
@@ -189,12 +190,12 @@ void CheckpointSaver::start_commit(const std::vector<RankStatus>& statuses) {
   writer_.commit(pending_->folder, std::move(manifest));
 }
 
-void CheckpointSaver::finish_commit() {
+std::string CheckpointSaver::finish_commit() {
   const auto saved = *std::exchange(pending_, std::nullopt);
   history_.note_saved({saved.step, saved.has_metric});
   dir_.note_committed(writer_.committed());
   if (!is_main()) {
-    return;
+    return "";
   }
   const std::chrono::duration<double> seconds = Clock::now() - saved.started;
   log_info(concat("saved ", dir_.path_of(writer_.committed()), " in ", seconds.count(), " s",
@@ -204,6 +205,7 @@ void CheckpointSaver::finish_commit() {
                        "): it does not replace a finite checkpoint, and restore() loads it only if "
                        "there is no finite one"));
   }
+  return writer_.committed();
 }
 
 void CheckpointSaver::drop(int rank, const std::string& reason) {

@@ -81,8 +81,9 @@ class CheckpointSaver {
   /// This rank's part of an exchange.
   WriterStatus status() const;
   /// Advances the save in progress, if any; the result depends only on the gathered statuses.
-  /// Throws SaveFailure if the save failed and the history allows no more failures.
-  void advance(const std::vector<RankStatus>& statuses);
+  /// Throws SaveFailure if the save failed and the history allows no more failures. On rank 0
+  /// returns the name of a checkpoint that this call found committed, else an empty text.
+  std::string advance(const std::vector<RankStatus>& statuses);
   /// Waits for this rank's writer. Not collective.
   void wait_for_writer() { writer_.wait(); }
 
@@ -103,7 +104,7 @@ class CheckpointSaver {
   std::string agree_on_folder(int64_t done);
   void finish_writing(const std::vector<RankStatus>& statuses);
   void start_commit(const std::vector<RankStatus>& statuses);
-  void finish_commit();
+  std::string finish_commit();
   void drop(int rank, const std::string& reason);
 
   ControlPlane& control_plane_;

@@ -6,10 +6,10 @@
 
 #include "core/command_line.hpp"
 #include "core/completion.hpp"
+#include "core/detect_launch.hpp"
 #include "core/settings_help.hpp"
 #include "core/terminal.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/launch_environment.hpp"
 #include "ddp/train/config.hpp"
 #include "train/answers.hpp"
 

@@ -15,32 +15,21 @@
 namespace ddp {
 namespace {
 
-struct LibrarySection {
-  const char* name;
-  const char* doc;
-
-  operator const char*() const { return name; }
-};
-
 // The one list of the library's sections; `C` is Config or const Config.
 template <typename C, typename F>
 void for_each_section(C& config, F&& visit) {
-  const auto section = [&](const char* name, auto& options, const char* doc) {
-    visit(LibrarySection{name, doc}, options);
-  };
-  section("train", config.train, "Length of the run, batch size, evaluation and numerics.");
-  section("data", config.data, "Images: folder, format, size and augmentation.");
-  section("sampler", config.sampler, "Order of the samples, and how ranks divide them.");
-  section("loader", config.loader,
-          "How batches are made: threads, prefetching, decoding, GPU memory.");
-  section("ddp", config.ddp, "Reduction of gradients: buckets, compression, unused parameters.");
-  section("optimizer", config.optimizer,
-          "Update rule and its constants, ZeRO-1, parameter groups.");
-  section("lr_schedule", config.lr_schedule, "Learning rate over the steps of the run.");
-  section("amp", config.amp, "Mixed precision: autocast and loss scale.");
-  section("checkpoint", config.checkpoint, "Saving and resuming.");
-  section("metrics", config.metrics, "Log lines, progress, CSV and JSONL files, traces.");
-  section("context", config.context, "Device, seed, communicator and connections between ranks.");
+  visit("train", config.train, "Length of the run, batch size, evaluation and numerics.");
+  visit("data", config.data, "Images: folder, format, size and augmentation.");
+  visit("sampler", config.sampler, "Order of the samples, and how ranks divide them.");
+  visit("loader", config.loader,
+        "How batches are made: threads, prefetching, decoding, GPU memory.");
+  visit("ddp", config.ddp, "Reduction of gradients: buckets, compression, unused parameters.");
+  visit("optimizer", config.optimizer, "Update rule and its constants, ZeRO-1, parameter groups.");
+  visit("lr_schedule", config.lr_schedule, "Learning rate over the steps of the run.");
+  visit("amp", config.amp, "Mixed precision: autocast and loss scale.");
+  visit("checkpoint", config.checkpoint, "Saving and resuming.");
+  visit("metrics", config.metrics, "Log lines, progress, CSV and JSONL files, traces.");
+  visit("context", config.context, "Device, seed, communicator and connections between ranks.");
 }
 
 template <typename T>
@@ -107,7 +96,8 @@ bool is_default_or_derived(const TrainOptions& train, const SettingRows& default
 bool is_library_section(const std::string& name) {
   bool found = false;
   Config config;
-  for_each_section(config, [&](const char* section, auto&) { found = found || name == section; });
+  for_each_section(
+      config, [&](const char* section, auto&, const char*) { found = found || name == section; });
   return found;
 }
 
@@ -122,11 +112,11 @@ using RowsBySection = std::map<std::string, SettingRows>;
 SettingRows library_rows(const Config& config, const RowsBySection& of_program,
                          const Declared& declared) {
   SettingRows rows;
-  for_each_section(config, [&](const LibrarySection& section, const auto& options) {
-    const auto own = of_program.find(section.name);
-    for (SettingRow& row : list_settings(section.name, options)) {
+  for_each_section(config, [&](const char* name, const auto& options, const char* doc) {
+    const auto own = of_program.find(name);
+    for (SettingRow& row : list_settings(name, options)) {
       if (own == of_program.end() ? is_shown(declared, row.key) : has_key(own->second, row.key)) {
-        row.section_doc = section.doc;
+        row.section_doc = doc;
         rows.push_back(row);
       }
     }
@@ -138,7 +128,7 @@ SettingRows library_rows(const Config& config, const RowsBySection& of_program,
 void require_known(const std::vector<Section>& sections) {
   Declared known;
   const Config config;
-  for_each_section(config, [&](const char* name, const auto& options) {
+  for_each_section(config, [&](const char* name, const auto& options, const char*) {
     known.insert(name);
     for (const SettingRow& row : list_settings(name, options)) {
       known.insert(row.key);
@@ -185,7 +175,7 @@ void apply_rows(const std::string& section, const SettingRows& rows, T& options)
 // With the program's defaults of the library's sections.
 Config default_config(const RowsBySection& of_program) {
   Config config;
-  for_each_section(config, [&](const char* section, auto& options) {
+  for_each_section(config, [&](const char* section, auto& options, const char*) {
     const auto found = of_program.find(section);
     if (found != of_program.end() && !found->second.empty()) {
       apply_rows(section, found->second, options);
@@ -260,7 +250,7 @@ struct Config::OwnSections {
 };
 
 Config::Config() : own_(std::make_shared<OwnSections>()) {
-  for_each_section(*this, [](const char*, auto& options) {
+  for_each_section(*this, [](const char*, auto& options, const char*) {
     if constexpr (requires { options.usage; }) {
       options.usage = detail::UsageMark::make();
     }
@@ -272,7 +262,7 @@ Config Config::from_settings(Settings settings, const std::vector<Section>& sect
   const Declared declared = declared_by(sections);
   require_known(sections);
   const std::vector<Section> own_sections = described(sections);
-  for_each_section(config, [&](const char* name, auto& options) {
+  for_each_section(config, [&](const char* name, auto& options, const char*) {
     const auto own = std::find_if(own_sections.begin(), own_sections.end(),
                                   [&](const Section& section) { return section.name == name; });
     if (own == own_sections.end()) {
@@ -367,7 +357,7 @@ void Config::require_all_used() const {
   const Settings& settings = own_->settings;
   const Declared& declared = own_->declared;
   std::set<std::string> taken;
-  for_each_section(*this, [&](const char* section, const auto& options) {
+  for_each_section(*this, [&](const char* section, const auto& options, const char*) {
     if (was_used(options)) {
       taken.insert(section);
     }

@@ -31,6 +31,12 @@ std::optional<double> take_out(std::vector<OwnResult>& results, const std::strin
   return value;
 }
 
+std::optional<double> value_of(const MetricValue& value) {
+  return value.tensor.defined()     ? std::optional(value.tensor.item<double>())
+         : value.logged.has_value() ? std::optional(value.logged.value())
+                                    : value.number;
+}
+
 std::vector<OwnResult> results_of(const std::map<std::string, double>& values) {
   std::vector<OwnResult> results;
   for (const auto& [name, value] : values) {
@@ -85,10 +91,16 @@ void MetricsImpl::begin(int64_t first_step, int64_t num_steps) {
   set_progress_(first_step);
 }
 
-void MetricsImpl::pause() {
-  if (!clock_.is_paused() && !device_.is_cpu()) {
+void MetricsImpl::wait_for_device() const {
+  if (!device_.is_cpu()) {
     const c10::impl::VirtualGuardImpl guard(device_.type());
-    guard.synchronizeStream(guard.getStream(device_));  // enqueued work counts as training
+    guard.synchronizeStream(guard.getStream(device_));
+  }
+}
+
+void MetricsImpl::pause() {
+  if (!clock_.is_paused()) {
+    wait_for_device();
   }
   clock_.pause(SteadyClock::now(), sensors_.energy_joules());
 }
@@ -113,9 +125,15 @@ void MetricsImpl::log_epoch(const std::string& name, const MetricValue& value,
   own_of_epoch_.add(name, value, options);
 }
 
+void MetricsImpl::add_losses(const StepMetrics& metrics) {
+  const auto n = static_cast<double>(metrics.num_targets.value_or(metrics.num_samples));
+  losses_.add("loss", metrics.loss, {.weight = n});
+  losses_.add("num_correct", metrics.num_correct, {.reduction = MetricReduction::Sum, .weight = n});
+}
+
 void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   steps_done_ = step + 1;
-  losses_.add(metrics);
+  add_losses(metrics);
   counter_.add_step(metrics.num_samples, /*timed=*/clock_.has_started());
   if (!clock_.has_started()) {
     clock_.start(SteadyClock::now(), sensors_.energy_joules());
@@ -137,9 +155,14 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   }
 }
 
-std::optional<double> MetricsImpl::read(const StepMetrics& metrics) {
-  const auto [totals, grad_norm] = losses_.read(metrics);
-  RankCounter::Reading reading{.losses = totals};
+void MetricsImpl::read() {
+  for (const OwnNumber& sum : losses_.take()) {
+    const bool is_loss = sum.name == "loss";
+    (is_loss ? totals_.loss_sum : totals_.correct) += sum.value;
+    (is_loss ? totals_.loss_samples : totals_.correct_samples) += sum.weight;
+  }
+  wait_for_device();
+  RankCounter::Reading reading{.losses = totals_};
   reading.seconds = clock_.seconds(SteadyClock::now());
   reading.energy_j = clock_.joules(sensors_.energy_joules());
   if (loader_wait_) {
@@ -147,7 +170,6 @@ std::optional<double> MetricsImpl::read(const StepMetrics& metrics) {
   }
   counter_.read(reading);
   sensors_.sample_utilisation();
-  return grad_norm;
 }
 
 JobNumbers MetricsImpl::gather(RankNumbers own, bool to_all) {
@@ -158,7 +180,7 @@ JobNumbers MetricsImpl::gather(RankNumbers own, bool to_all) {
 }
 
 void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
-  const auto grad_norm = read(metrics);
+  read();
   auto own = counter_.since_log();
   own.exposed_comm_ms = exposed_comm_ ? exposed_comm_() : NAN;
   own.own = own_.take();
@@ -173,7 +195,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
       .loss = job.loss(),
       .accuracy = job.accuracy(),
       .lr = metrics.lr,
-      .grad_norm = grad_norm,
+      .grad_norm = value_of(metrics.grad_norm),
       .step_ms = if_measured(job.step_ms()),
       .samples_per_second = if_measured(job.samples_per_second()),
       .samples_per_second_per_rank = if_measured(job.samples_per_second() / job.world_size),
@@ -208,7 +230,7 @@ void MetricsImpl::add_evaluation(int64_t step, const EpochMetrics& metrics) {
 }
 
 EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
-  read({});
+  read();
   auto own = counter_.since_epoch();
   const auto use = sensors_.end_epoch(SteadyClock::now());
   own.utilisation = use.utilisation;

@@ -9,7 +9,6 @@
 
 #include "ddp/train/metrics.hpp"
 #include "train/device_sensors.hpp"
-#include "train/loss_sums.hpp"
 #include "train/metrics_console.hpp"
 #include "train/metrics_files.hpp"
 #include "train/metrics_ranks.hpp"
@@ -43,8 +42,11 @@ class MetricsImpl {
  private:
   bool is_main() const { return control_plane_.rank() == 0; }
   void make_tracer(int64_t next_step);
-  /// Brings the counter up to date. Returns the gradient norm.
-  std::optional<double> read(const StepMetrics& metrics);
+  void add_losses(const StepMetrics& metrics);
+  /// Waits for enqueued work, so that its time counts.
+  void wait_for_device() const;
+  /// Brings the counter up to date.
+  void read();
   /// Collective. Unless `to_all`, only rank 0 gets the numbers.
   JobNumbers gather(RankNumbers own, bool to_all);
   void log_step(int64_t step, const StepMetrics& metrics);
@@ -61,8 +63,8 @@ class MetricsImpl {
   int64_t num_steps_;
 
   MetricsFiles files_;
-  LossSums losses_;
-  OwnMetrics own_, own_of_epoch_;
+  OwnMetrics losses_, own_, own_of_epoch_;
+  LossTotals totals_;
   DeviceSensors sensors_;
   RankCounter counter_;
   TrainingClock clock_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/train/non_finite.hpp"
 
-#include <ATen/Functions.h>
+#include <ATen/ATen.h>
 
 #include <cmath>
 #include <deque>

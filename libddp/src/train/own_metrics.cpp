@@ -59,22 +59,18 @@ void OwnMetrics::add_tensor(Entry& entry, const at::Tensor& value, double weight
   if (value.is_cpu() && !device_.is_cpu()) {  // a copy to the device would make the host wait
     return total.add(value.item<double>(), weight);
   }
-  if (value.numel() != 1) {
-    throw SettingsError(
-        concat("metric \"", total.name, "\" has ", value.numel(), " elements: it must have one"));
-  }
   const at::NoGradGuard no_grad;
-  const auto number = value.detach().reshape({}).to(device_, at::kDouble);
+  const auto number = value.detach().reshape({}).to(device_);
   auto& sum = entry.on_device;
   if (!sum.defined()) {
-    sum = at::empty({}, number.options());
+    sum = at::empty({}, number.options().dtype(at::kDouble));
   }
   if (!std::exchange(entry.has_tensors, true)) {
     OwnNumber start{.name = total.name, .reduction = total.reduction};
     start.clear();
     sum.fill_(start.value);
   }
-  switch (total.reduction) {
+  switch (total.reduction) {  // one kernel each, which converts the number too
     case MetricReduction::Mean:
       sum.add_(number, weight);
       break;

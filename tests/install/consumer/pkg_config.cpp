@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Without LibTorch's headers: compiles in a second, and still links and loads everything.
-#include <iostream>
-
-#include "ddp/core/launch_environment.hpp"
+#include "ddp/core/logging.hpp"
 
 int main() {
-  const auto none = [](const std::string&) { return std::optional<std::string>(); };
-  const auto launch = ddp::detect_launch_environment({}, none);
-  std::cout << ddp::to_string(launch.source) << "\n";
-  return launch.world_size == 1 ? 0 : 1;
+  ddp::log_info("hello");
+  return ddp::is_logged(ddp::LogLevel::Error) ? 0 : 1;
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/detect_launch.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 

@@ -6,28 +6,28 @@
 #include <set>
 #include <tuple>
 
-#include "data/document_packing.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
+#include "tokens/document_packing.hpp"
 #include "unit/data/token_test_support.hpp"
 
 using Catch::Contains;
 using data_test::message_of;
 using namespace token_test;
 using ddp::DataError;
-using ddp::LongDocuments;
 using ddp::SettingsError;
 using ddp::Split;
-using ddp::TokenCollate;
-using ddp::TokenDataOptions;
-using ddp::TokenDataset;
-using ddp::TokenExample;
-using ddp::TokenLayout;
+using models::LongDocuments;
+using models::TokenCollate;
+using models::TokenDataOptions;
+using models::TokenDataset;
+using models::TokenExample;
+using models::TokenLayout;
 
 namespace {
 
 using Ids = std::vector<int32_t>;
-constexpr int32_t kNo = ddp::kIgnoredLabel;
+constexpr int32_t kNo = models::kIgnoredLabel;
 
 Ids labels_of(const TokenDataset& dataset, int64_t epoch = 0) {
   Ids labels;
@@ -50,7 +50,7 @@ std::vector<int64_t> values(const at::Tensor& tensor) {
 }  // namespace
 
 TEST_CASE("best-fit packing is tight, uses each item once and is repeatable", "[tokens]") {
-  const auto rows = ddp::detail::pack_best_fit({3, 7, 5, 2, 3, 10}, 10);
+  const auto rows = models::detail::pack_best_fit({3, 7, 5, 2, 3, 10}, 10);
   // 10 | 7 + 3 | 5 + 3 + 2: the fullest packing; the later 3 fits only the row of 5.
   CHECK(rows.begin == std::vector<int64_t>{0, 2, 5, 6});
   CHECK(rows.items == std::vector<int64_t>{0, 1, 2, 3, 4, 5});
@@ -59,7 +59,7 @@ TEST_CASE("best-fit packing is tight, uses each item once and is repeatable", "[
   for (int32_t i = 0; i < 5000; ++i) {
     lengths.push_back(20 + (i * 7919) % 400);
   }
-  const auto packed = ddp::detail::pack_best_fit(lengths, 1024);
+  const auto packed = models::detail::pack_best_fit(lengths, 1024);
   std::set<int64_t> seen;
   int64_t total = 0;
   for (size_t row = 0; row + 1 < packed.begin.size(); ++row) {
@@ -76,8 +76,8 @@ TEST_CASE("best-fit packing is tight, uses each item once and is repeatable", "[
   CHECK(seen.size() == lengths.size());
   const auto num_rows = static_cast<int64_t>(packed.begin.size()) - 1;
   CHECK(num_rows <= (total + 1023) / 1024 + 1);  // short items fill all gaps
-  CHECK(ddp::detail::pack_best_fit(lengths, 1024).items == packed.items);
-  CHECK(ddp::detail::pack_best_fit({}, 8).begin == std::vector<int64_t>{0});
+  CHECK(models::detail::pack_best_fit(lengths, 1024).items == packed.items);
+  CHECK(models::detail::pack_best_fit({}, 8).begin == std::vector<int64_t>{0});
 }
 
 TEST_CASE("a packed row holds documents one after another", "[tokens]") {

@@ -6,18 +6,18 @@
 #include <functional>
 #include <vector>
 
-#include "data/token_file.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 #include "support/named_pipe.hpp"
+#include "tokens/token_file.hpp"
 #include "unit/data/token_test_support.hpp"
 
 using namespace token_test;
 using Catch::Contains;
 using data_test::message_of;
 using ddp::DataError;
-using ddp::Vocabulary;
-using ddp::detail::TokenFile;
+using models::Vocabulary;
+using models::detail::TokenFile;
 
 namespace {
 
@@ -274,11 +274,11 @@ TEST_CASE("a damaged vocabulary is refused by name", "[tokens]") {
 
 TEST_CASE("invalid UTF-8 in a text is replaced", "[tokens]") {
   const std::string mark = "\xEF\xBF\xBD";
-  CHECK(ddp::valid_utf8("plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80") ==
+  CHECK(models::valid_utf8("plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80") ==
         "plain \xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80");
-  CHECK(ddp::valid_utf8("a\xC3") == "a" + mark);                 // truncated
-  CHECK(ddp::valid_utf8("\xC0\x80") == mark + mark);             // overlong
-  CHECK(ddp::valid_utf8("\xED\xA0\x80") == mark + mark + mark);  // a surrogate
-  CHECK(ddp::valid_utf8("\xF4\x90\x80\x80x") == mark + mark + mark + mark + "x");
-  CHECK(ddp::valid_utf8("\xE2\x28\xA1") == mark + "(" + mark);
+  CHECK(models::valid_utf8("a\xC3") == "a" + mark);                 // truncated
+  CHECK(models::valid_utf8("\xC0\x80") == mark + mark);             // overlong
+  CHECK(models::valid_utf8("\xED\xA0\x80") == mark + mark + mark);  // a surrogate
+  CHECK(models::valid_utf8("\xF4\x90\x80\x80x") == mark + mark + mark + mark + "x");
+  CHECK(models::valid_utf8("\xE2\x28\xA1") == mark + "(" + mark);
 }

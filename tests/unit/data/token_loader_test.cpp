@@ -10,12 +10,12 @@
 #include "unit/data/token_test_support.hpp"
 
 using namespace token_test;
-using ddp::LongDocuments;
-using ddp::TokenBatch;
-using ddp::TokenCollate;
-using ddp::TokenDataOptions;
-using ddp::TokenDataset;
-using ddp::TokenLayout;
+using models::LongDocuments;
+using models::TokenBatch;
+using models::TokenCollate;
+using models::TokenDataOptions;
+using models::TokenDataset;
+using models::TokenLayout;
 
 namespace {
 
@@ -47,7 +47,7 @@ void count_targets(const TokenBatch& batch, std::map<int64_t, int>& counts) {
   int64_t num_targets = 0;
   for (int64_t i = 0; i < labels.numel(); ++i) {
     const int64_t label = labels[i].item<int64_t>();
-    if (label != ddp::kIgnoredLabel) {
+    if (label != models::kIgnoredLabel) {
       ++counts[label];
       ++num_targets;
     }

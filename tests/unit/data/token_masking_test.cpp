@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Masks of the embedded text: the shares of BERT, no special tokens, the same for every reader.
-#include "ddp/data/token_masking.hpp"
+#include "models/tokens/token_masking.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -12,21 +12,22 @@
 #include "support/message_of.hpp"
 #include "unit/data/token_test_support.hpp"
 
-using ddp::kIgnoredLabel;
 using ddp::Split;
-using ddp::TokenLayout;
-using ddp::TokenMasking;
+using models::kIgnoredLabel;
+using models::TokenLayout;
+using models::TokenMasking;
 using testing::message_of;
 
 namespace {
 
-ddp::TokenDataset open_sample(TokenLayout layout = TokenLayout::Pack, Split split = Split::Train) {
+models::TokenDataset open_sample(TokenLayout layout = TokenLayout::Pack,
+                                 Split split = Split::Train) {
   auto options = token_test::token_options(layout, 64);
   options.path = DDP_SOURCE_DIR "/data/masked-text-sample";
-  return ddp::TokenDataset(options, split);
+  return models::TokenDataset(options, split);
 }
 
-int64_t mask_id(const ddp::TokenDataset& dataset) {
+int64_t mask_id(const models::TokenDataset& dataset) {
   return dataset.vocabulary().find("[MASK]").value();
 }
 
@@ -80,7 +81,7 @@ TEST_CASE("15 % of the ordinary tokens are targets: 80 % masked, 10 % random, 10
 TEST_CASE("a mask depends on seed, epoch and row alone; the evaluation has one") {
   const auto dataset = open_sample();
   const TokenMasking masking(dataset.vocabulary(), {.seed = 3});
-  const auto labels_of = [](const ddp::TokenDataset& from, const TokenMasking& by, int64_t row,
+  const auto labels_of = [](const models::TokenDataset& from, const TokenMasking& by, int64_t row,
                             int64_t epoch) {
     auto example = from.get_for_epoch(row, epoch);
     by.mask(example);
@@ -116,16 +117,17 @@ TEST_CASE("windows and masks are those that benchmarks/libddp_batches.py compute
 
 TEST_CASE("a batch has a fixed number of target positions, and they hold the labels") {
   const auto dataset = open_sample();
-  const auto masking = std::make_shared<TokenMasking>(dataset.vocabulary(), ddp::MaskingOptions{});
-  const auto full =
-      std::make_shared<TokenMasking>(dataset.vocabulary(), ddp::MaskingOptions{.full_head = true});
+  const auto masking =
+      std::make_shared<TokenMasking>(dataset.vocabulary(), models::MaskingOptions{});
+  const auto full = std::make_shared<TokenMasking>(dataset.vocabulary(),
+                                                   models::MaskingOptions{.full_head = true});
   for (int64_t first = 0; first < 40; first += 4) {
-    std::vector<ddp::TokenExample> examples;
+    std::vector<models::TokenExample> examples;
     for (int64_t i = 0; i < 4; ++i) {
       examples.push_back(dataset.get_for_epoch(first + i, 1));
     }
-    const auto gathered = ddp::TokenCollate(dataset, masking)(examples);
-    const auto whole = ddp::TokenCollate(dataset, full)(examples);
+    const auto gathered = models::TokenCollate(dataset, masking)(examples);
+    const auto whole = models::TokenCollate(dataset, full)(examples);
     REQUIRE(gathered.labels.sizes() == at::IntArrayRef({4 * 10}));
     REQUIRE(gathered.target_positions.sizes() == gathered.labels.sizes());
     CHECK_FALSE(whole.target_positions.defined());
@@ -144,8 +146,8 @@ TEST_CASE("masked tokens do not read the padding of their row") {
   for (const auto layout : {TokenLayout::Stream, TokenLayout::Pad}) {
     const auto dataset = open_sample(layout, Split::Test);
     const auto masking =
-        std::make_shared<TokenMasking>(dataset.vocabulary(), ddp::MaskingOptions{});
-    const ddp::TokenCollate collate(dataset, masking);
+        std::make_shared<TokenMasking>(dataset.vocabulary(), models::MaskingOptions{});
+    const models::TokenCollate collate(dataset, masking);
     const auto last = dataset.size() - 1;  // with Stream the only short row
     const auto length = static_cast<int32_t>(dataset.get(last).input_ids.size());
     REQUIRE(length < 64);
@@ -158,18 +160,19 @@ TEST_CASE("masked tokens do not read the padding of their row") {
     CHECK(at::equal(batch.position_ids, row.expand({2, 64})));
     CHECK(batch.num_tokens == 2 * length);
     // A model that reads only tokens before its target needs no such segments.
-    CHECK_FALSE(ddp::TokenCollate(dataset)({dataset.get(last)}).document_offsets.defined());
+    CHECK_FALSE(models::TokenCollate(dataset)({dataset.get(last)}).document_offsets.defined());
   }
   const auto dataset = open_sample(TokenLayout::Stream);
-  const auto masking = std::make_shared<TokenMasking>(dataset.vocabulary(), ddp::MaskingOptions{});
-  const auto full = ddp::TokenCollate(dataset, masking)({dataset.get(0), dataset.get(1)});
+  const auto masking =
+      std::make_shared<TokenMasking>(dataset.vocabulary(), models::MaskingOptions{});
+  const auto full = models::TokenCollate(dataset, masking)({dataset.get(0), dataset.get(1)});
   CHECK(full.num_tokens == 128);
   CHECK_FALSE(full.document_offsets.defined());
 }
 
 TEST_CASE("masking refuses other vocabularies and shares") {
   const auto dataset = open_sample();
-  const ddp::Vocabulary chat(DDP_SOURCE_DIR "/data/chat-sample/vocabulary.safetensors");
+  const models::Vocabulary chat(DDP_SOURCE_DIR "/data/chat-sample/vocabulary.safetensors");
   CHECK(message_of<ddp::DataError>([&] {
           TokenMasking(chat, {});
         }).find("has no special token [MASK]; fix") != std::string::npos);
@@ -183,7 +186,7 @@ TEST_CASE("masking refuses other vocabularies and shares") {
     tensors["special"] = special;
     ddp::save_safetensors(path, tensors, file.metadata);
     CHECK(message_of<ddp::DataError>([&] {
-            TokenMasking(ddp::Vocabulary(path), {});
+            TokenMasking(models::Vocabulary(path), {});
           }).find("has no special token " + token + "; fix") != std::string::npos);
   }
   CHECK(message_of<ddp::SettingsError>([&] {

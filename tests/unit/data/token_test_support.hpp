@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ddp/core/safetensors.hpp"
-#include "ddp/data/token_dataset.hpp"
+#include "models/tokens/token_dataset.hpp"
 #include "unit/data/data_test_support.hpp"
 
 namespace token_test {
@@ -96,10 +96,10 @@ inline std::vector<int32_t> targets_of(const Documents& documents, size_t prompt
   return targets;
 }
 
-inline ddp::TokenDataOptions token_options(
-    ddp::TokenLayout layout, int64_t max_seq_len,
-    ddp::LongDocuments policy = ddp::LongDocuments::Truncate) {
-  ddp::TokenDataOptions options;
+inline models::TokenDataOptions token_options(
+    models::TokenLayout layout, int64_t max_seq_len,
+    models::LongDocuments policy = models::LongDocuments::Truncate) {
+  models::TokenDataOptions options;
   options.layout = layout;
   options.max_seq_len = max_seq_len;
   options.long_documents = policy;
@@ -113,10 +113,10 @@ class TokenFolder {
     parts.write(file("train.safetensors"));
     parts.write(file("eval.safetensors"));
   }
-  ddp::TokenDataset open(ddp::TokenDataOptions options,
-                         ddp::Split split = ddp::Split::Train) const {
+  models::TokenDataset open(models::TokenDataOptions options,
+                            ddp::Split split = ddp::Split::Train) const {
     options.path = path();
-    return ddp::TokenDataset(options, split);
+    return models::TokenDataset(options, split);
   }
   std::string file(const std::string& name) const { return (folder_.path() / name).string(); }
   std::string path() const { return folder_.path().string(); }

@@ -50,13 +50,13 @@ TEST_CASE("API calls are equal where they mean the same") {
 }
 
 TEST_CASE("a prompt becomes the longest tokens that fit") {
-  const ddp::Vocabulary vocabulary(
+  const models::Vocabulary vocabulary(
       examples::find_data_path("data/chat-sample/vocabulary.safetensors"));
   const std::string text = "What is the API of a model?\n";
   const auto ids = examples::encode_longest(vocabulary, text);
   CHECK(vocabulary.decode(ids) == text);
   CHECK(ids.size() < text.size());
-  const ddp::Vocabulary characters(
+  const models::Vocabulary characters(
       examples::find_data_path("data/text-sample/vocabulary.safetensors"));
   CHECK(examples::encode_longest(characters, "ROMEO:\n").size() == 7);
   CHECK_THROWS_WITH(examples::encode_longest(characters, "caf\xC3\xA9"),
@@ -158,7 +158,7 @@ TEST_CASE("a base and adapters are read from their folders") {
 
 TEST_CASE("token files of another tokenizer than the base's are refused or cause a warning") {
   const auto sample = examples::find_data_path("data/chat-sample");
-  const ddp::TokenDataset data({.path = sample}, ddp::Split::Train);
+  const models::TokenDataset data({.path = sample}, ddp::Split::Train);
   // The file in the base's folder and data/prepare_chat.py's output from it agree.
   const auto entries = models::read_hf_vocabulary(sample)->entries;
   REQUIRE(static_cast<int64_t>(entries.size()) == data.vocabulary().size());
@@ -206,7 +206,7 @@ TEST_CASE("token files of another tokenizer than the base's are refused or cause
 
 TEST_CASE("token files of another WordPiece tokenizer than the base's are refused") {
   const auto sample = examples::find_data_path("data/masked-text-sample");
-  const ddp::TokenDataset data({.path = sample}, ddp::Split::Train);
+  const models::TokenDataset data({.path = sample}, ddp::Split::Train);
   const auto same = examples::compare_tokenizers(data, sample);
   CHECK(same.refusal + same.warning == "");
   testing::TemporaryFolder base;
@@ -221,7 +221,7 @@ TEST_CASE("token files of another WordPiece tokenizer than the base's are refuse
 }
 
 TEST_CASE("data that cannot be evaluated are refused") {
-  ddp::TokenDataOptions options;
+  models::TokenDataOptions options;
   options.path = examples::find_data_path("data/chat-sample");
   CHECK_NOTHROW(examples::open_token_data(options));
   // The first tokens of each document hold no part of an answer.
@@ -239,9 +239,9 @@ TEST_CASE("data that cannot be evaluated are refused") {
 }
 
 TEST_CASE("a language task counts real tokens, and every evaluation target once") {
-  ddp::TokenDataOptions options;
+  models::TokenDataOptions options;
   options.path = examples::find_data_path("data/chat-sample");
-  options.layout = ddp::TokenLayout::Pad;
+  options.layout = models::TokenLayout::Pad;
   options.max_seq_len = 200;
   options.num_samples = 8;
   const auto data = examples::open_token_data(options);
@@ -249,10 +249,10 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
   const int num_ranks = 3;
   examples::EvaluationSums sums(at::kCPU);
   for (int rank = 0; rank < num_ranks; ++rank) {
-    const auto loader_of = [&](const std::shared_ptr<ddp::TokenDataset>& dataset,
+    const auto loader_of = [&](const std::shared_ptr<models::TokenDataset>& dataset,
                                const ddp::DistributedSampler& sampler) {
       return examples::TokenLoader(dataset, sampler, at::kCPU, {.batch_size = 4, .num_workers = 0},
-                                   ddp::TokenCollate(*dataset));
+                                   models::TokenCollate(*dataset));
     };
     const ddp::DistributedSampler train_sampler(data.train->size(), 0, 1);
     const ddp::DistributedSampler eval_sampler(data.eval->size(), rank, num_ranks,

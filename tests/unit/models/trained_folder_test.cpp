@@ -8,10 +8,10 @@
 
 #include "common/data_path.hpp"
 #include "common/language_options.hpp"
-#include "ddp/data/token_dataset.hpp"
 #include "ddp/ddp.hpp"
 #include "models/pretrained/hf_config.hpp"
 #include "models/qwen2.hpp"
+#include "models/tokens/token_dataset.hpp"
 #include "support/catch.hpp"
 #include "unit/train/temporary_folder.hpp"
 
@@ -169,7 +169,7 @@ TEST_CASE(
     "a trained model keeps what its base has beside the weights, or gets the data's tokenizer") {
   AdapterRuns runs(0);
   const auto sample = examples::find_data_path("data/chat-sample");
-  const ddp::TokenDataset data({.path = sample}, ddp::Split::Train);
+  const models::TokenDataset data({.path = sample}, ddp::Split::Train);
   runs.from = {.tokens_path = sample, .end_tokens = data.tokenizer().end_tokens()};
   REQUIRE(runs.run("", "random") == "");
   const auto read = [&](const std::string& name) { return testing::read_file(runs.file(name)); };

@@ -4,12 +4,12 @@
 
 #include <map>
 
-#include "ddp/data/token_dataset.hpp"
 #include "ddp/detail/module_tensors.hpp"
 #include "ddp/detail/visit_tensors.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"
+#include "models/tokens/token_dataset.hpp"
 #include "support/catch.hpp"
 #include "train/graph/graph_pool.hpp"
 
@@ -165,7 +165,7 @@ TEST_CASE("numbers and texts of a batch distinguish kinds of batches") {
           numbers_of(std::pair(std::string("b"), tensor)));
   REQUIRE(numbers_of(std::vector<std::vector<int>>{{1}, {}}) !=
           numbers_of(std::vector<std::vector<int>>{{}, {1}}));
-  TokenBatch tokens;
+  models::TokenBatch tokens;
   const auto before = numbers_of(std::vector{tokens});
   tokens.num_targets = 5;
   REQUIRE(numbers_of(std::vector{tokens}) != before);

@@ -227,6 +227,29 @@ TEST_CASE("an evaluation between epochs may have own metrics") {
   CHECK(rows_of(folder.file("run/evals.jsonl")).at(0).at("perplexity") == 7.5);
 }
 
+TEST_CASE("the loss and the accuracy count targets, in whichever way each step gives them") {
+  const int first = GENERATE(0, 1, 2);
+  const int second = GENERATE(0, 1, 2);
+  CAPTURE(first, second);
+  TemporaryFolder folder;
+  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    metrics.end_step(0, {.loss = as(first, 2), .num_samples = 4});
+    metrics.end_step(1, {.loss = as(second, 5),
+                         .num_samples = 4,
+                         .grad_norm = as(first, 7),
+                         .num_correct = as(second, 3),
+                         .num_targets = 10});
+    const auto epoch = metrics.end_epoch(0);
+    CHECK(epoch.train_loss == (4 * 2 + 10 * 5) / 14.0);
+    CHECK(epoch.train_accuracy == 0.3);
+  }));
+  const auto row = rows_of(folder.file("run/steps.jsonl")).at(0);
+  CHECK(row.at("loss") == (4 * 2 + 10 * 5) / 14.0);
+  CHECK(row.at("accuracy") == 0.3);
+  CHECK(row.at("grad_norm") == 7);
+}
+
 TEST_CASE("a writer gets the settings and all rows, on rank 0") {
   struct Recorder : ddp::MetricsWriter {
     std::string folder, settings;

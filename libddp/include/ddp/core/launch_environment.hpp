@@ -2,7 +2,6 @@
 // This process's rank and place in the job, computed only from environment variables and arguments.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 
@@ -37,13 +36,5 @@ struct LaunchEnvironment {
   int master_port = 0;      ///< 0 if the environment does not name it
   bool torchrun_store = false;  ///< torchrun itself listens at master_addr:master_port
 };
-
-using EnvironmentLookup = std::function<std::optional<std::string>(const std::string& name)>;
-EnvironmentLookup process_environment();  ///< the process's own
-/// The first source of LaunchSource's order that names a rank. Ignores other launchers' variables;
-/// empty ones count as unset. Throws SettingsError naming both sides of a contradiction in the
-/// source or with the arguments.
-LaunchEnvironment detect_launch_environment(const LaunchArguments& arguments,
-                                            const EnvironmentLookup& environment);
 
 }  // namespace ddp

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops of language models.
+// Ops of language models. The library's kernels run on CUDA in bf16 and fp16, with sizes that are
+// multiples of 8. Otherwise PyTorch's ops run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -116,9 +117,8 @@ struct LinearOptions {
 ///
 ///   input [..., in], weight [out, in] -> [..., out]
 ///
-/// In bf16 and fp16 on CUDA (sizes multiples of 8) one product makes the result, and gradients of
-/// weight and bias go straight to their bucket (of joined rows by a copy); otherwise PyTorch's ops
-/// run.
+/// The kernel's result is one product, and gradients of weight and bias go straight to their bucket
+/// (of joined rows by a copy).
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                   const LinearOptions& options = {});
 
@@ -142,9 +142,8 @@ struct NormedResidual {
 ///   x [..., dim], weight and bias [dim] -> [..., dim]
 ///
 /// Take the residual connection from the result instead of x: its gradient is then added to the
-/// norm's in one kernel. In bf16 and fp16 on CUDA (dim a multiple of 8, at most 8,192) all sums are
-/// float32 and the result is rounded once to x's dtype, also under autocast; otherwise PyTorch's
-/// ops run.
+/// norm's in one kernel. The kernels (dim at most 8,192) sum in float32 and round the result once
+/// to x's dtype, also under autocast.
 NormedResidual layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                           double eps);
 NormedResidual rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
@@ -158,9 +157,8 @@ struct BranchOptions {
 ///
 ///   branch and residual [..., dim] -> [..., dim]
 ///
-/// In bf16 and fp16 on CUDA (dim a multiple of 8) no mask is stored: the backward draws the same
-/// numbers again, and the bias's gradient comes from the same pass. p is rounded to a multiple of
-/// 2^-16 there.
+/// The kernel stores no mask: the backward draws the same numbers again, and the bias's gradient
+/// comes from the same pass. p is rounded to a multiple of 2^-16 there.
 at::Tensor add_branch(const at::Tensor& branch, const at::Tensor& residual,
                       const BranchOptions& options = {});
 /// layer_norm() of that sum, which is the result's `residual`; on CUDA in one pass.
@@ -175,9 +173,8 @@ struct GeluOptions {
   bool tanh = false;  ///< the approximation by tanh, as in GPT-2
 };
 
-/// gelu(x + bias), x Phi(x) (Hendrycks, Gimpel, arXiv:1606.08415). Saves only x. On CUDA in bf16
-/// and fp16 (dim a multiple of 8) the bias's gradient comes from the backward's pass; give the bias
-/// here instead of to linear().
+/// gelu(x + bias), x Phi(x) (Hendrycks, Gimpel, arXiv:1606.08415). Saves only x. Give the bias here
+/// instead of to linear(): the kernel's backward makes its gradient in the same pass.
 at::Tensor gelu(const at::Tensor& x, const GeluOptions& options = {});
 
 /// silu(gate) * up (Shazeer, arXiv:2002.05202). Saves only its input.

@@ -8,17 +8,8 @@
 //   }
 //
 // A checkpoint is a folder checkpoint.dir/step_<steps done, ten digits>.
-// - model.safetensors holds parameters and buffers under the module's names. <object>.safetensors
-//   holds the tensors of each other object as <object>.<key>; load_weights() reads both.
-// - A bf16 or fp16 parameter is saved as its float32 master if its optimizer is saved too.
-// - rank_<r>.safetensors holds per-rank data: states of the random generators, and any object's
-//   entries whose key starts with "rank_local.".
-// - manifest.json holds step, world size, metric, finite flag, each file's size and checksum, each
-//   object's numbers and strings, the dtypes of parameters saved as masters, and the texts
-//   (settings, plan, set_text()). The finite flag is false for inf or NaN, and if set_before_save()
-//   gave a reason.
-//
-// docs/semantics_training.md, "Checkpoints", describes resuming, inf and NaN, and folders in use.
+// docs/semantics_training.md, "Checkpoints", describes its files, resuming, inf and NaN, and
+// folders in use.
 #pragma once
 
 #include <cstdint>
@@ -100,6 +91,13 @@ class Checkpointer {
   /// Called on all ranks before each save, in save() and save_if_due(). If it returns a text on any
   /// rank, the checkpoint is marked as not finite, and the text is the reason.
   void set_before_save(std::function<std::string()> why_not_finite);
+  /// Called on rank 0, in the training thread, when a checkpoint is complete on the disk: by the
+  /// save(), save_if_due() or wait() that learns of the commit, with `async` some steps later. The
+  /// destructor does not call it: call wait() first. `folder` is kept at least until the next save.
+  /// Other ranks do not wait, so call no collectives. An exception leaves that method, and the
+  /// checkpoint stays.
+  void set_after_save(
+      std::function<void(int64_t steps_done, const std::string& folder)> after_save);
   /// Called on all ranks at an agreed stop, after the save (or its failure) and before save_if_due
   /// throws, for a program's other files. Keep it short, because the job will be killed soon.
   void set_before_stop(std::function<void(int64_t steps_done)> before_stop);

@@ -20,15 +20,11 @@
 //
 // One call of the lambda is one whole optimizer step, with all micro-batches of gradient
 // accumulation (a batch may be a std::vector of batches). Values that change between steps must be
-// arguments or device tensors. The graph keeps the host values of the capture. The lambda must not
-// wait for the device (.item(), .cpu(), nonzero, indexing by a mask), copy from or to host memory,
-// or make state that outlives it. A small float32 CPU tensor of the batch (a mixup weight) is on
-// the device inside the lambda; a step with another CPU tensor is not captured.
-//
-// One graph is captured for each combination of tensor shapes, strides, dtypes, numbers and strings
-// in a batch, modes (training, grad mode, autocast, no_sync()) and StepNumbers::variant. libddp
-// sees only what a type's for_each_tensor visits; other members must be the same in every step.
-// docs/semantics.md, "A step as a CUDA graph", lists what cannot be captured and what drops graphs.
+// arguments or device tensors: the graph keeps the host values of the capture, and of the batch
+// those that for_each_tensor does not visit. The lambda must not wait for the device (.item(),
+// .cpu(), nonzero, indexing by a mask), copy from or to host memory, or make state that outlives
+// it. docs/semantics.md, "A step as a CUDA graph", lists what has a graph of its own, what cannot
+// be captured and what drops graphs.
 #pragma once
 
 #include <cstdint>

@@ -2,18 +2,13 @@
 // Handling of inf and NaN in a training loop's losses and gradients (train.non_finite).
 //
 //   ddp::NonFiniteGuard guard(ctx, cfg.train.non_finite, *optimizer, scaler);
-//   ddp::GraphedStep step(ctx, …, [&](const ddp::Batch& batch, const ddp::StepScalars& scalars) {
-//     …
-//     scaler.scale(guard.watch(loss)).backward();
-//     auto found = scaler.clip_and_step(*optimizer, scalars, max_norm, guard.skips());
-//     scaler.update();
-//     return std::vector{loss, found.first_non_finite};
-//   });
 //   checkpointer.set_before_save([&] { return guard.before_save(); });
 //   for (…) {
-//     auto result = step(loader.next(), {.lr = lr, .step = i});
+//     // in the step of a GraphedStep, which returns {loss, found.first_non_finite}:
+//     scaler.scale(guard.watch(loss)).backward();
+//     auto found = scaler.clip_and_step(*optimizer, scalars, max_norm, guard.skips());
+//     // after the step, before checkpointer.save_if_due(i):
 //     guard.end_step(i, {.loss = result.log[0], .first_non_finite = result.log[1]});
-//     checkpointer.save_if_due(i);
 //   }
 //   guard.check_weights();
 //

@@ -2,11 +2,11 @@
 // Language-model data: token files as windows, padded or packed sequences. Files and vocabulary are
 // prepared once by data/prepare_chat.py or data/prepare_text.py; data/README.md has the format.
 //
-//   auto dataset = std::make_shared<ddp::TokenDataset>(options, ddp::Split::Train);
+//   auto dataset = std::make_shared<models::TokenDataset>(options, ddp::Split::Train);
 //   ddp::DistributedSampler sampler(dataset->size(), ctx.communicator(), cfg.sampler);
-//   ddp::TokenCollate collate(*dataset);
+//   models::TokenCollate collate(*dataset);
 //   ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader, collate);
-//   ddp::TokenBatch batch = loader.next();
+//   models::TokenBatch batch = loader.next();
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@
 
 #include "ddp/data/dataset.hpp"
 
-namespace ddp {
+namespace models {
 
 struct TokenizerInfo {
   int64_t vocab_size = 0;    ///< ids are 0 .. vocab_size - 1
@@ -77,7 +77,7 @@ struct TokenDataOptions {
   int64_t num_samples = 0;  ///< only the first n documents; 0: all
   int64_t seed = 0;         ///< for the start of an epoch's windows (Stream)
 };
-void describe_fields(TokenDataOptions& options, FieldVisitor& visitor);
+void describe_fields(TokenDataOptions& options, ddp::FieldVisitor& visitor);
 
 /// A row of a batch before it is collated.
 struct TokenExample {
@@ -117,7 +117,7 @@ class TokenDataset {
   /// Throws SettingsError for wrong options, DataError for a file that is missing, damaged, empty
   /// or of another vocabulary than the folder's `vocabulary.safetensors`, and if no document fits
   /// the options. Ids beyond the first 2^26 tokens are checked when read.
-  TokenDataset(const TokenDataOptions& options, Split split);
+  TokenDataset(const TokenDataOptions& options, ddp::Split split);
 
   int64_t size() const;  ///< rows
   TokenExample get(int64_t index) const { return get_for_epoch(index, 0); }
@@ -162,7 +162,7 @@ struct TokenBatch {
   int64_t num_targets = 0;          ///< labels that are not kIgnoredLabel
   int64_t size() const { return input_ids.size(0); }
 };
-void for_each_tensor(TokenBatch& batch, const TensorVisitor& visit);
+void for_each_tensor(TokenBatch& batch, const ddp::TensorVisitor& visit);
 
 class TokenMasking;
 
@@ -185,4 +185,4 @@ class TokenCollate {
   std::shared_ptr<const TokenMasking> masking_;
 };
 
-}  // namespace ddp
+}  // namespace models

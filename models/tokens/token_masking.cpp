@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/data/token_masking.hpp"
+#include "models/tokens/token_masking.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -8,8 +8,14 @@
 #include "ddp/core/error.hpp"
 #include "ddp/data/counter_rng.hpp"
 
-namespace ddp {
+namespace models {
 namespace {
+
+using ddp::concat;
+using ddp::DataError;
+using ddp::FieldVisitor;
+using ddp::SampleRng;
+using ddp::SettingsError;
 
 constexpr const char* kFix = "; fix: prepare the data with prepare_text.py --tokenizer wordpiece";
 
@@ -97,4 +103,4 @@ void TokenMasking::mask(TokenExample& example) const {
   }
 }
 
-}  // namespace ddp
+}  // namespace models

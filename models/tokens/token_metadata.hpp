@@ -5,9 +5,9 @@
 #include <string>
 
 #include "ddp/core/safetensors.hpp"
-#include "ddp/data/token_dataset.hpp"
+#include "models/tokens/token_dataset.hpp"
 
-namespace ddp::detail {
+namespace models::detail {
 
 inline constexpr const char* kTokenFileFormat = "ddp_tokens";
 inline constexpr const char* kVocabularyFormat = "ddp_vocabulary";
@@ -19,12 +19,13 @@ inline constexpr const char* kTokenFileFix =
 
 /// Maps `path` and checks format and version. Throws DataError if load_safetensors throws
 /// ReadError.
-Safetensors open_token_safetensors(const std::string& path, const std::string& format);
+ddp::Safetensors open_token_safetensors(const std::string& path, const std::string& format);
 
-TokenizerInfo read_tokenizer_info(const Safetensors& file, const std::string& path);
+TokenizerInfo read_tokenizer_info(const ddp::Safetensors& file, const std::string& path);
 
 /// The one-dimensional tensor `name`. Throws DataError if missing or of other dimensions.
-at::Tensor take_vector(const Safetensors& file, const std::string& name, const std::string& path);
+at::Tensor take_vector(const ddp::Safetensors& file, const std::string& name,
+                       const std::string& path);
 
 /// Throws DataError unless `offsets` (I64) begins with 0, ends with `total` and ascends;
 /// `strictly`: no empty parts. `part` is the word for a part in messages. Returns the number of
@@ -32,4 +33,4 @@ at::Tensor take_vector(const Safetensors& file, const std::string& name, const s
 int64_t check_offsets(const at::Tensor& offsets, int64_t total, bool strictly,
                       const std::string& name, const std::string& part, const std::string& path);
 
-}  // namespace ddp::detail
+}  // namespace models::detail

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/token_file.hpp"
+#include "tokens/token_file.hpp"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "data/token_metadata.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
+#include "tokens/token_metadata.hpp"
 
-namespace ddp::detail {
-
+namespace models::detail {
 namespace {
+
+using ddp::concat;
+using ddp::Safetensors;
 
 // Ids beyond this many tokens are not checked at opening, but when rows are made.
 constexpr int64_t kCheckedAtOpening = int64_t{1} << 26;
@@ -143,4 +145,4 @@ std::vector<PromptReference> TokenFile::prompt_references(int64_t document) cons
   }
 }
 
-}  // namespace ddp::detail
+}  // namespace models::detail

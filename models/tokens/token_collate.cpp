@@ -6,12 +6,16 @@
 #include <numeric>
 
 #include "ddp/core/error.hpp"
-#include "ddp/data/token_dataset.hpp"
-#include "ddp/data/token_masking.hpp"
 #include "ddp/detail/check.hpp"
+#include "models/tokens/token_dataset.hpp"
+#include "models/tokens/token_masking.hpp"
 
-namespace ddp {
+namespace models {
 namespace {
+
+using ddp::concat;
+using ddp::SettingsError;
+using ddp::TensorVisitor;
 
 constexpr int64_t kWidthStep = 64;
 
@@ -135,4 +139,4 @@ TokenBatch TokenCollate::operator()(std::vector<TokenExample> examples) const {
   return batch;
 }
 
-}  // namespace ddp
+}  // namespace models

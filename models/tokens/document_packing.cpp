@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/document_packing.hpp"
+#include "tokens/document_packing.hpp"
 
 #include <algorithm>
 #include <map>
@@ -7,7 +7,7 @@
 
 #include "ddp/detail/check.hpp"
 
-namespace ddp::detail {
+namespace models::detail {
 
 PackedRows pack_best_fit(const std::vector<int32_t>& lengths, int64_t capacity) {
   const auto num_items = static_cast<int64_t>(lengths.size());
@@ -59,4 +59,4 @@ PackedRows pack_best_fit(const std::vector<int32_t>& lengths, int64_t capacity) 
   return rows;
 }
 
-}  // namespace ddp::detail
+}  // namespace models::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/data/token_dataset.hpp"
+#include "models/tokens/token_dataset.hpp"
 
 #include <algorithm>
 #include <filesystem>
@@ -8,16 +8,22 @@
 #include <numeric>
 #include <sstream>
 
-#include "data/document_packing.hpp"
-#include "data/token_file.hpp"
-#include "data/token_metadata.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/counter_rng.hpp"
 #include "ddp/detail/check.hpp"
+#include "tokens/document_packing.hpp"
+#include "tokens/token_file.hpp"
+#include "tokens/token_metadata.hpp"
 
-namespace ddp {
-
+namespace models {
 namespace {
+
+using ddp::concat;
+using ddp::DataError;
+using ddp::FieldVisitor;
+using ddp::SampleRng;
+using ddp::SettingsError;
+using ddp::Split;
 
 constexpr int64_t kMaxSequence = int64_t{1} << 24;
 
@@ -382,4 +388,4 @@ std::string TokenDataset::summary(bool masked) const {
   return out.str();
 }
 
-}  // namespace ddp
+}  // namespace models

@@ -2,17 +2,18 @@
 // Masked language modelling (Devlin et al., arXiv:1810.04805): hides some tokens of a row and makes
 // them the targets.
 //
-//   ddp::TokenCollate collate(*dataset,
-//                             std::make_shared<ddp::TokenMasking>(dataset->vocabulary(), options));
+//   models::TokenCollate collate(*dataset,
+//                             std::make_shared<models::TokenMasking>(dataset->vocabulary(),
+//                             options));
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include "ddp/core/fields.hpp"
-#include "ddp/data/token_dataset.hpp"
+#include "models/tokens/token_dataset.hpp"
 
-namespace ddp {
+namespace models {
 
 struct MaskingOptions {
   double masked_share = 0.15;  ///< share of a row's ordinary tokens that become targets
@@ -21,7 +22,7 @@ struct MaskingOptions {
   bool full_head = false;
   int64_t seed = 0;
 };
-void describe_fields(MaskingOptions& options, FieldVisitor& visitor);
+void describe_fields(MaskingOptions& options, ddp::FieldVisitor& visitor);
 
 /// Draws from (seed, epoch, row index) alone, so a row's mask is the same on any number of ranks,
 /// in any order and in a resumed run.
@@ -48,4 +49,4 @@ class TokenMasking {
   std::vector<bool> is_ordinary_;      // by id
 };
 
-}  // namespace ddp
+}  // namespace models

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/token_metadata.hpp"
+#include "tokens/token_metadata.hpp"
 
 #include <ATen/ATen.h>
 
+#include <charconv>
 #include <limits>
-#include <optional>
+#include <utility>
 
-#include "core/parse_number.hpp"
 #include "ddp/core/error.hpp"
 
-namespace ddp {
+namespace models {
+
+using ddp::concat;
+using ddp::DataError;
+using ddp::load_safetensors;
+using ddp::ReadError;
 
 std::vector<int64_t> TokenizerInfo::end_tokens() const {
   std::vector<int64_t> ids;
@@ -42,12 +47,14 @@ const std::string& take_text(const Safetensors& file, const std::string& key,
 
 int64_t take_number(const std::string& text, const std::string& key, int64_t min, int64_t max,
                     const std::string& path) {
-  const auto number = parse_number<int64_t>(text);
-  if (!number || *number < min || *number > max) {
+  int64_t number = 0;
+  const char* const last = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), last, number);
+  if (parsed.ec != std::errc() || parsed.ptr != last || number < min || number > max) {
     refuse_token_file(path, concat("its metadata has ", key, "=", text.substr(0, 32),
                                    ", it must be from ", min, " to ", max));
   }
-  return *number;
+  return number;
 }
 
 }  // namespace
@@ -124,4 +131,4 @@ int64_t check_offsets(const at::Tensor& offsets, int64_t total, bool strictly,
 }
 
 }  // namespace detail
-}  // namespace ddp
+}  // namespace models

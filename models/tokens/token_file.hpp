@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "ddp/data/token_dataset.hpp"
+#include "models/tokens/token_dataset.hpp"
 
-namespace ddp::detail {
+namespace models::detail {
 
 /// One split, memory-mapped. Any number of threads may read it. Documents are not empty.
 class TokenFile {
@@ -64,4 +64,4 @@ class TokenFile {
 /// Throws DataError naming both files unless `file` was made with this vocabulary.
 void require_same_vocabulary(const Vocabulary& vocabulary, const TokenFile& file);
 
-}  // namespace ddp::detail
+}  // namespace models::detail

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace ddp::detail {
+namespace models::detail {
 
 /// Row r holds the items items[begin[r]] .. items[begin[r + 1] - 1].
 struct PackedRows {
@@ -18,4 +18,4 @@ struct PackedRows {
 /// first item. The result is deterministic. Lengths are 1 .. capacity. Time n log(capacity).
 PackedRows pack_best_fit(const std::vector<int32_t>& lengths, int64_t capacity);
 
-}  // namespace ddp::detail
+}  // namespace models::detail

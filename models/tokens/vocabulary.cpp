@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 
-#include "data/token_file.hpp"
-#include "data/token_metadata.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/data/token_dataset.hpp"
+#include "models/tokens/token_dataset.hpp"
+#include "tokens/token_file.hpp"
+#include "tokens/token_metadata.hpp"
 
-namespace ddp {
-
+namespace models {
 namespace {
+
+using ddp::concat;
+using ddp::Safetensors;
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
@@ -136,4 +138,4 @@ void detail::require_same_vocabulary(const Vocabulary& vocabulary, const TokenFi
   }
 }
 
-}  // namespace ddp
+}  // namespace models
