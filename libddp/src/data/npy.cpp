@@ -17,7 +17,6 @@
 #include "core/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/tensor_dataset.hpp"
-#include "ddp/data/token_dataset.hpp"
 
 namespace ddp {
 namespace {
