@@ -50,6 +50,7 @@ struct NumberBatch {
   std::vector<int64_t> indices;
   int64_t epoch = -1;
 };
+void for_each_tensor(NumberBatch&, const ddp::TensorVisitor&) {}  // it has none
 
 struct CollateNumbers {
   NumberBatch operator()(std::vector<Numbers::Item> items) const {

@@ -7,7 +7,8 @@
 //
 // A user's data set is any class with `size()` and a thread-safe `get(index)`, or, if it augments,
 // `get_for_epoch(index, epoch)`. A collate function turns a std::vector of get()'s results into a
-// batch of any movable type. visit_tensors.hpp says how a batch for a GPU names its tensors.
+// batch of any movable type. Without one, `get_batch(std::vector<int64_t> indices)` may make whole
+// batches. visit_tensors.hpp says how a batch names its tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -63,7 +64,8 @@ class DataLoader : public Stateful {
  public:
   using BatchType = detail::BatchOf<DatasetT, Collate>;
 
-  /// Throws SettingsError for a sampler of another data set and for impossible batch sizes.
+  /// Throws SettingsError for a sampler of another data set and for impossible batch sizes. Does
+  /// not compile for unsuitable types: the message says what is missing.
   DataLoader(std::shared_ptr<DatasetT> dataset, const DistributedSampler& sampler,
              at::Device device, const LoaderOptions& options = {}, Collate collate = {})
       : dataset_(detail::checked_size(std::move(dataset), sampler)),

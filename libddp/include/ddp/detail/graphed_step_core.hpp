@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <typeinfo>
 #include <vector>
 
 #include "ddp/core/error.hpp"
@@ -69,33 +68,30 @@ class GraphedStepCore {
   std::shared_ptr<State> state_;  // the context's teardown holds a weak reference
 };
 
-template <typename T>
-void visit_known(const char* what, T& value, const TensorVisitor& visit) {
-  if (!visit_tensors(value, visit)) {
-    throw SettingsError(concat("GraphedStep does not know the tensors of ", what, " of type ",
-                               typeid(T).name(), ": ", kDefineForEachTensor));
-  }
-}
-
 /// Runs `step(batch, scalars)`, which returns `Outputs`, as one call of `core`.
 template <typename Outputs, typename Step, typename BatchT>
 StepDone run_step(GraphedStepCore& core, const Step& step, BatchT& batch,
                   const StepNumbers& numbers) {
+  static_assert(knows_tensors<BatchT>(),
+                "ddp::GraphedStep does not know the tensors of its batch: define "
+                "for_each_tensor(MyBatch&, const ddp::TensorVisitor&) beside the type");
+  static_assert(knows_tensors<Outputs>(),
+                "ddp::GraphedStep does not know the tensors of the step's result: define "
+                "for_each_tensor(MyResult&, const ddp::TensorVisitor&) beside the type");
   StepCall call{.numbers = numbers, .inputs = {}, .host_numbers = {}, .run = {}};
-  visit_known("a batch", batch,
-              TensorVisitor([&](at::Tensor& tensor) { call.inputs.push_back(&tensor); },
-                            [&](int64_t number) { call.host_numbers.push_back(number); }));
+  visit_tensors(batch, TensorVisitor([&](at::Tensor& tensor) { call.inputs.push_back(&tensor); },
+                                     [&](int64_t number) { call.host_numbers.push_back(number); }));
   call.run = [&](const StepScalars& scalars) {
     auto outputs = std::make_shared<Outputs>(step(batch, scalars));
     StepOutput output{outputs, {}};
-    visit_known("the step's result", *outputs, TensorVisitor([&](at::Tensor& tensor) {
-                  // Autograd graphs of outputs would keep every activation of the step. Outputs
-                  // that the lambda keeps stay unchanged.
-                  if (tensor.defined() && tensor.requires_grad() && !tensor.is_leaf()) {
-                    tensor = tensor.detach();
-                  }
-                  output.tensors.push_back(tensor);
-                }));
+    visit_tensors(*outputs, TensorVisitor([&](at::Tensor& tensor) {
+      // Autograd graphs of outputs would keep every activation of the step. Outputs
+      // that the lambda keeps stay unchanged.
+      if (tensor.defined() && tensor.requires_grad() && !tensor.is_leaf()) {
+        tensor = tensor.detach();
+      }
+      output.tensors.push_back(tensor);
+    }));
     return output;
   };
   return core.run(call);

@@ -13,13 +13,12 @@
 #include <memory>
 #include <optional>
 #include <type_traits>
-#include <typeinfo>
 #include <utility>
 #include <vector>
 
-#include "ddp/core/error.hpp"
 #include "ddp/data/dataset.hpp"
 #include "ddp/detail/batch_source.hpp"
+#include "ddp/detail/loader_types.hpp"
 #include "ddp/detail/visit_tensors.hpp"
 
 namespace ddp::detail {
@@ -84,15 +83,11 @@ class LoaderEngine {
   std::unique_ptr<State> state_;
 };
 
-/// The tensors of a batch, in a fixed order. Throws SettingsError for an unknown type.
+/// The tensors of a batch, in a fixed order.
 template <typename BatchT>
 std::vector<at::Tensor*> tensors_of(BatchT& batch) {
   std::vector<at::Tensor*> tensors;
-  const TensorVisitor visit([&](at::Tensor& tensor) { tensors.push_back(&tensor); });
-  if (!visit_tensors(batch, visit)) {
-    throw SettingsError(concat("DataLoader: to copy batches of type ", typeid(BatchT).name(),
-                               " to a GPU it must know their tensors: ", kDefineForEachTensor));
-  }
+  visit_tensors(batch, TensorVisitor([&](at::Tensor& tensor) { tensors.push_back(&tensor); }));
   return tensors;
 }
 
@@ -182,26 +177,17 @@ class PrefetchSource final : public BatchSource<BatchT> {
 template <typename DatasetT>
 std::shared_ptr<DatasetT> checked_size(std::shared_ptr<DatasetT> dataset,
                                        const DistributedSampler& sampler) {
-  const int64_t size = dataset ? static_cast<int64_t>(dataset->size()) : 0;
-  if (!dataset || size != sampler.size()) {
-    fail_for_size(sampler, size);
+  if constexpr (HasSize<DatasetT>) {  // else the compiler has reported that
+    const int64_t size = dataset ? static_cast<int64_t>(dataset->size()) : 0;
+    if (!dataset || size != sampler.size()) {
+      fail_for_size(sampler, size);
+    }
   }
   return dataset;
 }
 
-template <typename DatasetT>
-auto get_example(DatasetT& dataset, int64_t index, int64_t epoch) {
-  if constexpr (requires { dataset.get_for_epoch(index, epoch); }) {
-    return dataset.get_for_epoch(index, epoch);
-  } else {
-    return dataset.get(index);
-  }
-}
-
-template <typename DatasetT>
-using ExampleOf = decltype(get_example(std::declval<DatasetT&>(), int64_t{}, int64_t{}));
 template <typename DatasetT, typename Collate>
-using BatchOf = std::invoke_result_t<Collate&, std::vector<ExampleOf<DatasetT>>>;
+using BatchOf = typename LoaderTypes<DatasetT, Collate>::BatchType;
 
 /// get() and collate, for data sets and batches of any type.
 template <typename DatasetT, typename Collate>
@@ -252,15 +238,41 @@ std::unique_ptr<BatchSource<Batch>> make_batch_source(std::shared_ptr<const Data
                                                       const LoaderOptions& options,
                                                       DefaultCollate collate);
 
+/// A data set with get_batch(): its samples are indices, and it collates them itself.
+struct IndexDataset {
+  int64_t num_samples = 0;
+  int64_t size() const { return num_samples; }
+  int64_t get(int64_t index) const { return index; }
+};
+template <typename DatasetT>
+struct GetBatch {
+  std::shared_ptr<DatasetT> dataset;
+  auto operator()(std::vector<int64_t> indices) const {
+    return dataset->get_batch(std::move(indices));
+  }
+};
+
 template <typename DatasetT, typename Collate>
-requires(!std::derived_from<DatasetT, Dataset> || !std::same_as<Collate, DefaultCollate>)
+requires(!std::derived_from<DatasetT, Dataset> || !std::same_as<Collate, DefaultCollate> ||
+         HasBatches<DatasetT>)  //
     std::unique_ptr<BatchSource<BatchOf<DatasetT, Collate>>> make_batch_source(
         std::shared_ptr<DatasetT> dataset, const DistributedSampler& sampler, at::Device device,
         const LoaderOptions& options, Collate collate) {
-  return std::make_unique<PrefetchSource<BatchOf<DatasetT, Collate>>>(
-      std::make_unique<CollatingBuilder<DatasetT, Collate>>(std::move(dataset), std::move(collate),
-                                                            LoaderEngine::num_slots(options)),
-      sampler, device, options);
+  const auto make = [&](auto data, auto stack) {
+    using Builder = CollatingBuilder<typename decltype(data)::element_type, decltype(stack)>;
+    return std::make_unique<PrefetchSource<BatchOf<DatasetT, Collate>>>(
+        std::make_unique<Builder>(std::move(data), std::move(stack),
+                                  LoaderEngine::num_slots(options)),
+        sampler, device, options);
+  };
+  if constexpr (!LoaderTypes<DatasetT, Collate>::kValid) {
+    return nullptr;
+  } else if constexpr (kGetsBatches<DatasetT, Collate>) {
+    return make(std::make_shared<IndexDataset>(IndexDataset{sampler.size()}),
+                GetBatch<DatasetT>{std::move(dataset)});
+  } else {
+    return make(std::move(dataset), std::move(collate));
+  }
 }
 
 }  // namespace ddp::detail

@@ -5,12 +5,14 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "ddp/core/visit_tensors.hpp"
 
@@ -42,6 +44,7 @@ concept IsRange = requires(T& value) {
   value.begin();
   value.end();
   typename T::value_type;
+  requires !std::is_same_v<typename T::value_type, T>;
 };
 
 template <typename T>
@@ -80,11 +83,34 @@ inline void visit_ivalue(const c10::IValue& value, const TensorVisitor& visit) {
   }
 }
 
+/// Whether visit_tensors() knows a type, and all types in it.
+template <typename T>
+constexpr bool knows_tensors() {
+  using Value = std::remove_cv_t<T>;
+  if constexpr (HasForEachTensor<Value> || std::is_base_of_v<at::Tensor, Value> ||
+                is_number_or_text<Value> || std::is_same_v<Value, c10::IValue>) {
+    return true;
+  } else if constexpr (IsOptional<Value>::value) {
+    return knows_tensors<typename Value::value_type>();
+  } else if constexpr (IsTupleLike<Value>) {
+    return []<std::size_t... I>(std::index_sequence<I...>) {
+      return (knows_tensors<std::tuple_element_t<I, Value>>() && ... && true);
+    }
+    (std::make_index_sequence<std::tuple_size_v<Value>>());
+  } else if constexpr (requires { typename Value::mapped_type; }) {
+    return IsRange<Value> && knows_tensors<typename Value::mapped_type>();
+  } else if constexpr (IsRange<Value>) {
+    return knows_tensors<typename Value::value_type>();
+  } else {
+    return false;
+  }
+}
+
 template <typename T>
 bool visit_tensors(T& value, const TensorVisitor& visit);
 
 template <typename T>
-bool visit_range(T& range, const TensorVisitor& visit) {
+void visit_range(T& range, const TensorVisitor& visit) {
   using Element = typename T::value_type;
   if constexpr (requires { range.size(); }) {
     visit(static_cast<int64_t>(range.size()));
@@ -95,53 +121,48 @@ bool visit_range(T& range, const TensorVisitor& visit) {
         visit(element);
       }
     }
-    return true;
   } else {
     for (auto&& element : range) {
       if constexpr (requires { typename T::mapped_type; }) {
         if constexpr (is_number_or_text<typename T::key_type>) {
           visit(element.first);
         }
-        if (!visit_tensors(element.second, visit)) {
-          return false;
-        }
-      } else if (!visit_tensors(element, visit)) {
-        return false;
+        visit_tensors(element.second, visit);
+      } else {
+        visit_tensors(element, visit);
       }
     }
-    return true;
   }
 }
 
-/// Visits every tensor, number and string in `value` in a fixed order. Returns false if a type is
-/// unknown. If `value` is const, `visit` must change nothing.
+/// Visits every tensor, number and string in `value` in a fixed order. Returns knows_tensors<T>(),
+/// and visits nothing if that is false. If `value` is const, `visit` must change nothing.
 template <typename T>
 bool visit_tensors(T& value, const TensorVisitor& visit) {
   using Value = std::remove_const_t<T>;
-  auto& found = const_cast<Value&>(value);
-  if constexpr (HasForEachTensor<Value>) {
+  [[maybe_unused]] auto& found = const_cast<Value&>(value);
+  if constexpr (!knows_tensors<Value>()) {
+    return false;
+  } else if constexpr (HasForEachTensor<Value>) {
     static_assert(
         !HasForEachNumber<Value>,
         "for_each_number() is not called: pass the numbers to visit() in for_each_tensor()");
     for_each_tensor(found, visit);
-    return true;
   } else if constexpr (std::is_base_of_v<at::Tensor, Value> || is_number_or_text<Value>) {
     visit(found);
-    return true;
   } else if constexpr (std::is_same_v<Value, c10::IValue>) {
     visit_ivalue(found, visit);
-    return true;
   } else if constexpr (IsOptional<Value>::value) {
     visit(found.has_value());
-    return !found || visit_tensors(*found, visit);
+    if (found) {
+      visit_tensors(*found, visit);
+    }
   } else if constexpr (IsTupleLike<Value>) {
-    return std::apply(
-        [&](auto&... elements) { return (visit_tensors(elements, visit) && ... && true); }, found);
-  } else if constexpr (IsRange<Value>) {
-    return visit_range(found, visit);
+    std::apply([&](auto&... elements) { (visit_tensors(elements, visit), ...); }, found);
   } else {
-    return false;
+    visit_range(found, visit);
   }
+  return true;
 }
 
 }  // namespace detail
