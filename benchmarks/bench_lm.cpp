@@ -262,7 +262,7 @@ class Trainer {
     if (wrapped) {
       ddp::DdpOptions options;
       options.bucket_cap_mb = settings.real("bucket_cap_mb");
-      options.comm_hook = settings.text("comm_hook");
+      options.comm_hook = comm_hook(settings);
       options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<ddp::DistributedDataParallel<ModelPtr>>(
           module_, context.communicator(), options);

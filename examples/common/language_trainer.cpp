@@ -185,7 +185,7 @@ int64_t LanguageTrainer::restore() {
 int64_t LanguageTrainer::restore_model() {
   auto options = cfg_.checkpoint;
   options.read_only = true;
-  options.resume = "require";
+  options.resume = ddp::Resume::Require;
   ddp::Checkpointer reader(ctx_, options, {model_});
   const int64_t steps_done = reader.restore();
   require_same_meaning(reader);

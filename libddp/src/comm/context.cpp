@@ -183,7 +183,7 @@ Context Context::create(const ContextOptions& options) {
   auto& launch = state->launch;
   const auto environment = process_environment();
   launch = detect_launch_environment(options.launch, environment);
-  const int visible_gpus = options.device == "cpu" ? 0 : detail::count_gpus();
+  const int visible_gpus = options.device == DeviceChoice::Cpu ? 0 : detail::count_gpus();
   const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
   if (launch.world_size > 1 && !cuda && !launch.use_mpi) {
     // Before any rank waits for another.

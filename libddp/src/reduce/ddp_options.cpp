@@ -50,9 +50,8 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
                  .doc = "Names of parameters and buffers excluded from synchronization."},
                 options.parameters_to_ignore);
   visitor.field({.name = "comm_hook",
-                 .doc = "How a bucket is reduced. none: all-reduce in the gradients' dtype.",
-                 .choices = detail::comm_hook_names()},
-                options.comm_hook);
+                 .doc = "How a bucket is reduced. none: all-reduce in the gradients' dtype."},
+                options.comm_hook, detail::comm_hook_names());
   visitor.field({.name = "powersgd_rank", .doc = "Rank of PowerSGD's approximation.", .min = 1},
                 options.powersgd_rank);
   visitor.field({.name = "powersgd_start_step",

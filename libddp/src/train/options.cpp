@@ -124,9 +124,9 @@ void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "resume",
                  .doc = "auto: resume from the newest valid checkpoint, if any. never: start "
                         "at step 0; an error if dir holds checkpoints. require: fail without a "
-                        "checkpoint.",
-                 .choices = {"auto", "never", "require"}},
-                options.resume);
+                        "checkpoint."},
+                options.resume,
+                {{"auto", Resume::Auto}, {"never", Resume::Never}, {"require", Resume::Require}});
   visitor.field({.name = "every_steps",
                  .doc = "Steps between checkpoints. 0: not by steps.",
                  .unit = "steps",
@@ -142,9 +142,9 @@ void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "keep_best",
                  .doc = "Also keep the best checkpoint. min: smallest test loss. max: largest "
                         "test accuracy. (Own programs: the metric given to "
-                        "Checkpointer::save.)",
-                 .choices = {"off", "min", "max"}},
-                options.keep_best);
+                        "Checkpointer::save.)"},
+                options.keep_best,
+                {{"off", KeepBest::Off}, {"min", KeepBest::Min}, {"max", KeepBest::Max}});
   visitor.field({.name = "async", .doc = "Write in the background while training continues."},
                 options.async);
   visitor.field({.name = "max_failures",
@@ -173,9 +173,12 @@ void describe_fields(MetricsOptions& options, FieldVisitor& visitor) {
       {.name = "run_name", .doc = "Name of the run folder. Empty: the job id or the time."},
       options.run_name);
   visitor.field({.name = "progress",
-                 .doc = "Progress output. auto: a bar on a terminal, plain lines elsewhere.",
-                 .choices = {"auto", "bar", "plain", "off"}},
-                options.progress);
+                 .doc = "Progress output. auto: a bar on a terminal, plain lines elsewhere."},
+                options.progress,
+                {{"auto", ProgressStyle::Auto},
+                 {"bar", ProgressStyle::Bar},
+                 {"plain", ProgressStyle::Plain},
+                 {"off", ProgressStyle::Off}});
   visitor.field({.name = "repeat",
                  .doc = "Set by tools/study.py: number of the repeat in a study. Written to "
                         "epochs.csv and epochs.jsonl.",

@@ -53,7 +53,7 @@ MetricsOptions metrics_in(const TemporaryFolder& folder) {
   options.dir = folder.path();
   options.run_name = "run";
   options.log_every = 2;
-  options.progress = "off";
+  options.progress = ddp::ProgressStyle::Off;
   return options;
 }
 
@@ -200,6 +200,25 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and counted onc
 }
 
 TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph does") {
+TEST_CASE("begin() gives a loop over epochs its total and the epoch of each line") {
+  TemporaryFolder folder;
+  auto options = metrics_in(folder);
+  options.progress = ddp::ProgressStyle::Plain;
+  const auto log = testing::stderr_of([&] {
+    rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+      ddp::Metrics metrics(plane, at::kCPU, {}, options);
+      metrics.begin(0, /*num_steps=*/8, /*steps_per_epoch=*/4);
+      for (int step = 0; step < 4; ++step) {
+        metrics.end_step(step, {.num_samples = 1});
+      }
+      metrics.end_epoch(0);
+    }));
+  });
+  CHECK(testing::num_found(log, "step 2/8 | epoch 0.50 | ") == 1);
+  CHECK(testing::num_found(log, "ETA ") == 2);
+  CHECK(read_csv(folder.file("run/epochs.csv")).at(0).at("steps_per_epoch") == "4");
+}
+
   TemporaryFolder folder;
   const auto options = metrics_in(folder);
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {

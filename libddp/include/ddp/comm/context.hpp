@@ -19,8 +19,11 @@ namespace detail {
 class ContextHandle;
 }
 
+/// Auto: a GPU if one is visible.
+enum class DeviceChoice { Auto, Cpu, Cuda };
+
 struct ContextOptions {
-  std::string device = "auto";  ///< auto (a GPU if one is visible), cpu, cuda
+  DeviceChoice device = DeviceChoice::Auto;
   CommunicatorOptions communicator{};
   ControlPlaneOptions control_plane{};
   LaunchArguments launch;

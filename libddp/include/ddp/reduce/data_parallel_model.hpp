@@ -28,6 +28,10 @@ enum class BroadcastBuffers {
   Off,
 };
 
+/// How a bucket is reduced. None: all-reduce in the gradients' dtype. See comm_hook.hpp for hooks
+/// of a program's own.
+enum class CommHookType { None, AllReduce, Fp16Compress, Bf16Compress, PowerSgd };
+
 inline constexpr NumberOrAuto kAutoBuckets = std::nullopt;  ///< ddp.bucket_cap_mb=auto
 
 /// Names and defaults are PyTorch's; docs/configuration.md describes each setting.
@@ -39,7 +43,7 @@ struct DdpOptions {
   BroadcastBuffers broadcast_buffers = BroadcastBuffers::EachForward;
   bool init_sync = true;
   std::vector<std::string> parameters_to_ignore{};
-  std::string comm_hook = "none";
+  CommHookType comm_hook = CommHookType::None;
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
