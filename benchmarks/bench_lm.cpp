@@ -278,7 +278,6 @@ class Trainer {
     rule.type = ddp::OptimizerType::AdamW;
     rule.weight_decay = settings.real("weight_decay");
     optimizer_ = model_ ? ddp::make_optimizer(*model_, rule) : ddp::make_optimizer(trained_, rule);
-    context.seed_ranks(0);
     if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}})) {
       capture(context);
     }

@@ -153,7 +153,6 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
   }
   metrics_.observe(model_);
   metrics_.observe(train_loader_);
-  ctx.seed_ranks(cfg_.context.seed);  // for dropout; weights were drawn with one seed on all ranks
 }
 
 /// Detects checkpoints whose weights fit but have another meaning: adapters of another scale,

@@ -401,10 +401,6 @@ ControlPlane& Context::control_plane() const {
   return *state_->control_plane;
 }
 
-void Context::seed_ranks(int64_t seed) const {
-  torch::manual_seed(static_cast<uint64_t>(seed * world_size() + rank()));
-}
-
 void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {
   if (step >= 0 && state_->before_step) {
     state_->before_step(step);

@@ -116,6 +116,9 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   parts_->frozen = std::make_unique<detail::FrozenParameters>(own.parameters, parts_->communicator,
                                                               options.static_graph);
   parts_->reducer = std::make_unique<Reducer>(std::move(trained), parts_->communicator, options);
+  if (options.seed_ranks) {
+    detail::seed_ranks_differently(parts_->communicator->rank());
+  }
 }
 
 DataParallelModel::DataParallelModel(DataParallelModel&&) noexcept = default;

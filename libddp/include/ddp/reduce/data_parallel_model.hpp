@@ -42,6 +42,7 @@ struct DdpOptions {
   bool static_graph = false;
   BroadcastBuffers broadcast_buffers = BroadcastBuffers::EachForward;
   bool init_sync = true;
+  bool seed_ranks = true;  ///< from wrapping on each rank draws other random numbers (dropout)
   std::vector<std::string> parameters_to_ignore{};
   CommHookType comm_hook = CommHookType::None;
   int64_t powersgd_rank = 1;
@@ -89,7 +90,8 @@ class DataParallelModel : public Stateful {
  public:
   /// Collective. All ranks throw MismatchError with the first difference in names, order, shapes,
   /// strides, dtypes, requires_grad and settings. Then (init_sync) sends rank 0's parameters and
-  /// buffers. Throws SettingsError if nothing requires a gradient.
+  /// buffers, and (seed_ranks) seeds the default generators of all ranks but rank 0 differently.
+  /// Throws SettingsError if nothing requires a gradient.
   DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                     const DdpOptions& options = {});
   /// Move it before a Checkpointer, GraphedStep, join, Metrics or NoSync uses it. Optimizers follow
