@@ -26,6 +26,7 @@
 #include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 #include "ddp/train/command_line.hpp"
 
 #if DDP_HAS_CUDA
@@ -140,7 +141,6 @@ inline ddp::AmpDtype amp_dtype(const Settings& settings, const std::string& key)
       {{"bf16", ddp::AmpDtype::Bf16}, {"fp16", ddp::AmpDtype::Fp16}, {"fp32", ddp::AmpDtype::Off}});
 }
 
-inline void synchronize(at::Device device) {
 inline ddp::CommHookType comm_hook(const Settings& settings) {
   return settings.choice<ddp::CommHookType>("comm_hook",
                                             {{"none", ddp::CommHookType::None},
@@ -150,6 +150,7 @@ inline ddp::CommHookType comm_hook(const Settings& settings) {
                                              {"powersgd", ddp::CommHookType::PowerSgd}});
 }
 
+inline void synchronize(at::Device device) {
   if (device.is_cuda()) {
     torch::cuda::synchronize();
   }

@@ -266,7 +266,7 @@ class Trainer {
       options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<ddp::DistributedDataParallel<ModelPtr>>(
           module_, context.communicator(), options);
-      trained_ = model_->named_parameters();
+      trained_ = model_->trained_parameters();
     } else {
       for (const auto& item : module_->named_parameters()) {
         if (item.value().requires_grad()) {

@@ -199,7 +199,7 @@ LanguageSummary LanguageTrainer::train() {
   summary.best_steps_done = best_.steps_done();
   summary.best_loss = best_.loss();
   summary.padding_share = padding_share();
-  summary.hash = common_parameter_hash(model_.named_parameters(), ctx_.control_plane());
+  summary.hash = common_parameter_hash(model_.trained_parameters(), ctx_.control_plane());
   summary.metrics_folder = metrics_.folder();
   return summary;
 }

@@ -11,6 +11,7 @@
 #include "unit/train/checkpoint_objects.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
+using ddp::Resume;
 using ddp::StateDict;
 using testing::Box;
 using testing::Loader;

@@ -11,6 +11,7 @@
 #include "ddp/detail/trace_scope.hpp"
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
+#include "support/stderr_of.hpp"
 #include "train/graph/step_ring.hpp"
 #include "train/metrics_impl.hpp"
 #include "unit/train/temporary_folder.hpp"
@@ -199,7 +200,6 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and counted onc
   REQUIRE(testing::read_file(folder.file("run/settings.txt")) == "a: 1\n");
 }
 
-TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph does") {
 TEST_CASE("begin() gives a loop over epochs its total and the epoch of each line") {
   TemporaryFolder folder;
   auto options = metrics_in(folder);
@@ -219,6 +219,7 @@ TEST_CASE("begin() gives a loop over epochs its total and the epoch of each line
   CHECK(read_csv(folder.file("run/epochs.csv")).at(0).at("steps_per_epoch") == "4");
 }
 
+TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph does") {
   TemporaryFolder folder;
   const auto options = metrics_in(folder);
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {

@@ -37,7 +37,8 @@ void set_training(Module& module, bool on) {
   if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
     module.train(on);
   } else {
-    module->train(on);
+    return module;
+/// The module behind a holder or a shared_ptr.
   }
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "ddp/core/state_dict.hpp"
+#include "ddp/core/fields.hpp"
 
 namespace ddp {
 

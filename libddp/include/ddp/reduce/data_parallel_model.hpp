@@ -81,8 +81,12 @@ struct ModelTensors {
   bool has_collective_forward = false;                 ///< the model contains a SyncBatchNorm
 };
 
+class DataParallelModel;
 class JoinScope;
 class Reducer;
+namespace detail {
+const ModelTensors& all_tensors(const DataParallelModel& model);
+}
 
 /// Keeps the replicas on a communicator's ranks equal. You can also construct it from a list
 /// (`ModelTensors{.parameters = …}`). Then call prepare_for_backward() after each forward.
@@ -99,10 +103,11 @@ class DataParallelModel : public Stateful {
   DataParallelModel(DataParallelModel&&) noexcept;
   ~DataParallelModel() override;
 
+  std::vector<at::Tensor> parameters() const;  ///< as of the module: also frozen and ignored ones
+  const NamedParameters& named_parameters() const;  ///< the same, with names
   /// Parameters that required a gradient at construction, in registration order. They may be frozen
   /// between steps (docs/semantics.md, "Frozen parameters").
-  const NamedParameters& named_parameters() const;
-  const ModelTensors& all_tensors() const;  ///< also always frozen and ignored tensors
+  const NamedParameters& trained_parameters() const;
   NamedParameters named_buffers() const;
   const CommunicatorPtr& communicator() const;
   const DdpOptions& options() const;
@@ -111,7 +116,7 @@ class DataParallelModel : public Stateful {
   bool is_joining() const;                  ///< true inside join()
   Reducer& reducer() const;                 ///< internal
 
-  /// Makes the .grad of each of named_parameters() undefined; writes no memory.
+  /// Makes the .grad of each of trained_parameters() undefined; writes no memory.
   void zero_grad();
   /// While the returned object lives, backward accumulates local gradients and sends nothing.
   /// Forward and backward must both run inside. The next backward averages the whole sum. Nests.
@@ -163,6 +168,7 @@ class DataParallelModel : public Stateful {
 
  private:
   friend class NoSync;
+  friend const ModelTensors& detail::all_tensors(const DataParallelModel& model);
   friend class JoinScope;
   struct Parts;
   std::unique_ptr<Parts> parts_;

@@ -110,9 +110,10 @@ class Metrics {
   void set_loader_wait(std::function<double()> total_ms);
 
   /// Collective. Call before the first step if it is not step 0, because a trace may begin there,
-  /// or to give the steps of the whole run, for the bar and the time that is left (0: as in
-  /// RunInfo).
-  void begin(int64_t first_step, int64_t num_steps = 0);
+  /// or to give the steps of the whole run, for the bar and the time that is left, and of an epoch,
+  /// for the epoch in each line (0: as in RunInfo). A loop over epochs has
+  /// `cfg.train.num_steps(steps_per_epoch)` steps.
+  void begin(int64_t first_step, int64_t num_steps = 0, int64_t steps_per_epoch = 0);
   /// Adds a value of an own metric to this step, before end_step. The next logging step's line and
   /// row have the metric reduced over its interval and all ranks. All ranks must log the same
   /// names, with weight 0 where there is no value. Otherwise the logging step ends the job with
