@@ -25,6 +25,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cmath>
+#include <concepts>
 #include <functional>
 #include <map>
 #include <memory>
@@ -53,6 +54,12 @@ struct MetricValue {
   MetricValue(LoggedScalar scalar)  // NOLINT(google-explicit-constructor)
       : logged(std::move(scalar)) {}
   MetricValue(double value) : number(value) {}  // NOLINT(google-explicit-constructor)
+  template <typename T>
+  requires(!std::convertible_to<T, double> && !std::convertible_to<T, at::Tensor>)
+      MetricValue(const T&) {  // NOLINT(google-explicit-constructor)
+    static_assert(detail::always_false<T>,
+                  "a metric is a number, a one-element tensor, or a number of a GraphedStep's log");
+  }
 
   at::Tensor tensor = {};  ///< may require grad
   LoggedScalar logged = {};
