@@ -55,7 +55,7 @@ struct Settings {
   int64_t max_bytes = int64_t{1} << 30;
   int rounds = 21;
   int ctas = 0;
-  std::string algorithm = "auto";
+  ddp::NcclAlgorithm algorithm = ddp::NcclAlgorithm::Auto;
   at::ScalarType dtype = at::kFloat;
   ddp::ReduceOp op = ddp::ReduceOp::Sum;
   std::vector<bool> captured{false, true};
@@ -266,7 +266,7 @@ void measure(ddp::Context& context, PlainNccl& ring, PlainNccl& symmetric, const
 
 void run(const Settings& settings) {
   ddp::ContextOptions options;
-  options.device = "cuda";
+  options.device = ddp::DeviceChoice::Cuda;
   options.communicator.nccl_min_ctas = settings.ctas;
   options.communicator.nccl_algorithm = settings.algorithm;
   auto context = ddp::Context::create(options);
@@ -314,8 +314,11 @@ Settings parse(int argc, char** argv) {
       settings.max_bytes = std::stoll(value);
     } else if (key == "rounds") {
       settings.rounds = std::max(1, std::stoi(value));
-    } else if (key == "algorithm") {
-      settings.algorithm = value;
+    } else if (argument == "algorithm=auto" || argument == "algorithm=ring" ||
+               argument == "algorithm=symmetric") {
+      settings.algorithm = value == "auto"   ? ddp::NcclAlgorithm::Auto
+                           : value == "ring" ? ddp::NcclAlgorithm::Ring
+                                             : ddp::NcclAlgorithm::Symmetric;
     } else if (key == "ctas") {
       settings.ctas = std::stoi(value);
     } else if (argument == "dtype=float32" || argument == "dtype=bfloat16") {

@@ -26,6 +26,7 @@
 #include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 #include "ddp/train/command_line.hpp"
 
 #if DDP_HAS_CUDA
@@ -138,6 +139,15 @@ inline ddp::AmpDtype amp_dtype(const Settings& settings, const std::string& key)
   return settings.choice<ddp::AmpDtype>(
       key,
       {{"bf16", ddp::AmpDtype::Bf16}, {"fp16", ddp::AmpDtype::Fp16}, {"fp32", ddp::AmpDtype::Off}});
+}
+
+inline ddp::CommHookType comm_hook(const Settings& settings) {
+  return settings.choice<ddp::CommHookType>("comm_hook",
+                                            {{"none", ddp::CommHookType::None},
+                                             {"all_reduce", ddp::CommHookType::AllReduce},
+                                             {"fp16_compress", ddp::CommHookType::Fp16Compress},
+                                             {"bf16_compress", ddp::CommHookType::Bf16Compress},
+                                             {"powersgd", ddp::CommHookType::PowerSgd}});
 }
 
 inline void synchronize(at::Device device) {
@@ -288,8 +298,14 @@ class Gate {
 inline ddp::Context create_context(const Settings& settings) {
   Gate(settings).wait_for("start");
   ddp::ContextOptions options;
-  options.device = settings.text("device");
-  options.communicator.nccl_algorithm = settings.text("nccl_algorithm");
+  options.device =
+      settings.choice<ddp::DeviceChoice>("device", {{"auto", ddp::DeviceChoice::Auto},
+                                                    {"cpu", ddp::DeviceChoice::Cpu},
+                                                    {"cuda", ddp::DeviceChoice::Cuda}});
+  options.communicator.nccl_algorithm = settings.choice<ddp::NcclAlgorithm>(
+      "nccl_algorithm", {{"auto", ddp::NcclAlgorithm::Auto},
+                         {"ring", ddp::NcclAlgorithm::Ring},
+                         {"symmetric", ddp::NcclAlgorithm::Symmetric}});
   options.communicator.nccl_max_ctas = settings.number("nccl_max_ctas");
   return ddp::Context::create(options);
 }

@@ -262,11 +262,11 @@ class Trainer {
     if (wrapped) {
       ddp::DdpOptions options;
       options.bucket_cap_mb = settings.real("bucket_cap_mb");
-      options.comm_hook = settings.text("comm_hook");
+      options.comm_hook = comm_hook(settings);
       options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<ddp::DistributedDataParallel<ModelPtr>>(
           module_, context.communicator(), options);
-      trained_ = model_->named_parameters();
+      trained_ = model_->trained_parameters();
     } else {
       for (const auto& item : module_->named_parameters()) {
         if (item.value().requires_grad()) {
@@ -278,7 +278,6 @@ class Trainer {
     rule.type = ddp::OptimizerType::AdamW;
     rule.weight_decay = settings.real("weight_decay");
     optimizer_ = model_ ? ddp::make_optimizer(*model_, rule) : ddp::make_optimizer(trained_, rule);
-    context.seed_ranks(0);
     if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}})) {
       capture(context);
     }

@@ -208,7 +208,7 @@ class Trainer {
       options.bucket_cap_mb = settings.text("bucket_cap_mb") == "auto"
                                   ? ddp::kAutoBuckets
                                   : ddp::NumberOrAuto(settings.real("bucket_cap_mb"));
-      options.comm_hook = settings.text("comm_hook");
+      options.comm_hook = comm_hook(settings);
       options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<Model>(module_, context.communicator(), options);
       optimizer_ = ddp::make_optimizer(*model_, optimizer_options(settings));

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <iostream>
+#include <map>
 #include <sstream>
 #include <string>
 
@@ -84,11 +85,15 @@ int main(int argc, char** argv) {
     ddp::ContextOptions options;
     for (int i = 1; i < argc; ++i) {
       const std::string argument = argv[i];
-      if (argument.compare(0, 7, "device=") != 0) {
+      const std::map<std::string, ddp::DeviceChoice> known = {
+          {"device=auto", ddp::DeviceChoice::Auto},
+          {"device=cpu", ddp::DeviceChoice::Cpu},
+          {"device=cuda", ddp::DeviceChoice::Cuda}};
+      if (!known.contains(argument)) {
         throw ddp::SettingsError("cluster_check: unknown argument " + argument +
                                  "; there is device=auto|cpu|cuda");
       }
-      options.device = argument.substr(7);
+      options.device = known.at(argument);
     }
     return check(options);
   } catch (const ddp::Error& error) {

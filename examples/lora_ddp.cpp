@@ -137,7 +137,7 @@ void save_at_stop(TrainedFolder& folder, int64_t steps_done, const ddp::Context&
 void train(LanguageTrainer& trainer, const Run& run) {
   const bool adapts = run.lora.options.rank > 0;
   const auto base = trainer.model().frozen_fingerprint();
-  const auto before = examples::parameter_hash(trainer.model().named_parameters());
+  const auto before = examples::parameter_hash(trainer.model().trained_parameters());
   const int64_t first_step = trainer.restore();
   auto saved = trained_folder(run.lora, run.cfg, run.model.common.path, *trainer.data().train);
   saved.from.base_identity = adapts ? base_identity(trainer) : "";

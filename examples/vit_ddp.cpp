@@ -23,8 +23,6 @@ void train(ddp::Context& ctx, ddp::Config cfg) {
   const auto data = examples::open_image_data(cfg.data);
   auto module = examples::make_vit(settings, *data.train, ctx.communicator());
   ddp::DistributedDataParallel model(module, ctx.communicator(), cfg.ddp);
-  // For dropout and stochastic depth. Weights were drawn with one seed on all ranks.
-  ctx.seed_ranks(cfg.context.seed);
   examples::train_images(ctx, cfg, data,
                          {.model = model,
                           .module = *module,

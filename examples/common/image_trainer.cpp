@@ -24,7 +24,7 @@ std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double d
   if (decay <= 0) {
     return nullptr;
   }
-  return std::make_unique<ddp::Ema>(model.named_parameters(), ddp::EmaOptions{.decay = decay});
+  return std::make_unique<ddp::Ema>(model.trained_parameters(), ddp::EmaOptions{.decay = decay});
 }
 
 std::string next_command(const ImageProgram& program, const ddp::Config& cfg,
@@ -175,7 +175,7 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const ImageData& data,
   const int64_t first_step = checkpointer.restore();
   require_same_epochs(checkpointer, plan.epoch);
   const auto summary = loop.run(checkpointer, first_step);
-  const auto hash = common_parameter_hash(model.named_parameters(), ctx.control_plane());
+  const auto hash = common_parameter_hash(model.trained_parameters(), ctx.control_plane());
   print_summary(summary, hash, corrupt_images(data, ctx, cfg), ctx, cfg, metrics,
                 checkpointer.last_saved_step(), program);
 }

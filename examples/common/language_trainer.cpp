@@ -153,7 +153,6 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
   }
   metrics_.observe(model_);
   metrics_.observe(train_loader_);
-  ctx.seed_ranks(cfg_.context.seed);  // for dropout; weights were drawn with one seed on all ranks
 }
 
 /// Detects checkpoints whose weights fit but have another meaning: adapters of another scale,
@@ -185,7 +184,7 @@ int64_t LanguageTrainer::restore() {
 int64_t LanguageTrainer::restore_model() {
   auto options = cfg_.checkpoint;
   options.read_only = true;
-  options.resume = "require";
+  options.resume = ddp::Resume::Require;
   ddp::Checkpointer reader(ctx_, options, {model_});
   const int64_t steps_done = reader.restore();
   require_same_meaning(reader);
@@ -200,7 +199,7 @@ LanguageSummary LanguageTrainer::train() {
   summary.best_steps_done = best_.steps_done();
   summary.best_loss = best_.loss();
   summary.padding_share = padding_share();
-  summary.hash = common_parameter_hash(model_.named_parameters(), ctx_.control_plane());
+  summary.hash = common_parameter_hash(model_.trained_parameters(), ctx_.control_plane());
   summary.metrics_folder = metrics_.folder();
   return summary;
 }

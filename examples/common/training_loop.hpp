@@ -37,9 +37,10 @@ struct TrainingParts {
 struct TrainingSettings {
   ddp::TrainOptions train;
   ddp::AmpOptions amp;
-  int64_t num_steps = 0;          ///< optimizer steps of the whole run
-  int64_t log_every = 10;         ///< gradient norm every so many steps, even without clipping
-  std::string keep_best = "off";  ///< min: smallest test loss, max: largest test accuracy
+  int64_t num_steps = 0;   ///< optimizer steps of the whole run
+  int64_t log_every = 10;  ///< gradient norm every so many steps, even without clipping
+  /// Min: of the test loss, Max: of the test accuracy.
+  ddp::KeepBest keep_best = ddp::KeepBest::Off;
 };
 
 /// Input of one optimizer step. `wants_grad_norm` is part of it, so that steps with and without a
@@ -104,7 +105,7 @@ class TrainingLoop {
   EvalResult evaluate_after(int64_t steps_done);
   void end_epoch(int64_t step, bool evaluated, TrainingSummary& summary);
   double metric_of(const EvalResult& test) const {
-    return settings_.keep_best == "min" ? test.loss : test.accuracy;
+    return settings_.keep_best == ddp::KeepBest::Min ? test.loss : test.accuracy;
   }
 
   ddp::GraphedStepOptions step_options() const;
@@ -172,7 +173,7 @@ TrainingSummary TrainingLoop<Batch>::run(ddp::Checkpointer& checkpointer, int64_
     if (schedule_.ends_epoch(step)) {
       end_epoch(step, evaluated, summary);
     }
-    if (schedule_.is_last(step) || (evaluated && settings_.keep_best != "off")) {
+    if (schedule_.is_last(step) || (evaluated && settings_.keep_best != ddp::KeepBest::Off)) {
       checkpointer.save(step, evaluated ? std::optional(metric_of(summary.test)) : std::nullopt);
     }
     checkpointer.save_if_due(step);

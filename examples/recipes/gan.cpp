@@ -31,7 +31,6 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
   const ddp::OptimizerOptions adam{.type = ddp::OptimizerType::Adam, .beta1 = 0.5};
   auto g_optimizer = ddp::make_optimizer(generator, adam);
   auto d_optimizer = ddp::make_optimizer(discriminator, adam);
-  ctx.seed_ranks(cfg.context.seed);  // other samples on each rank
   ddp::Checkpointer checkpointer(ctx, cfg.checkpoint,
                                  {{"generator", generator},
                                   {"g_optimizer", g_optimizer},

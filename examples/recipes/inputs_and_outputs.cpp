@@ -45,7 +45,6 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
   ddp::Metrics metrics(ctx, cfg.metrics);
   metrics.begin(0, cfg.train.max_steps);
   const auto label_options = torch::dtype(torch::kLong).device(ctx.device());
-  ctx.seed_ranks(cfg.context.seed);  // different labels and noise on each rank
   for (int64_t step = 0; step < cfg.train.max_steps; ++step) {
     const auto label = torch::randint(10, {cfg.train.batch_size}, label_options);
     const auto x = patterns.index_select(0, label);

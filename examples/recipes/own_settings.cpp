@@ -46,7 +46,6 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
   auto module = make_mlp(cfg.section<ModelSettings>("model"));
   module->to(ctx.device());
   ddp::DistributedDataParallel model(module, ctx.communicator(), cfg.ddp);
-  ctx.seed_ranks(cfg.context.seed);  // equal weights until here, different dropout from here
   auto optimizer = ddp::make_optimizer(model, cfg.optimizer);
   auto dataset = ddp::make_dataset(cfg.data);
   ddp::DistributedSampler sampler(dataset->size(), ctx.communicator(), cfg.sampler);

@@ -122,16 +122,13 @@ TEST_CASE("ranks resume bit for bit, each with its own random numbers") {
   auto options = options_in(folder);
   options.async = async;
   const testing::ResumeCase setup{precision, ddp::OptimizerType::AdamW, 2};
-  const auto seed = [] { torch::manual_seed(100 + context().rank()); };
 
-  ResumeRun undisturbed(setup, context().communicator());
-  seed();
+  ResumeRun undisturbed(setup, context().communicator());  // ddp.seed_ranks: own numbers
   for (int step = 0; step < 8; ++step) {
     undisturbed.step();
   }
   {
     ResumeRun first(setup, context().communicator());
-    seed();
     ddp::Checkpointer checkpointer(context(), options,
                                    {first.model, first.optimizer, first.scaler});
     REQUIRE(checkpointer.restore() == 0);
@@ -162,15 +159,12 @@ TEST_CASE("ranks resume a GAN bit for bit from one checkpoint") {
   SharedFolder folder;
   const auto options = options_in(folder);
   const testing::ResumeCase setup{testing::Precision::Bf16Leaves, ddp::OptimizerType::Adam, 1};
-  const auto seed = [] { torch::manual_seed(90 + context().rank()); };
   Gan undisturbed(setup);
-  seed();
   for (int step = 0; step < 8; ++step) {
     undisturbed.step();
   }
   {
     Gan first(setup);
-    seed();
     auto checkpointer = first.make_checkpointer(options);
     REQUIRE(checkpointer.restore() == 0);
     for (int step = 0; step < 5; ++step) {  // the last step is lost

@@ -36,22 +36,6 @@ TEST_CASE("context: the communicator sums over ranks", "[context]") {
   REQUIRE(ones.eq(sum).all().item<bool>());
 }
 
-TEST_CASE("context: weights start equal, seed_ranks draws differently", "[context]") {
-  auto& ctx = context();
-  torch::manual_seed(3);
-  const auto same = std::to_string(torch::rand({1}).item<float>());
-  ctx.control_plane().require_equal("first draw", same);
-  ctx.seed_ranks(3);
-  const auto own = std::to_string(torch::rand({1}).item<float>());
-  std::set<std::string> draws;
-  for (const auto& draw : ctx.control_plane().all_gather(own)) {
-    draws.insert(draw);
-  }
-  REQUIRE(static_cast<int>(draws.size()) == ctx.world_size());
-  ctx.seed_ranks(3);
-  REQUIRE(std::to_string(torch::rand({1}).item<float>()) == own);
-}
-
 TEST_CASE("context: a large value travels over the control plane", "[context]") {
   auto& ctx = context();
   const std::string value(300'000, static_cast<char>('a' + ctx.rank()));

@@ -40,7 +40,7 @@ const Farewell farewell;
 
 ddp::Context make(std::chrono::milliseconds heartbeat = 5s) {
   ddp::ContextOptions options;
-  options.device = "cpu";
+  options.device = ddp::DeviceChoice::Cpu;
   options.control_plane.heartbeat_interval = heartbeat;
   return ddp::Context::create(options);
 }
@@ -168,7 +168,7 @@ void run_sizes(int64_t first, int64_t other) {
 void run_settings() {
   const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
   ddp::ContextOptions options;
-  options.device = "cpu";
+  options.device = ddp::DeviceChoice::Cpu;
   options.communicator.check_collectives = rank != nullptr && std::string(rank) == "1";
   ddp::Context::create(options);
 }

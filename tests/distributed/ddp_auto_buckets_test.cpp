@@ -119,7 +119,8 @@ TEST_CASE("auto buckets beside find_unused_parameters, which never lays out anew
 }
 
 TEST_CASE("buckets of two dtypes that end together are launched together") {
-  const auto* hook = GENERATE("none", "all_reduce", "bf16_compress");
+  const auto hook =
+      GENERATE(CommHookType::None, CommHookType::AllReduce, CommHookType::Bf16Compress);
   CAPTURE(hook);
   DdpOptions options;
   options.fp32_grads = false;

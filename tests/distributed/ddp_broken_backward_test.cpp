@@ -57,7 +57,7 @@ TEST_CASE("the step after a backward that threw on all ranks is exact") {
   auto options = with_cap(cap);
   options.find_unused_parameters = mode == "find_unused";
   options.static_graph = mode == "static";
-  options.comm_hook = mode == "all_reduce" ? mode : "none";
+  options.comm_hook = mode == "all_reduce" ? CommHookType::AllReduce : CommHookType::None;
   Sides sides(options);
   sides.module->place = sides.reference->place = place;
   for (int step = 0; step < 8; ++step) {

@@ -79,7 +79,7 @@ TEST_CASE("ranks that differ are told the first difference, all of them") {
   cap.bucket_cap_mb = odd ? 10 : 25;
   require_mismatch(one_parameter("a", base), cap, "ddp.bucket_cap_mb = 10");
   auto hook = options;
-  hook.comm_hook = odd ? "bf16_compress" : "none";
+  hook.comm_hook = odd ? CommHookType::Bf16Compress : CommHookType::None;
   require_mismatch(one_parameter("a", base), hook, "ddp.comm_hook = bf16_compress");
 }
 

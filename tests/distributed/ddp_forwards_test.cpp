@@ -246,7 +246,7 @@ TEST_CASE("PowerSGD shrinks channels_last gradients too") {
     }
   }
   DdpOptions options;
-  options.comm_hook = "powersgd";
+  options.comm_hook = CommHookType::PowerSgd;
   options.powersgd_start_step = 0;
   options.powersgd_rank = 1;
   DistributedDataParallel model(net, group(), options);

@@ -104,8 +104,7 @@ TEST_CASE("a GAN with a frozen discriminator trains as plain LibTorch does") {
 TEST_CASE("a frozen layer has no gradient and stays as it is, the others' means are exact") {
   DdpOptions options = with_cap(GENERATE(from_range(bucket_caps())));
   options.find_unused_parameters = GENERATE(false, true);
-  const std::string hook = GENERATE("none", "all_reduce");
-  options.comm_hook = hook;
+  options.comm_hook = GENERATE(CommHookType::None, CommHookType::AllReduce);
   Mlp module, reference;
   DistributedDataParallel model(module, group(), options);
   auto optimizer = make_optimizer(model, {.weight_decay = 0.5, .momentum = 0.5});

@@ -133,6 +133,24 @@ TEST_CASE("no_sync sends nothing, nests and is restored by an exception") {
   REQUIRE(model.logging_data().num_synchronised_backwards == 1);
 }
 
+TEST_CASE("a NoSync may move, and ends with its last owner, in any order") {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  auto first = std::make_optional(model.no_sync());
+  std::optional<NoSync> second;
+  second = model.no_sync();
+  first.reset();
+  REQUIRE_FALSE(model.require_backward_grad_sync());
+  first = std::move(*second);
+  REQUIRE_FALSE(model.require_backward_grad_sync());
+  second.reset();
+  REQUIRE_FALSE(model.require_backward_grad_sync());
+  first = model.no_sync();  // the old one ends behind the new one's start
+  REQUIRE_FALSE(model.require_backward_grad_sync());
+  first.reset();
+  REQUIRE(model.require_backward_grad_sync());
+}
+
 TEST_CASE("ragged batches give the gradient of the global mean") {
   Mlp module;
   Mlp reference;

@@ -274,7 +274,13 @@ TEST_CASE("frozen parameters and ignored ones are left alone") {
   DistributedDataParallel model(module, group(), options);
   model.forward(batch_of(rank(), 0, 4)).sum().backward();
   REQUIRE_FALSE(module->first->weight.grad().defined());
-  REQUIRE(model.named_parameters().size() == 4);
+  REQUIRE(model.trained_parameters().size() == module->parameters().size() - 2);
+  REQUIRE(model.named_parameters().size() == module->parameters().size());
+  const auto parameters = model.parameters();
+  REQUIRE(parameters.size() == module->parameters().size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    REQUIRE(parameters[i].is_same(module->parameters()[i]));
+  }
   Mlp local;
   loss_of(local, batch_of(rank(), 0, 4)).backward();
   REQUIRE(torch::equal(module->second->bias.grad(), local->second->bias.grad()));

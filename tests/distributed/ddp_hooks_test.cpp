@@ -19,11 +19,12 @@ std::vector<torch::Tensor> expected_at(Mlp& reference, int step) {
 TEST_CASE("the built-in hooks leave the mean") {
   // The gradients are integers below 2^8, so even bf16 represents them exactly; the test checks
   // this first.
-  for (const std::string name : {"all_reduce", "fp16_compress", "bf16_compress"}) {
+  for (const auto hook :
+       {CommHookType::AllReduce, CommHookType::Fp16Compress, CommHookType::Bf16Compress}) {
     for (const double cap : bucket_caps()) {
-      CAPTURE(name, cap);
+      CAPTURE(hook, cap);
       auto options = with_cap(cap);
-      options.comm_hook = name;
+      options.comm_hook = hook;
       Mlp module(3, 1);
       Mlp reference(3, 1);
       DistributedDataParallel model(module, group(), options);
@@ -41,9 +42,10 @@ TEST_CASE("the built-in hooks leave the mean") {
 }
 
 TEST_CASE("hooks and the weighted mean") {
-  for (const std::string name : {"all_reduce", "fp16_compress", "bf16_compress"}) {
+  for (const auto hook :
+       {CommHookType::AllReduce, CommHookType::Fp16Compress, CommHookType::Bf16Compress}) {
     DdpOptions options;
-    options.comm_hook = name;
+    options.comm_hook = hook;
     Mlp module(3, 1);
     Mlp reference(3, 1);
     DistributedDataParallel model(module, group(), options);
@@ -196,7 +198,7 @@ TEST_CASE("hooks that cannot reduce are refused at once") {
                       Catch::Contains("min_compression_rate=0"));
   REQUIRE_THROWS_WITH(make_function_hook("empty", nullptr), Catch::Contains("empty"));
   DdpOptions options;
-  options.comm_hook = "powersgd";
+  options.comm_hook = CommHookType::PowerSgd;
   options.powersgd_rank = 0;
   Mlp module;
   REQUIRE_THROWS_AS(DistributedDataParallel(module, group(), options), SettingsError);

@@ -111,7 +111,8 @@ void train(ddp::Context& ctx, const std::string& fault, int culprit) {
 
 ddp::ContextOptions options_of(const std::string& fault) {
   ddp::ContextOptions options;
-  options.device = std::getenv("DDP_TEST_DEVICE");
+  const bool cuda = std::getenv("DDP_TEST_DEVICE") == std::string("cuda");
+  options.device = cuda ? ddp::DeviceChoice::Cuda : ddp::DeviceChoice::Cpu;
   const bool freezes = fault == "freeze" || fault == "freeze_close" || fault == "freeze_exit";
   options.control_plane.heartbeat_interval = freezes ? 200ms : fault == "suspend" ? 400ms : 5000ms;
   if (fault == "freeze_start") {

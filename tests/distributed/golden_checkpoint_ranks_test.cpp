@@ -79,7 +79,7 @@ TEST_CASE("an earlier commit's plan file pins times and buckets, and is left as 
   const auto before = testing::read_file(file.path());
   const auto choices = nlohmann::json::parse(before).at("choices");
   ddp::ContextOptions options;
-  options.device = "cpu";
+  options.device = ddp::DeviceChoice::Cpu;
   options.plan_file = file.path();
   auto ctx = ddp::Context::create(options);
   CHECK(choices.size() == 4);

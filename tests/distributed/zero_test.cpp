@@ -288,7 +288,7 @@ TEST_CASE("what cannot be sharded is refused") {
   };
   OptimizerOptions options = rule(OptimizerType::Sgd, true);
   DdpOptions hooked;
-  hooked.comm_hook = "fp16_compress";
+  hooked.comm_hook = CommHookType::Fp16Compress;
   refused(options, hooked, "comm_hook=none");
   options.dampening = 0.5;
   refused(options, {}, "dampening");

@@ -80,7 +80,7 @@ class Trainer {
     if (setup_.ema) {
       ema_.emplace(*model_, EmaOptions{.decay = 0.9});
     }
-    context().seed_ranks(11);
+    torch::manual_seed(static_cast<uint64_t>(11 + rank()));
     step_.emplace(
         context(),
         GraphedParts{.models = {&*model_}, .optimizers = {optimizer_.get()}, .scaler = &*scaler_},

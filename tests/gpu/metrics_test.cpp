@@ -63,7 +63,7 @@ TEST_CASE("a GPU's energy is that of the steps, in J") {
   ddp::MetricsOptions options;
   options.dir = folder.path();
   options.run_name = "run";
-  options.progress = "off";
+  options.progress = ddp::ProgressStyle::Off;
   options.log_every = 1;
   ddp::Metrics metrics(plane, device, {}, options);
   metrics.end_step(0, {.num_samples = 1});

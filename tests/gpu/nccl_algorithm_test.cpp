@@ -31,10 +31,11 @@
 
 namespace {
 
+using ddp::NcclAlgorithm;
 using ddp::ReduceOp;
 using ddp::test::has_ranks;
 
-ddp::CommunicatorPtr make(const std::string& algorithm) {
+ddp::CommunicatorPtr make(NcclAlgorithm algorithm) {
   auto& context = ddp::test::context();
   ddp::CommunicatorOptions options;
   options.nccl_algorithm = algorithm;
@@ -92,7 +93,8 @@ int count_stream_waits(const std::function<void()>& body) {
 }  // namespace
 
 TEST_CASE("sums and means in a window, whatever the algorithm") {
-  const auto* algorithm = GENERATE("ring", "symmetric", "auto");
+  const auto algorithm =
+      GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Symmetric, NcclAlgorithm::Auto);
   CAPTURE(algorithm);
   const auto comm = make(algorithm);
   const auto memory = comm->allocate(8 << 20);
@@ -117,7 +119,8 @@ TEST_CASE("sums and means in a window, whatever the algorithm") {
 }
 
 TEST_CASE("a mean of fp16 values whose sum is infinite") {
-  const auto* algorithm = GENERATE("ring", "symmetric", "auto");
+  const auto algorithm =
+      GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Symmetric, NcclAlgorithm::Auto);
   CAPTURE(algorithm);
   const auto comm = make(algorithm);
   const auto values = comm->allocate(1 << 20).view(at::kHalf);
@@ -127,7 +130,8 @@ TEST_CASE("a mean of fp16 values whose sum is infinite") {
 }
 
 TEST_CASE("windows in groups and graphs") {
-  const auto* algorithm = GENERATE("ring", "symmetric", "auto");
+  const auto algorithm =
+      GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Symmetric, NcclAlgorithm::Auto);
   CAPTURE(algorithm);
   const auto comm = make(algorithm);
   auto memory = comm->allocate(4 << 20).view(at::kFloat);
@@ -169,7 +173,7 @@ TEST_CASE("a symmetric sum of bfloat16 is rounded once") {
   if (!has_ranks(4)) {
     return;  // any algorithm rounds two values once
   }
-  const auto comm = make("symmetric");
+  const auto comm = make(NcclAlgorithm::Symmetric);
   auto values = comm->allocate(2 << 20).view(at::kBFloat16);
   values.fill_(rank() == 0 ? 256.0 : 1.0);  // 256 + 1 is 256 in bfloat16
   comm->all_reduce(values)->wait();
@@ -178,7 +182,7 @@ TEST_CASE("a symmetric sum of bfloat16 is rounded once") {
 }
 
 TEST_CASE("windows end in any order, before and after their communicator") {
-  auto comm = make("auto");
+  auto comm = make(NcclAlgorithm::Auto);
   auto first = comm->allocate(1 << 20);
   auto second = comm->allocate(3 << 20);
   first = at::Tensor();
@@ -193,7 +197,7 @@ TEST_CASE("windows end in any order, before and after their communicator") {
 
 TEST_CASE("without windows ring is used") {
   REQUIRE(setenv("NCCL_P2P_LEVEL", "LOC", 1) == 0);  // libddp reads it; NCCL did before
-  const auto comm = make("symmetric");
+  const auto comm = make(NcclAlgorithm::Symmetric);
   REQUIRE(unsetenv("NCCL_P2P_LEVEL") == 0);
   auto floats = comm->allocate(1 << 20).view(at::kFloat);
   floats.copy_(data(floats.numel(), at::kFloat, rank()));
@@ -208,7 +212,7 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
   if (!has_ranks(2)) {
     return;
   }
-  const auto comm = make("auto");
+  const auto comm = make(NcclAlgorithm::Auto);
   auto tensor = at::ones({1000}, at::device(comm->device()).dtype(at::kFloat));
   comm->all_reduce(tensor)->wait();
   if (rank() < 2) {  // the other ranks need not open the group
@@ -223,7 +227,7 @@ TEST_CASE("auto measures a table and keeps it in the plan") {
   REQUIRE(rows.size() >= 4);
   CHECK(rows.back().ring_us > rows.front().ring_us);
   CHECK(comm->choices().all_reduce_table().has_symmetric());
-  const auto other = make("auto");
+  const auto other = make(NcclAlgorithm::Auto);
   other->choices().adopt(saved, "the test");
   const auto others_memory = other->allocate(1 << 20);  // measures nothing
   CHECK(other->choices().plan().to_json() == saved);
@@ -245,8 +249,8 @@ TEST_CASE("a communicator that measured is none that was captured") {
       }
     });
   };
-  const auto fresh = make("ring");
-  const auto measured = make("ring");
+  const auto fresh = make(NcclAlgorithm::Ring);
+  const auto measured = make(NcclAlgorithm::Ring);
   REQUIRE_FALSE(measured->choices().all_reduce_table().empty());
   const int expected = waits(*fresh);
   CHECK(expected > 0);
@@ -265,7 +269,7 @@ TEST_CASE("what measuring takes of the caching allocator goes on with the caller
   };
   synchronize();
   allocator::emptyCache();
-  const auto comm = make("ring");  // has no windows
+  const auto comm = make(NcclAlgorithm::Ring);  // has no windows
   comm->choices().all_reduce_table();
   const auto after = reserved();
   const auto other = at::empty({int64_t{64} << 20}, at::device(device).dtype(at::kByte));
@@ -278,7 +282,7 @@ TEST_CASE("a measurement whose peers went away ends with the reason of the abort
   }
   const bool peers_split = GENERATE(false, true);
   CAPTURE(peers_split);
-  const auto comm = make("ring");
+  const auto comm = make(NcclAlgorithm::Ring);
   auto tensor = at::ones({1000}, at::device(comm->device()).dtype(at::kFloat));
   comm->all_reduce(tensor)->wait();
   synchronize();

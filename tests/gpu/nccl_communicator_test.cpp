@@ -263,7 +263,7 @@ TEST_CASE("a collective waits for what its stream was given before") {
 
 TEST_CASE("a symmetric window is reduced, and its memory outlives the communicator") {
   ddp::CommunicatorOptions options;
-  options.nccl_algorithm = "symmetric";
+  options.nccl_algorithm = ddp::NcclAlgorithm::Symmetric;
   at::Tensor memory;
   {
     auto comm = make(options);

@@ -43,6 +43,10 @@ set(ENV{LIBTORCH_ROOT} ${LIBTORCH_ROOT})
 run(${CMAKE_COMMAND} -S ${SOURCE_DIR}/consumer -B ${WORK_DIR}/build -G ${GENERATOR}
     -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK_DIR}/moved -DCMAKE_CXX_COMPILER=${CXX} ${_launcher})
 run(${CMAKE_COMMAND} --build ${WORK_DIR}/build)
+file(GLOB_RECURSE _precompiled ${WORK_DIR}/build/*.gch ${WORK_DIR}/build/*.pch)
+if(NOT _precompiled)
+  message(FATAL_ERROR "ddp::pch precompiled no header")
+endif()
 run(${WORK_DIR}/build/consumer)
 message(STATUS "consumer says: ${output}")
 

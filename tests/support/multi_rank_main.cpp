@@ -76,7 +76,8 @@ std::string variable(const char* name, const char* otherwise) {
 
 ContextOptions context_options() {
   ContextOptions options;
-  options.device = variable("DDP_TEST_DEVICE", "cpu");
+  options.device =
+      variable("DDP_TEST_DEVICE", "cpu") == "cuda" ? DeviceChoice::Cuda : DeviceChoice::Cpu;
   options.communicator.check_collectives = checks_collectives();
   return options;
 }

@@ -21,9 +21,9 @@ bool may_sum_first(c10::ScalarType dtype, ReduceOp op) {
   return op == ReduceOp::Sum || dtype != c10::kHalf;
 }
 
-AllReduceAlgorithm choose_algorithm(const AllReduceCall& call, const std::string& algorithm,
+AllReduceAlgorithm choose_algorithm(const AllReduceCall& call, NcclAlgorithm algorithm,
                                     const AllReduceTable& table) {
-  if (algorithm == "symmetric") {
+  if (algorithm == NcclAlgorithm::Symmetric) {
     return AllReduceAlgorithm::Symmetric;
   }
   return table.choose(static_cast<int64_t>(call.num_bytes), call.overlapped,
@@ -36,8 +36,8 @@ bool has_symmetric_kernels(const AllReduceCall& call) {
   return (call.op == ReduceOp::Sum || call.op == ReduceOp::Avg) && has_float_sum(call.dtype);
 }
 
-AllReduceVariant choose_variant(const AllReduceCall& call, bool in_window,
-                                const std::string& algorithm, const AllReduceTable& table) {
+AllReduceVariant choose_variant(const AllReduceCall& call, bool in_window, NcclAlgorithm algorithm,
+                                const AllReduceTable& table) {
   if (!in_window) {
     return AllReduceVariant::AsCalled;
   }

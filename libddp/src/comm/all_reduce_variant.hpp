@@ -9,7 +9,6 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstddef>
-#include <string>
 
 #include "comm/all_reduce_table.hpp"
 #include "ddp/comm/communicator.hpp"
@@ -33,8 +32,8 @@ struct AllReduceCall {
 bool has_symmetric_kernels(const AllReduceCall& call);
 
 /// `in_window`: has_symmetric_kernels() is true and the memory lies in one window.
-/// `algorithm` is CommunicatorOptions::nccl_algorithm; "auto" follows `table`.
-AllReduceVariant choose_variant(const AllReduceCall& call, bool in_window,
-                                const std::string& algorithm, const AllReduceTable& table);
+/// NcclAlgorithm::Auto follows `table`.
+AllReduceVariant choose_variant(const AllReduceCall& call, bool in_window, NcclAlgorithm algorithm,
+                                const AllReduceTable& table);
 
 }  // namespace ddp::detail

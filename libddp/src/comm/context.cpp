@@ -184,7 +184,7 @@ Context Context::create(const ContextOptions& options) {
   auto& launch = state->launch;
   const auto environment = process_environment();
   launch = detect_launch_environment(options.launch, environment);
-  const int visible_gpus = options.device == "cpu" ? 0 : detail::count_gpus();
+  const int visible_gpus = options.device == DeviceChoice::Cpu ? 0 : detail::count_gpus();
   const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
   if (launch.world_size > 1 && !cuda && !launch.use_mpi) {
     // Before any rank waits for another.
@@ -400,10 +400,6 @@ CommunicatorPtr Context::communicator() const {
 ControlPlane& Context::control_plane() const {
   DDP_CHECK(state_->control_plane != nullptr, "the context was closed");
   return *state_->control_plane;
-}
-
-void Context::seed_ranks(int64_t seed) const {
-  torch::manual_seed(static_cast<uint64_t>(seed * world_size() + rank()));
 }
 
 void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {

@@ -5,9 +5,12 @@ namespace ddp {
 
 void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "backend",
-                 .doc = "Communication backend: nccl on GPUs, mpi on CPUs, single for one rank.",
-                 .choices = {"auto", "nccl", "mpi", "single"}},
-                options.backend);
+                 .doc = "Communication backend: nccl on GPUs, mpi on CPUs, single for one rank."},
+                options.backend,
+                {{"auto", CommBackend::Auto},
+                 {"nccl", CommBackend::Nccl},
+                 {"mpi", CommBackend::Mpi},
+                 {"single", CommBackend::Single}});
   visitor.field({.name = "timeout_ms", .doc = "Time limit of a collective.", .min = 1},
                 options.timeout);
   visitor.field({.name = "first_step_timeout_ms",
@@ -31,9 +34,11 @@ void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "nccl_algorithm",
                  .doc = "Algorithm of gradient reductions. ring: NCCL's ring. symmetric: "
                         "symmetric kernels with few thread blocks, on one node. auto: measure "
-                        "both once; plan_file and checkpoints store the result.",
-                 .choices = {"auto", "ring", "symmetric"}},
-                options.nccl_algorithm);
+                        "both once; plan_file and checkpoints store the result."},
+                options.nccl_algorithm,
+                {{"auto", NcclAlgorithm::Auto},
+                 {"ring", NcclAlgorithm::Ring},
+                 {"symmetric", NcclAlgorithm::Symmetric}});
   visitor.field({.name = "check_collectives",
                  .doc = "For debugging: compare the arguments of each collective across ranks "
                         "before it starts. A difference is an error that names both sides."},
@@ -69,11 +74,12 @@ void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor) {
 }
 
 void describe_fields(ContextOptions& options, FieldVisitor& visitor) {
-  visitor.field({.name = "device",
-                 .doc = "Device to train on. auto: a GPU if one is visible.",
-                 .choices = {"auto", "cpu", "cuda"},
-                 .common = true},
-                options.device);
+  visitor.field(
+      {.name = "device",
+       .doc = "Device to train on. auto: a GPU if one is visible.",
+       .common = true},
+      options.device,
+      {{"auto", DeviceChoice::Auto}, {"cpu", DeviceChoice::Cpu}, {"cuda", DeviceChoice::Cuda}});
   visitor.field(
       {.name = "seed", .doc = "Seed for the initial weights; equal on all ranks.", .min = 0},
       options.seed);

@@ -43,29 +43,28 @@ AddProbe probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
   };
 }
 
-[[noreturn]] void refuse(const std::string& backend, const std::string& why) {
+[[noreturn]] void refuse_backend(const std::string& backend, const std::string& why) {
   throw SettingsError(concat("context.communicator.backend=", backend, ": ", why));
 }
 
-std::string choose_backend(const LaunchEnvironment& launch, at::Device device,
-                           const std::string& backend) {
-  if (backend == "auto") {
-    return launch.world_size == 1 ? "single" : device.is_cuda() ? "nccl" : "mpi";
+CommBackend choose_backend(const LaunchEnvironment& launch, at::Device device,
+                           CommBackend backend) {
+  if (backend == CommBackend::Auto) {
+    return launch.world_size == 1 ? CommBackend::Single
+           : device.is_cuda()     ? CommBackend::Nccl
+                                  : CommBackend::Mpi;
   }
-  if (backend != "nccl" && backend != "mpi" && backend != "single") {
-    refuse(backend, "there is no such backend; allowed are auto, nccl, mpi and single");
+  if (backend == CommBackend::Single && launch.world_size > 1) {
+    refuse_backend("single", concat("it is a group of one, but the job has ", launch.world_size,
+                                    " ranks; fix: use auto"));
   }
-  if (backend == "single" && launch.world_size > 1) {
-    refuse(backend, concat("it is a group of one, but the job has ", launch.world_size,
-                           " ranks; fix: use auto"));
+  if (backend == CommBackend::Nccl && !device.is_cuda()) {
+    refuse_backend("nccl", concat("NCCL reduces CUDA tensors, but the device is ", device.str(),
+                                  "; fix: use auto or mpi, or device=cuda"));
   }
-  if (backend == "nccl" && !device.is_cuda()) {
-    refuse(backend, concat("NCCL reduces CUDA tensors, but the device is ", device.str(),
-                           "; fix: use auto or mpi, or device=cuda"));
-  }
-  if (backend == "mpi" && !device.is_cpu()) {
-    refuse(backend, concat("the MPI communicator reduces CPU tensors, but the device is ",
-                           device.str(), "; fix: use auto or nccl, or device=cpu"));
+  if (backend == CommBackend::Mpi && !device.is_cpu()) {
+    refuse_backend("mpi", concat("the MPI communicator reduces CPU tensors, but the device is ",
+                                 device.str(), "; fix: use auto or nccl, or device=cpu"));
   }
   return backend;
 }
@@ -77,8 +76,8 @@ CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOp
     refuse_without_mpi(launch, MpiRuntime::is_built_in());
   }
   if (mpi->rank() != launch.rank || mpi->world_size() != launch.world_size) {
-    refuse(
-        options.backend,
+    refuse_backend(
+        options.backend == CommBackend::Auto ? "auto" : "mpi",
         concat("this is rank ", launch.rank, " of ", launch.world_size, " by ",
                to_string(launch.source), ", but rank ", mpi->rank(), " of ", mpi->world_size(),
                " by MPI; fix: start all ranks with one mpirun or srun, and set no ranks yourself"));
@@ -122,9 +121,9 @@ CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
   auto check =
       CollectiveCheck::create(control_plane, options.check_collectives, probes_of(control_plane));
   CommunicatorPtr communicator;
-  if (backend == "single") {
+  if (backend == CommBackend::Single) {
     communicator = make_single_communicator(device);
-  } else if (backend == "mpi") {
+  } else if (backend == CommBackend::Mpi) {
     communicator =
         create_mpi(launch, options, std::move(mpi), report_to(control_plane, launch.rank),
                    std::move(check), probes_of(control_plane));

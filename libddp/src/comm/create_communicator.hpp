@@ -15,7 +15,7 @@
 
 namespace ddp::detail {
 
-/// options.backend "auto": single at world size 1, else nccl on CUDA and mpi on CPU. Collective.
+/// Collective.
 ///
 /// The caller owns `mpi`; null if MPI was not started. A failed collective is reported to
 /// `control_plane` while that lives (groups made by split() may outlive it). A failure received by

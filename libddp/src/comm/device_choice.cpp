@@ -8,22 +8,19 @@
 
 namespace ddp::detail {
 
-bool wants_cuda(const std::string& device, bool built_with_cuda, int visible_gpus) {
-  if (device != "auto" && device != "cpu" && device != "cuda") {
-    throw SettingsError(concat("context.device='", device, "' must be auto, cpu or cuda"));
-  }
-  if (device == "cuda" && !built_with_cuda) {
+bool wants_cuda(DeviceChoice device, bool built_with_cuda, int visible_gpus) {
+  if (device == DeviceChoice::Cuda && !built_with_cuda) {
     throw SettingsError(
         "context.device=cuda, but this libddp was built without CUDA; fix: build it where nvcc and "
         "NCCL are found, or use context.device=cpu");
   }
-  if (device == "cuda" && visible_gpus == 0) {
+  if (device == DeviceChoice::Cuda && visible_gpus == 0) {
     throw SettingsError(
         "context.device=cuda, but no GPU is visible; fix: see nvidia-smi and CUDA_VISIBLE_DEVICES, "
         "or "
         "use context.device=cpu");
   }
-  return device != "cpu" && built_with_cuda && visible_gpus > 0;
+  return device != DeviceChoice::Cpu && built_with_cuda && visible_gpus > 0;
 }
 
 int choose_gpu(int local_rank, int local_world_size, int visible_gpus, const std::string& host) {

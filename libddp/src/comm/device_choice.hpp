@@ -6,11 +6,13 @@
 #include <tuple>
 #include <vector>
 
+#include "ddp/comm/context.hpp"
+
 namespace ddp::detail {
 
-/// Returns whether `device` ("auto", "cpu", "cuda") selects a GPU. Throws SettingsError for other
-/// names, and for "cuda" if this build (`built_with_cuda`) or this host has no CUDA.
-bool wants_cuda(const std::string& device, bool built_with_cuda, int visible_gpus);
+/// Returns whether `device` selects a GPU. Throws SettingsError for Cuda if this build
+/// (`built_with_cuda`) or this host has no CUDA.
+bool wants_cuda(DeviceChoice device, bool built_with_cuda, int visible_gpus);
 
 /// Returns the index of the rank's GPU among the visible ones: 0 if the launcher shows one GPU per
 /// task, else the local rank. Throws SettingsError if the host has more ranks than GPUs.

@@ -44,7 +44,8 @@ NcclCommunicator::NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& 
       handle_(std::move(comm)),
       info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, handle_.device()}},
       launcher_(handle_),
-      memory_(options_.nccl_algorithm != "ring" && no_windows_.empty() && info_.world_size > 1
+      memory_(options_.nccl_algorithm != NcclAlgorithm::Ring && no_windows_.empty() &&
+                      info_.world_size > 1
                   ? std::make_shared<NcclMemory>(handle_.get("start"), handle_.device())
                   : nullptr),
       reductions_(handle_, launcher_, memory_, options_.nccl_algorithm),
@@ -228,7 +229,7 @@ at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
   }
   auto memory = memory_->allocate(num_bytes);
   // All ranks call this, so the missing table can be measured here. The host waits.
-  if (options_.nccl_algorithm == "auto" && choices().known_table().empty() &&
+  if (options_.nccl_algorithm == NcclAlgorithm::Auto && choices().known_table().empty() &&
       !launcher_.in_group() && launcher_.capture_status() == cudaStreamCaptureStatusNone) {
     choices().all_reduce_table();
   }
@@ -261,11 +262,12 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
   const c10::cuda::CUDAGuard guard(device.index());
   auto comm = connect_nccl(control_plane, device.index(), options);
   std::string no_windows;
-  if (options.nccl_algorithm != "ring" && control_plane.world_size() > 1) {
+  if (options.nccl_algorithm != NcclAlgorithm::Ring && control_plane.world_size() > 1) {
     no_windows = why_no_windows(control_plane);
     if (!no_windows.empty() && control_plane.rank() == 0) {
-      log(options.nccl_algorithm == "symmetric" ? LogLevel::Warning : LogLevel::Info,
-          concat("context.communicator.nccl_algorithm=", options.nccl_algorithm,
+      const bool is_asked = options.nccl_algorithm == NcclAlgorithm::Symmetric;
+      log(is_asked ? LogLevel::Warning : LogLevel::Info,
+          concat("context.communicator.nccl_algorithm=", is_asked ? "symmetric" : "auto",
                  ": symmetric windows are not available, ring is used: ", no_windows));
     }
   }

@@ -64,11 +64,6 @@ void check_options(const CommunicatorOptions& options) {
                                ": allowed are 0 (NCCL's choice) or more, and a minimum up to the "
                                "maximum"));
   }
-  if (options.nccl_algorithm != "auto" && options.nccl_algorithm != "ring" &&
-      options.nccl_algorithm != "symmetric") {
-    throw SettingsError(concat("context.communicator.nccl_algorithm=", options.nccl_algorithm,
-                               " is unknown; fix: use auto, ring or symmetric"));
-  }
 }
 
 ncclUniqueId agree_on_id(ControlPlane& control_plane) {

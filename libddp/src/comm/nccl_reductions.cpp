@@ -63,11 +63,8 @@ ncclRedOp_t to_nccl(ReduceOp op, c10::ScalarType dtype) {
 }  // namespace
 
 NcclReductions::NcclReductions(NcclHandle& handle, NcclLauncher& launcher,
-                               std::shared_ptr<NcclMemory> memory, std::string algorithm)
-    : handle_(handle),
-      launcher_(launcher),
-      memory_(std::move(memory)),
-      algorithm_(std::move(algorithm)) {}
+                               std::shared_ptr<NcclMemory> memory, NcclAlgorithm algorithm)
+    : handle_(handle), launcher_(launcher), memory_(std::move(memory)), algorithm_(algorithm) {}
 
 ncclRedOp_t NcclReductions::ring_sum(ncclDataType_t dtype) {
   const auto found = ring_sums_.find(dtype);

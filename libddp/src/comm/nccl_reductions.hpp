@@ -20,12 +20,12 @@ namespace ddp::detail {
 /// gives the right values. The caller has checked the arguments.
 class NcclReductions {
  public:
-  /// `handle` and `launcher` outlive this. `algorithm` is CommunicatorOptions::nccl_algorithm.
+  /// `handle` and `launcher` outlive this.
   /// `memory` is null if windows are not requested or not available.
   NcclReductions(NcclHandle& handle, NcclLauncher& launcher, std::shared_ptr<NcclMemory> memory,
-                 std::string algorithm);
+                 NcclAlgorithm algorithm);
 
-  /// `table` has the times that "auto" follows. It may be empty.
+  /// `table` has the times that NcclAlgorithm::Auto follows. It may be empty.
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
                      const AllReduceTable& table);
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
@@ -40,7 +40,7 @@ class NcclReductions {
   NcclHandle& handle_;
   NcclLauncher& launcher_;
   const std::shared_ptr<NcclMemory> memory_;
-  const std::string algorithm_;
+  const NcclAlgorithm algorithm_;
   std::map<ncclDataType_t, ncclRedOp_t> ring_sums_;  // guarded by the launcher's lock
 };
 

@@ -32,6 +32,14 @@ constexpr std::string_view kMagic = "\x93NUMPY";
 constexpr std::size_t kMaxHeaderBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxDimensions = 64;  // as in NumPy and LibTorch
 
+/// A file's bytes for a message.
+std::string printable(std::string_view bytes) {
+  std::string text(bytes);
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
+}
+
 struct NpyHeader {
   std::string descr;
   bool fortran_order = false;
@@ -73,7 +81,7 @@ class HeaderReader {
  private:
   [[noreturn]] void fail() const {
     refuse(path_, concat("its header is damaged at byte ", at_, ": ",
-                         valid_utf8(text_.substr(0, std::min<std::size_t>(text_.size(), 200)))));
+                         printable(text_.substr(0, std::min<std::size_t>(text_.size(), 200)))));
   }
   void skip_blanks() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) {
@@ -153,7 +161,7 @@ at::ScalarType dtype_of(const std::string& descr, const std::string& path) {
   const std::string kind = descr.substr(std::min<std::size_t>(descr.size(), 1));
   const auto* found = std::find_if(std::begin(kDtypes), std::end(kDtypes),
                                    [&](const auto& entry) { return kind == entry.first; });
-  const std::string shown = valid_utf8(descr.substr(0, 64));
+  const std::string shown = printable(descr.substr(0, 64));
   if (kind.starts_with('O')) {
     refuse(path, "its elements are Python objects ('" + shown + "')",
            "save numbers, for example numpy.save(path, array.astype('<f4'))");

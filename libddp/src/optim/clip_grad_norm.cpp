@@ -99,7 +99,7 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
 
 at::Tensor clip_grad_norm_(const DataParallelModel& model, double max_norm, double norm_type) {
   if (!model.reducer().gradients().is_sharded()) {
-    return clip_grad_norm_(model.named_parameters(), max_norm, norm_type);
+    return clip_grad_norm_(model.trained_parameters(), max_norm, norm_type);
   }
   if (!(norm_type > 0.0)) {
     throw SettingsError(concat("clip_grad_norm_: norm_type is ", norm_type,

@@ -65,7 +65,7 @@ Ema::Ema(const NamedParameters& tensors, const EmaOptions& options)
 }
 
 Ema::Ema(const DataParallelModel& model, const EmaOptions& options)
-    : Ema(model.named_parameters(), options) {}
+    : Ema(model.trained_parameters(), options) {}
 Ema::~Ema() = default;
 
 const NamedParameters& Ema::averages() const {

@@ -37,7 +37,7 @@ std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
 }
 
 std::unique_ptr<Optimizer> make_zero(DataParallelModel& model, const OptimizerOptions& options) {
-  const SettingsList settings = detail::settings_of_parameters(model.named_parameters(), options);
+  const SettingsList settings = detail::settings_of_parameters(model.trained_parameters(), options);
   if (const auto reason = detail::reason_against_zero(settings, options); !reason.empty()) {
     refuse_zero(reason);
   }
@@ -69,7 +69,7 @@ std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
                                           const OptimizerOptions& options) {
   options.usage.set();
   return options.zero1 ? make_zero(model, options)
-                       : make_flat_or_list(model.named_parameters(), options,
+                       : make_flat_or_list(model.trained_parameters(), options,
                                            detail::SyncWatch(model.reducer().exact_syncs()));
 }
 

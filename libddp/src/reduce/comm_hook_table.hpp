@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/reduce/comm_hook.hpp"
@@ -11,10 +12,10 @@
 
 namespace ddp::detail {
 
-/// The values of ddp.comm_hook. "none" comes first.
-std::vector<std::string> comm_hook_names();
+/// The values of ddp.comm_hook and their names. "none" comes first.
+std::vector<std::pair<std::string, CommHookType>> comm_hook_names();
 
-/// nullptr for "none": the reducer itself all-reduces. An unknown name is a SettingsError.
+/// nullptr for None: the reducer itself all-reduces.
 std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options);
 
 }  // namespace ddp::detail

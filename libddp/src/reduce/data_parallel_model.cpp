@@ -117,17 +117,16 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   parts_->frozen = std::make_unique<detail::FrozenParameters>(own.parameters, parts_->communicator,
                                                               options.static_graph);
   parts_->reducer = std::make_unique<Reducer>(std::move(trained), parts_->communicator, options);
+  if (options.seed_ranks) {
+    detail::seed_ranks_differently(parts_->communicator->rank());
+  }
 }
 
 DataParallelModel::DataParallelModel(DataParallelModel&&) noexcept = default;
 DataParallelModel::~DataParallelModel() = default;
 
-NoSync::NoSync(DataParallelModel& model) : model_(model), previous_(model.parts_->sync) {
-  model_.parts_->sync = false;
-}
-
-NoSync::~NoSync() {
-  model_.parts_->sync = previous_;
+NoSync::NoSync(DataParallelModel& model) : depth_(&model.parts_->no_sync_depth) {
+  ++*depth_;
 }
 
 const CommunicatorPtr& DataParallelModel::communicator() const {
@@ -144,7 +143,7 @@ bool DataParallelModel::is_training() const {
 }
 
 bool DataParallelModel::require_backward_grad_sync() const {
-  return parts_->sync;
+  return parts_->no_sync_depth == 0;
 }
 
 bool DataParallelModel::is_joining() const {
@@ -156,11 +155,19 @@ Reducer& DataParallelModel::reducer() const {
 }
 
 const NamedParameters& DataParallelModel::named_parameters() const {
+  return parts_->state.tensors().parameters;
+}
+
+std::vector<at::Tensor> DataParallelModel::parameters() const {
+  return tensors_only(named_parameters());
+}
+
+const NamedParameters& DataParallelModel::trained_parameters() const {
   return parts_->reducer->gradients().parameters();
 }
 
-const ModelTensors& DataParallelModel::all_tensors() const {
-  return parts_->state.tensors();
+const ModelTensors& detail::all_tensors(const DataParallelModel& model) {
+  return model.parts_->state.tensors();
 }
 
 NamedParameters DataParallelModel::named_buffers() const {
@@ -178,7 +185,7 @@ DdpLoggingData DataParallelModel::logging_data() {
 }
 
 void DataParallelModel::zero_grad() {
-  for (const auto& entry : named_parameters()) {
+  for (const auto& entry : trained_parameters()) {
     entry.tensor.mutable_grad() = at::Tensor();
   }
 }
@@ -212,7 +219,7 @@ void DataParallelModel::before_forward() {
   }
   // An evaluation between forward and backward reads buffers too.
   parts_->reducer->finish_pending();
-  const bool synchronised = at::GradMode::is_enabled() && parts_->sync;
+  const bool synchronised = at::GradMode::is_enabled() && require_backward_grad_sync();
   const bool sends_buffers = sends_buffers_in_training(*this) && parts_->require_buffer_sync &&
                              !parts_->reducer->buffers().take_sent();
   if (synchronised) {
@@ -239,7 +246,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
         "know the type ",
         output_type, ": ", detail::kDefineForEachTensor));
   }
-  const bool synchronised = at::GradMode::is_enabled() && parts_->sync;
+  const bool synchronised = at::GradMode::is_enabled() && require_backward_grad_sync();
   // Only training forwards decide whether the next one sends buffers, because all ranks run the
   // same ones. A rank that evaluates alone must still match the others.
   if (is_training()) {
@@ -259,7 +266,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
 }
 
 void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
-  if (at::GradMode::is_enabled() && parts_->sync) {
+  if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
     parts_->reducer->join_broken_backward();
     parts_->frozen->update(parts_->join != nullptr);
     const bool reduces = !parts_->frozen->covers_all();
@@ -278,8 +285,8 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
     throw SettingsError(concat("weighted_backward: count=", count,
                                " must be 0 or more; fix: give the number of items in loss_sum"));
   }
-  const bool is_trained =
-      any_trained(named_parameters(), parts_->sync && parts_->frozen->covers_all());
+  const bool is_trained = any_trained(trained_parameters(),
+                                      require_backward_grad_sync() && parts_->frozen->covers_all());
   backward_with_count(*parts_->reducer, parts_->join, is_trained, loss_sum,
                       [&] { parts_->reducer->mean().add(count); });
 }
@@ -294,8 +301,8 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
                                : "an undefined tensor",
                "; fix: give one element on ", device, ", or the number itself as a double"));
   }
-  const bool is_trained =
-      any_trained(named_parameters(), parts_->sync && parts_->frozen->covers_all());
+  const bool is_trained = any_trained(trained_parameters(),
+                                      require_backward_grad_sync() && parts_->frozen->covers_all());
   backward_with_count(*parts_->reducer, parts_->join, is_trained, loss_sum,
                       [&] { parts_->reducer->mean().add(count); });
 }

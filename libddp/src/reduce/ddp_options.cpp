@@ -46,13 +46,16 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
                  .doc = "Send rank 0's parameters and buffers at construction. Their names and "
                         "shapes are compared either way."},
                 options.init_sync);
+  visitor.field({.name = "seed_ranks",
+                 .doc = "From wrapping on each rank draws other random numbers, as for dropout. "
+                        "false: ranks that were seeded equally draw the same numbers."},
+                options.seed_ranks);
   visitor.field({.name = "parameters_to_ignore",
                  .doc = "Names of parameters and buffers excluded from synchronization."},
                 options.parameters_to_ignore);
   visitor.field({.name = "comm_hook",
-                 .doc = "How a bucket is reduced. none: all-reduce in the gradients' dtype.",
-                 .choices = detail::comm_hook_names()},
-                options.comm_hook);
+                 .doc = "How a bucket is reduced. none: all-reduce in the gradients' dtype."},
+                options.comm_hook, detail::comm_hook_names());
   visitor.field({.name = "powersgd_rank", .doc = "Rank of PowerSGD's approximation.", .min = 1},
                 options.powersgd_rank);
   visitor.field({.name = "powersgd_start_step",

@@ -120,7 +120,7 @@ void JoinScope::finish() {
 }
 
 void join(DataParallelModel& model, const std::function<void()>& loop, const JoinOptions& options) {
-  if (model.all_tensors().has_collective_forward) {
+  if (detail::all_tensors(model).has_collective_forward) {
     throw SettingsError(
         "join(model, loop) does not support SyncBatchNorm, because its forward is collective; fix: "
         "use join(model, step, has_batch)");

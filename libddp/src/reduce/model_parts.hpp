@@ -15,7 +15,7 @@ struct DataParallelModel::Parts {
   DdpOptions options;
   std::unique_ptr<detail::FrozenParameters> frozen = nullptr;
   std::unique_ptr<Reducer> reducer = nullptr;
-  bool sync = true;                 // false inside no_sync
+  int no_sync_depth = 0;            // number of living NoSyncs
   bool require_buffer_sync = true;  // the last training forward was synchronised
   JoinScope* join = nullptr;
 };

@@ -2,11 +2,13 @@
 #include "reduce/replica_sync.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/version.h>
 
 #include <map>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -160,6 +162,18 @@ void broadcast_coalesced(Communicator& communicator, const std::vector<at::Tenso
       at::_foreach_copy_(chunk.tensors, views);
     }
   }
+}
+
+void seed_ranks_differently(int rank) {
+  if (rank == 0) {
+    return;
+  }
+  auto generator = at::detail::getDefaultCPUGenerator();
+  std::unique_lock lock(generator.mutex());
+  const uint64_t draw = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  lock.unlock();  // manual_seed locks it too
+  // The CPU generator uses 32 bits of a seed. A sum differs on all ranks in these bits too.
+  at::manual_seed(draw + static_cast<uint64_t>(rank));
 }
 
 }  // namespace ddp::detail

@@ -355,8 +355,8 @@ CheckpointDir::CheckpointDir(FileOps& ops, const CheckpointOptions& options, std
       path_(options.dir),
       job_(std::move(job)),
       kept_{.keep_last = options.keep_last,
-            .keep_best = options.keep_best != "off",
-            .best_is_max = options.keep_best == "max"} {}
+            .keep_best = options.keep_best != KeepBest::Off,
+            .best_is_max = options.keep_best == KeepBest::Max} {}
 
 void CheckpointDir::take_ownership() {
   const auto words = concat("checkpoint.dir=", path_);

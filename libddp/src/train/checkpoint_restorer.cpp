@@ -32,7 +32,7 @@ class Restorer : private RestoreParts {
     }
     const ActivityScope activity(control_plane, "restore");
     const auto candidates = agree_on_candidates();
-    if (options.resume == "never" && !candidates.empty()) {
+    if (options.resume == Resume::Never && !candidates.empty()) {
       throw SettingsError(concat("checkpoint.resume=never, but checkpoint.dir=", options.dir,
                                  " already holds ", candidates.front().name,
                                  "; fix: set another checkpoint.dir, or checkpoint.resume=auto"));
@@ -48,7 +48,7 @@ class Restorer : private RestoreParts {
           concat("none of the ", candidates.size(), " checkpoints in ", options.dir,
                  " is complete (see the warnings above); fix: remove the folder to start again"));
     }
-    if (options.resume == "require") {
+    if (options.resume == Resume::Require) {
       throw ReadError("checkpoint.resume=require, but there is no checkpoint in checkpoint.dir=" +
                       options.dir);
     }
@@ -66,7 +66,7 @@ class Restorer : private RestoreParts {
 
   // Uses rank 0's list, because other nodes' views of a shared folder may lag.
   std::vector<CheckpointFolder> agree_on_candidates() {
-    const bool required = options.resume == "require";
+    const bool required = options.resume == Resume::Require;
     const auto folders = broadcast_from_main(control_plane, [&] {
       std::error_code ignored;
       const bool is_missing = !std::filesystem::exists(options.dir, ignored);

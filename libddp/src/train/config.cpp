@@ -315,6 +315,7 @@ void Config::fill_in(const Settings& settings) {
   if (settings.has("train.epochs") && train.epochs > 0 && !settings.has("train.max_steps")) {
     train.max_steps = 0;
   }
+  train.num_steps(/*steps_per_epoch=*/1);  // throws if both are 0
   if (lr_schedule.total_steps == 0 && train.epochs == 0) {
     lr_schedule.total_steps =
         train.max_steps;  // with epochs only the program knows the run's length
@@ -324,7 +325,9 @@ void Config::fill_in(const Settings& settings) {
   metrics.run.batch_size_per_rank = train.batch_size * train.grad_accum_steps;
   metrics.run.global_batch_size = loader.global_batch_size * train.grad_accum_steps;
   metrics.run.bucket_cap_mb = ddp.bucket_cap_mb.value_or(0);
-  metrics.run.max_steps = train.max_steps;
+  if (settings.has("train.max_steps")) {  // else a loop over epochs would show the default's total
+    metrics.run.max_steps = train.max_steps;
+  }
   metrics.run.settings_text = to_table();
   checkpoint.settings_text = to_yaml();
 }

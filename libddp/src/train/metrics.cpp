@@ -55,6 +55,7 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
       options_(options),
       set_progress_(std::move(set_progress)),
       num_steps_(options.run.max_steps),
+      steps_per_epoch_(options.run.steps_per_epoch),
       files_(options, launch, is_main()),
       losses_(device),
       own_(device),
@@ -80,10 +81,13 @@ void MetricsImpl::make_tracer(int64_t next_step) {
   }
 }
 
-void MetricsImpl::begin(int64_t first_step, int64_t num_steps) {
+void MetricsImpl::begin(int64_t first_step, int64_t num_steps, int64_t steps_per_epoch) {
   if (num_steps > 0) {
     num_steps_ = num_steps;
     console_.set_max_steps(num_steps);
+  }
+  if (steps_per_epoch > 0) {
+    steps_per_epoch_ = steps_per_epoch;
   }
   if (first_step > 0) {
     make_tracer(first_step);
@@ -211,7 +215,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
 }
 
 std::optional<double> MetricsImpl::epochs_at(int64_t step) const {
-  const auto length = static_cast<double>(options_.run.steps_per_epoch);
+  const auto length = static_cast<double>(steps_per_epoch_);
   return length > 0 ? std::optional(static_cast<double>(step + 1) / length) : std::nullopt;
 }
 
@@ -257,6 +261,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
   sensors_.begin_epoch(SteadyClock::now());
   if (is_main()) {
     files_.add_epoch({.epoch = epoch,
+                      .num_steps = steps_per_epoch_,
                       .gpu_type = device_.is_cuda() ? sensors_.gpu_name() : "cpu",
                       .uses_gpus = device_.is_cuda(),
                       .test_loss = metrics.test_loss,
@@ -298,8 +303,8 @@ void Metrics::set_exposed_comm(std::function<double()> last_backward_ms) {
 void Metrics::set_loader_wait(std::function<double()> total_ms) {
   impl_->set_loader_wait(std::move(total_ms));
 }
-void Metrics::begin(int64_t first_step, int64_t num_steps) {
-  impl_->begin(first_step, num_steps);
+void Metrics::begin(int64_t first_step, int64_t num_steps, int64_t steps_per_epoch) {
+  impl_->begin(first_step, num_steps, steps_per_epoch);
 }
 void Metrics::log(const std::string& name, const MetricValue& value, const LogOptions& options) {
   impl_->log(name, value, options);

@@ -15,9 +15,9 @@ constexpr std::chrono::milliseconds kBarInterval{100};
 }  // namespace
 
 MetricsConsole::MetricsConsole(const MetricsOptions& options, bool is_main)
-    : lines_(options.progress != "off"),
-      bar_(is_main && (options.progress == "bar" ||
-                       (options.progress == "auto" && ::isatty(STDERR_FILENO) == 1))),
+    : lines_(options.progress != ProgressStyle::Off),
+      bar_(is_main && (options.progress == ProgressStyle::Bar ||
+                       (options.progress == ProgressStyle::Auto && ::isatty(STDERR_FILENO) == 1))),
       max_steps_(options.run.max_steps) {}
 
 MetricsConsole::~MetricsConsole() {

@@ -101,7 +101,7 @@ Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
       {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
       {.name = "repeat", .integer = options_.repeat},
       {.name = "steps_per_epoch",
-       .integer = run.steps_per_epoch > 0 ? std::optional(run.steps_per_epoch) : std::nullopt},
+       .integer = epoch.num_steps > 0 ? std::optional(epoch.num_steps) : std::nullopt},
       {.name = "epoch", .integer = epoch.epoch},
       {.name = "train_loss", .number = job.loss()},
       {.name = "train_accuracy", .number = job.accuracy()},

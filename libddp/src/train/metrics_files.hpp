@@ -35,6 +35,7 @@ class MetricsFiles {
 
   struct Epoch {
     int64_t epoch = 0;
+    int64_t num_steps = 0;      ///< 0: unknown
     std::string gpu_type = "";  ///< "cpu" without a GPU
     bool uses_gpus = false;     ///< one per rank
     std::optional<double> test_loss = {};

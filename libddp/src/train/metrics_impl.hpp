@@ -25,7 +25,7 @@ class MetricsImpl {
   MetricsImpl(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
               const MetricsOptions& options, std::function<void(int64_t step)> set_progress);
 
-  void begin(int64_t first_step, int64_t num_steps);
+  void begin(int64_t first_step, int64_t num_steps, int64_t steps_per_epoch);
   void log(const std::string& name, const MetricValue& value, const LogOptions& options);
   void log_epoch(const std::string& name, const MetricValue& value, const LogOptions& options);
   void add_writer(std::shared_ptr<MetricsWriter> writer) { files_.add_writer(std::move(writer)); }
@@ -60,7 +60,7 @@ class MetricsImpl {
   std::function<double()> loader_wait_;
   int64_t steps_done_ = 0;
   int64_t evaluated_steps_ = -1;  // done at the last add_evaluation
-  int64_t num_steps_;
+  int64_t num_steps_, steps_per_epoch_;
 
   MetricsFiles files_;
   OwnMetrics losses_, own_, own_of_epoch_;

@@ -12,6 +12,13 @@ int64_t TrainOptions::num_steps(int64_t steps_per_epoch) const {
     throw SettingsError(
         "train.epochs=0 and train.max_steps=0: the run would have no end; fix: set one of them");
   }
+  if (steps_per_epoch <= 0) {
+    throw SettingsError(concat(
+        "an epoch has ", steps_per_epoch, " optimizer steps, so nothing would be trained: a rank ",
+        "has fewer samples than one step takes (train.batch_size=", batch_size,
+        ", train.grad_accum_steps=", grad_accum_steps,
+        "); fix: set a smaller train.batch_size, or loader.drop_last=false, or use more data"));
+  }
   const int64_t by_epochs = epochs * steps_per_epoch;
   return epochs <= 0 ? max_steps : max_steps <= 0 ? by_epochs : std::min(by_epochs, max_steps);
 }
@@ -124,9 +131,9 @@ void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "resume",
                  .doc = "auto: resume from the newest valid checkpoint, if any. never: start "
                         "at step 0; an error if dir holds checkpoints. require: fail without a "
-                        "checkpoint.",
-                 .choices = {"auto", "never", "require"}},
-                options.resume);
+                        "checkpoint."},
+                options.resume,
+                {{"auto", Resume::Auto}, {"never", Resume::Never}, {"require", Resume::Require}});
   visitor.field({.name = "every_steps",
                  .doc = "Steps between checkpoints. 0: not by steps.",
                  .unit = "steps",
@@ -142,9 +149,9 @@ void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "keep_best",
                  .doc = "Also keep the best checkpoint. min: smallest test loss. max: largest "
                         "test accuracy. (Own programs: the metric given to "
-                        "Checkpointer::save.)",
-                 .choices = {"off", "min", "max"}},
-                options.keep_best);
+                        "Checkpointer::save.)"},
+                options.keep_best,
+                {{"off", KeepBest::Off}, {"min", KeepBest::Min}, {"max", KeepBest::Max}});
   visitor.field({.name = "async", .doc = "Write in the background while training continues."},
                 options.async);
   visitor.field({.name = "max_failures",
@@ -173,9 +180,12 @@ void describe_fields(MetricsOptions& options, FieldVisitor& visitor) {
       {.name = "run_name", .doc = "Name of the run folder. Empty: the job id or the time."},
       options.run_name);
   visitor.field({.name = "progress",
-                 .doc = "Progress output. auto: a bar on a terminal, plain lines elsewhere.",
-                 .choices = {"auto", "bar", "plain", "off"}},
-                options.progress);
+                 .doc = "Progress output. auto: a bar on a terminal, plain lines elsewhere."},
+                options.progress,
+                {{"auto", ProgressStyle::Auto},
+                 {"bar", ProgressStyle::Bar},
+                 {"plain", ProgressStyle::Plain},
+                 {"off", ProgressStyle::Off}});
   visitor.field({.name = "repeat",
                  .doc = "Set by tools/study.py: number of the repeat in a study. Written to "
                         "epochs.csv and epochs.jsonl.",

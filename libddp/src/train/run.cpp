@@ -156,6 +156,7 @@ class UnusedSettingsCheck {
   explicit UnusedSettingsCheck(const Config& config) : config_(config) {}
 
   void before_step(int64_t step) {
+    newest_ = step;
     if (first_ < 0) {
       first_ = step;
       config_.require_all_read();
@@ -170,10 +171,13 @@ class UnusedSettingsCheck {
       config_.require_all_used();
     }
   }
+  /// False after a loop over train.epochs=0, for example.
+  bool saw_a_step() const { return newest_ > 0; }
 
  private:
   const Config& config_;
   int64_t first_ = -1;
+  int64_t newest_ = -1;  // the next step; after the last step, the number of steps
   bool ran_ = false;
 };
 
@@ -184,6 +188,10 @@ void train(Context& context, const Config& config, const RunFunction& function,
   function(context, config);
   detail::ContextHandle(context).throw_deferred_failure();
   use_check.at_end();
+  if (context.is_main() && config.metrics.usage.is_set() && !use_check.saw_a_step()) {
+    log_info(concat("the program ended without a training step (train.epochs=", config.train.epochs,
+                    ", train.max_steps=", config.train.max_steps, ")"));
+  }
 }
 
 // All ranks return the first cause's code, if known.

@@ -39,7 +39,7 @@ class SaveHistory {
  public:
   SaveHistory(const CheckpointOptions& options, bool is_main)
       : max_failures_(options.max_failures),
-        uses_metric_(options.keep_best != "off"),
+        uses_metric_(options.keep_best != KeepBest::Off),
         is_main_(is_main) {}
 
   /// The training loop called after step `step`. Only a later step shows that a run survived a

@@ -6,6 +6,7 @@
 namespace {
 
 using ddp::AllReduceTable;
+using ddp::NcclAlgorithm;
 using ddp::ReduceOp;
 using ddp::detail::AllReduceCall;
 using ddp::detail::AllReduceVariant;
@@ -18,7 +19,7 @@ AllReduceTable table() {
 }
 
 AllReduceVariant variant_in_window(const AllReduceCall& call,
-                                   const std::string& algorithm = "auto") {
+                                   NcclAlgorithm algorithm = NcclAlgorithm::Auto) {
   return choose_variant(call, /*in_window=*/true, algorithm, table());
 }
 
@@ -38,25 +39,26 @@ TEST_CASE("windows matter for sums and means of floats up to 32 bits") {
 
 TEST_CASE("outside windows NCCL gets the operation as it was called") {
   for (const auto op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max}) {
-    CHECK(choose_variant({op, c10::kFloat, 1000}, /*in_window=*/false, "symmetric", table()) ==
-          AllReduceVariant::AsCalled);
+    CHECK(choose_variant({op, c10::kFloat, 1000}, /*in_window=*/false, NcclAlgorithm::Symmetric,
+                         table()) == AllReduceVariant::AsCalled);
   }
 }
 
 TEST_CASE("nccl_algorithm=symmetric sums in the window and divides a mean afterwards") {
-  CHECK(variant_in_window({ReduceOp::Sum, c10::kFloat, 8000}, "symmetric") ==
+  CHECK(variant_in_window({ReduceOp::Sum, c10::kFloat, 8000}, NcclAlgorithm::Symmetric) ==
         AllReduceVariant::AsCalled);
-  CHECK(variant_in_window({ReduceOp::Avg, c10::kFloat, 8000}, "symmetric") ==
+  CHECK(variant_in_window({ReduceOp::Avg, c10::kFloat, 8000}, NcclAlgorithm::Symmetric) ==
         AllReduceVariant::SumThenScale);
-  CHECK(variant_in_window({ReduceOp::Avg, c10::kBFloat16, 8000}, "symmetric") ==
+  CHECK(variant_in_window({ReduceOp::Avg, c10::kBFloat16, 8000}, NcclAlgorithm::Symmetric) ==
         AllReduceVariant::SumThenScale);
 }
 
 TEST_CASE("a mean of fp16 never sums first, because the sum may be infinite") {
-  CHECK(variant_in_window({ReduceOp::Avg, c10::kHalf, 1000}, "symmetric") ==
+  CHECK(variant_in_window({ReduceOp::Avg, c10::kHalf, 1000}, NcclAlgorithm::Symmetric) ==
         AllReduceVariant::AsCalled);
-  CHECK(variant_in_window({ReduceOp::Avg, c10::kHalf, 1000}, "auto") == AllReduceVariant::AsCalled);
-  CHECK(variant_in_window({ReduceOp::Sum, c10::kHalf, 1000}, "symmetric") ==
+  CHECK(variant_in_window({ReduceOp::Avg, c10::kHalf, 1000}, NcclAlgorithm::Auto) ==
+        AllReduceVariant::AsCalled);
+  CHECK(variant_in_window({ReduceOp::Sum, c10::kHalf, 1000}, NcclAlgorithm::Symmetric) ==
         AllReduceVariant::AsCalled);
 }
 
@@ -75,17 +77,17 @@ TEST_CASE("auto follows the table") {
 
 TEST_CASE("the kernel behind a mean counts") {
   const AllReduceTable close({{1000, 10, 9}});  // the division takes 2 us
-  CHECK(choose_variant({ReduceOp::Sum, c10::kFloat, 1000}, true, "auto", close) ==
+  CHECK(choose_variant({ReduceOp::Sum, c10::kFloat, 1000}, true, NcclAlgorithm::Auto, close) ==
         AllReduceVariant::AsCalled);
-  CHECK(choose_variant({ReduceOp::Avg, c10::kFloat, 1000}, true, "auto", close) ==
+  CHECK(choose_variant({ReduceOp::Avg, c10::kFloat, 1000}, true, NcclAlgorithm::Auto, close) ==
         AllReduceVariant::AsCalled);
-  CHECK(choose_variant({ReduceOp::Avg, c10::kFloat, 1000}, true, "auto",
+  CHECK(choose_variant({ReduceOp::Avg, c10::kFloat, 1000}, true, NcclAlgorithm::Auto,
                        AllReduceTable({{1000, 12, 9}})) == AllReduceVariant::SumThenScale);
 }
 
 TEST_CASE("without a table windows use the ring") {
-  CHECK(choose_variant({ReduceOp::Sum, c10::kFloat, 1000}, true, "auto", {}) ==
+  CHECK(choose_variant({ReduceOp::Sum, c10::kFloat, 1000}, true, NcclAlgorithm::Auto, {}) ==
         AllReduceVariant::ScaleByOneThenSum);
-  CHECK(choose_variant({ReduceOp::Avg, c10::kFloat, 1000}, true, "auto", {}) ==
+  CHECK(choose_variant({ReduceOp::Avg, c10::kFloat, 1000}, true, NcclAlgorithm::Auto, {}) ==
         AllReduceVariant::AsCalled);
 }

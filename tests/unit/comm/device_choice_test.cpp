@@ -22,13 +22,12 @@ TEST_CASE("device choice: all GPUs shown, or one to each task", "[context]") {
 }
 
 TEST_CASE("device choice: what the setting means", "[context]") {
-  REQUIRE(wants_cuda("auto", true, 2));
-  REQUIRE_FALSE(wants_cuda("auto", true, 0));
-  REQUIRE_FALSE(wants_cuda("auto", false, 2));
-  REQUIRE_FALSE(wants_cuda("cpu", true, 2));
-  REQUIRE_THROWS_AS(wants_cuda("cuda", true, 0), SettingsError);
-  REQUIRE_THROWS_AS(wants_cuda("cuda", false, 2), SettingsError);
-  REQUIRE_THROWS_WITH(wants_cuda("gpu", true, 2), Catch::Contains("must be auto, cpu or cuda"));
+  REQUIRE(wants_cuda(DeviceChoice::Auto, true, 2));
+  REQUIRE_FALSE(wants_cuda(DeviceChoice::Auto, true, 0));
+  REQUIRE_FALSE(wants_cuda(DeviceChoice::Auto, false, 2));
+  REQUIRE_FALSE(wants_cuda(DeviceChoice::Cpu, true, 2));
+  REQUIRE_THROWS_AS(wants_cuda(DeviceChoice::Cuda, true, 0), SettingsError);
+  REQUIRE_THROWS_AS(wants_cuda(DeviceChoice::Cuda, false, 2), SettingsError);
 }
 
 TEST_CASE("device choice: ranks on CPU without MPI read how to get it", "[context]") {

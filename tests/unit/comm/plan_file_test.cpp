@@ -9,7 +9,7 @@ TEST_CASE(
     "a run leaves its choices of algorithms in the plan's file, and the next one takes them") {
   const testing::TemporaryFolder folder;
   ddp::ContextOptions options;
-  options.device = "cpu";
+  options.device = ddp::DeviceChoice::Cpu;
   options.plan_file = folder.file("plan.json");
   auto& book = ddp::ops::detail::ChoiceBook::instance();
   {

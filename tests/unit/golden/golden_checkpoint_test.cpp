@@ -36,7 +36,7 @@ struct Numbers {
 
 ddp::Context make_context(const std::string& plan_file = "") {
   ddp::ContextOptions options;
-  options.device = "cpu";
+  options.device = ddp::DeviceChoice::Cpu;
   options.plan_file = plan_file;
   return ddp::Context::create(options);
 }

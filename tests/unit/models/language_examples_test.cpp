@@ -97,7 +97,7 @@ TEST_CASE("models are made with the sizes that settings name") {
   CHECK_THROWS_WITH(examples::gpt2_options(odd, 10),
                     Catch::Contains("model.hidden=100 is not a multiple of model.heads=3"));
   ddp::ContextOptions alone;
-  alone.device = "cpu";
+  alone.device = ddp::DeviceChoice::Cpu;
   const auto context = ddp::Context::create(alone);
   const auto weights_of = [&](int64_t seed) {
     return examples::make_qwen2({.common = {.seed = seed}}, 64, context)->parameters()[0].clone();
@@ -116,7 +116,7 @@ TEST_CASE("models are made with the sizes that settings name") {
 
 TEST_CASE("a base and adapters are read from their folders") {
   ddp::ContextOptions alone;
-  alone.device = "cpu";
+  alone.device = ddp::DeviceChoice::Cpu;
   const auto context = ddp::Context::create(alone);
   testing::TemporaryFolder folder;
   const auto made = examples::make_qwen2({.common = {.seed = 5}}, 64, context);

@@ -39,7 +39,7 @@ void exchange(ddp::Context& context, Holder module, const torch::Tensor& input,
 
 void run(const std::string& name, const Files& files) {
   ddp::ContextOptions on_cpu;
-  on_cpu.device = "cpu";
+  on_cpu.device = ddp::DeviceChoice::Cpu;
   auto context = ddp::Context::create(on_cpu);
   const auto input = ddp::load_safetensors(files.input).tensors.at("input");
   const auto data = ddp::make_dataset(

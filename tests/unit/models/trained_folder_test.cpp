@@ -71,7 +71,7 @@ class AdapterRuns {
  private:
   static ddp::ContextOptions on_cpu() {
     ddp::ContextOptions options;
-    options.device = "cpu";
+    options.device = ddp::DeviceChoice::Cpu;
     return options;
   }
 

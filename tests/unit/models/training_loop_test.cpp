@@ -113,7 +113,7 @@ struct Wanted {
 
 Result train(const Wanted& wanted) {
   ddp::ContextOptions context_options;
-  context_options.device = "cpu";
+  context_options.device = ddp::DeviceChoice::Cpu;
   auto ctx = ddp::Context::create(context_options);
   torch::manual_seed(1);
   torch::nn::Linear module(3, 2);

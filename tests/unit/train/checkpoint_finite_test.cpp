@@ -136,7 +136,7 @@ TEST_CASE("the best checkpoint is a finite one") {
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.keep_last = 1;
-  options.keep_best = "max";
+  options.keep_best = ddp::KeepBest::Max;
   OneRank run(options);
   run.save(10, 1.0, 0.5);
   run.save(20, 1.0, 0.4);

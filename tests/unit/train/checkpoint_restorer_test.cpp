@@ -101,7 +101,7 @@ TEST_CASE("read_only and an absent required folder leave the disk untouched") {
   auto options = testing::options_in(folder);
   const bool required = GENERATE(true, false);
   if (required) {
-    options.resume = "require";
+    options.resume = ddp::Resume::Require;
     REQUIRE_THROWS_AS(RestoredRank(options).restore(), ddp::ReadError);
   } else {
     options.read_only = true;

@@ -296,9 +296,9 @@ TEST_CASE("a step is saved once, and again only for a metric that keep_best uses
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.every_steps = 1;
-  options.keep_best = GENERATE("off", "max");
+  options.keep_best = GENERATE(ddp::KeepBest::Off, ddp::KeepBest::Max);
   options.async = GENERATE(false, true);
-  const bool looks = options.keep_best == "max";
+  const bool looks = options.keep_best == ddp::KeepBest::Max;
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
   auto model = small_model();
@@ -333,7 +333,7 @@ TEST_CASE("a step is saved once, and again only for a metric that keep_best uses
 TEST_CASE("the best checkpoint is kept beyond keep_last") {
   TemporaryFolder folder;
   auto options = options_in(folder);
-  options.keep_best = "max";
+  options.keep_best = ddp::KeepBest::Max;
   options.keep_last = 1;
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);

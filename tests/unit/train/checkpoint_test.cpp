@@ -11,6 +11,7 @@
 #include "unit/train/checkpoint_objects.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
+using ddp::Resume;
 using ddp::StateDict;
 using testing::Box;
 using testing::Loader;
@@ -212,36 +213,36 @@ TEST_CASE("without a complete checkpoint a restore throws and never starts at st
   }
   const auto path = options.dir + "/step_0000000001/model.safetensors";
   const auto good = testing::read_file(path);
-  const auto restore = [&](const std::string& resume, Box& object) {
+  const auto restore = [&](Resume resume, Box& object) {
     auto changed = options;
     changed.resume = resume;
     ddp::Checkpointer checkpointer(plane, at::kCPU, changed, {object});
     return checkpointer.restore();
   };
   testing::write_file(path, good.substr(0, good.size() - 1));
-  REQUIRE_THROWS_AS(restore("auto", model), ddp::ReadError);
+  REQUIRE_THROWS_AS(restore(Resume::Auto, model), ddp::ReadError);
   testing::write_file(path, good);
-  REQUIRE(restore("auto", model) == 1);
-  REQUIRE_THROWS_AS(restore("never", model), ddp::SettingsError);
+  REQUIRE(restore(Resume::Auto, model) == 1);
+  REQUIRE_THROWS_AS(restore(Resume::Never, model), ddp::SettingsError);
 
   Box other("model", {.tensors = {{"v", torch::zeros(3)}}, .values = {}});
-  REQUIRE_THROWS_AS(restore("auto", other), ddp::MismatchError);
-  REQUIRE_THROWS_WITH(restore("auto", other),
+  REQUIRE_THROWS_AS(restore(Resume::Auto, other), ddp::MismatchError);
+  REQUIRE_THROWS_WITH(restore(Resume::Auto, other),
                       Catch::Contains("the checkpoint " + options.dir +
                                       "/step_0000000001 does not fit: missing key v") &&
                           Catch::Contains("fix: set another checkpoint.dir, or use the settings"));
   Box unknown("ema", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
-  REQUIRE_THROWS_AS(restore("auto", unknown), ddp::MismatchError);
+  REQUIRE_THROWS_AS(restore(Resume::Auto, unknown), ddp::MismatchError);
 
   // A newer format is an error even though an older checkpoint would load.
   auto& ops = ddp::system_file_ops();
   ddp::detail::commit_save(ops, options.dir, ddp::detail::begin_save(ops, options.dir, 5),
                            {.format = ddp::detail::kCheckpointFormat + 1, .step = 5});
-  REQUIRE_THROWS_WITH(restore("auto", model), Catch::Contains("use a newer libddp"));
+  REQUIRE_THROWS_WITH(restore(Resume::Auto, model), Catch::Contains("use a newer libddp"));
 
   std::filesystem::remove_all(options.dir);
-  REQUIRE(restore("auto", model) == 0);
-  REQUIRE_THROWS_AS(restore("require", model), ddp::ReadError);
+  REQUIRE(restore(Resume::Auto, model) == 0);
+  REQUIRE_THROWS_AS(restore(Resume::Require, model), ddp::ReadError);
 }
 
 TEST_CASE("a complete checkpoint is kept if a resume skipped a newer one with flipped bits") {

@@ -115,6 +115,24 @@ TEST_CASE("epochs and max_steps give the number of steps of a run") {
   CHECK_THROWS_AS((TrainOptions{.max_steps = 0}.num_steps(5)), SettingsError);
 }
 
+TEST_CASE("a run that would train nothing is refused") {
+  const TrainOptions options{.epochs = 2, .batch_size = 64, .grad_accum_steps = 4};
+  CHECK_THROWS_WITH(
+      options.num_steps(0),
+      Catch::Contains("an epoch has 0 optimizer steps") &&
+          Catch::Contains("train.batch_size=64, train.grad_accum_steps=4); fix: set a smaller"));
+  CHECK_THROWS_AS(TrainOptions().num_steps(0), SettingsError);  // of steps alone, too
+  has(refusal({"train.max_steps=0"}), "train.epochs=0 and train.max_steps=0");
+  has(refusal({"train.max_steps=0", "train.epochs=0"}), "train.epochs=0 and train.max_steps=0");
+  CHECK(parse({"train.max_steps=0", "train.epochs=1"}).train.epochs == 1);
+}
+
+TEST_CASE("log lines show a total that the user has set") {
+  CHECK(parse({"train.max_steps=7"}).metrics.run.max_steps == 7);
+  CHECK(parse({}).metrics.run.max_steps == 0);
+  CHECK(parse({"train.epochs=7"}).metrics.run.max_steps == 0);
+}
+
 TEST_CASE("wrong settings are refused before anything starts") {
   has(refusal({"train.batch_size=0"}), "argument: train.batch_size=0: expected integer from 1");
   has(refusal({"train.batchsize=8"}), "did you mean train.batch_size?");

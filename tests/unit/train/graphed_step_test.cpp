@@ -19,7 +19,7 @@ using namespace ddp;
 
 Context make_context() {
   ContextOptions options;
-  options.device = "cpu";
+  options.device = DeviceChoice::Cpu;
   return Context::create(options);
 }
 
@@ -175,12 +175,12 @@ TEST_CASE("the modes of submodules are distinguished") {
   torch::nn::Sequential module(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
   auto ctx = make_context();
   DistributedDataParallel model(module, ctx.communicator());
-  const auto all = ddp::detail::mode_key(model.all_tensors());
+  const auto all = ddp::detail::mode_key(ddp::detail::all_tensors(model));
   module[1]->eval();
   REQUIRE(model.is_training());
-  REQUIRE(ddp::detail::mode_key(model.all_tensors()) != all);
+  REQUIRE(ddp::detail::mode_key(ddp::detail::all_tensors(model)) != all);
   module[1]->train();
-  REQUIRE(ddp::detail::mode_key(model.all_tensors()) == all);
+  REQUIRE(ddp::detail::mode_key(ddp::detail::all_tensors(model)) == all);
   REQUIRE(model.require_backward_grad_sync());
   const auto no_sync = model.no_sync();
   REQUIRE_FALSE(model.require_backward_grad_sync());

@@ -7,11 +7,12 @@
 
 namespace {
 
+using ddp::ProgressStyle;
 using ddp::detail::MetricsConsole;
 using testing::num_found;
 using testing::stderr_of;
 
-ddp::MetricsOptions shown_as(const std::string& progress) {
+ddp::MetricsOptions shown_as(ProgressStyle progress) {
   ddp::MetricsOptions options;
   options.progress = progress;
   options.run.max_steps = 10;
@@ -24,7 +25,7 @@ const std::string kClear = "\r\033[K";
 
 TEST_CASE("a bar shows the last line's numbers, and stays below all log lines") {
   const auto text = stderr_of([] {
-    MetricsConsole console(shown_as("bar"), /*is_main=*/true);
+    MetricsConsole console(shown_as(ProgressStyle::Bar), /*is_main=*/true);
     console.log_step({.step = 4, .loss = 0.5, .step_ms = 1000});
     console.draw_bar(4, /*force=*/true);
     ddp::log_info("another thread's line");
@@ -42,7 +43,7 @@ TEST_CASE("a bar shows the last line's numbers, and stays below all log lines") 
 
 TEST_CASE("a bar is drawn at most every 100 ms unless forced") {
   const auto text = stderr_of([] {
-    MetricsConsole console(shown_as("bar"), true);
+    MetricsConsole console(shown_as(ProgressStyle::Bar), true);
     for (int64_t done = 1; done < 10; ++done) {
       console.draw_bar(done, false);
     }
@@ -54,7 +55,7 @@ TEST_CASE("a bar is drawn at most every 100 ms unless forced") {
 }
 
 TEST_CASE("progress=off shows nothing, plain shows lines, other ranks show no bar") {
-  const auto output = [](const std::string& progress, bool is_main) {
+  const auto output = [](ProgressStyle progress, bool is_main) {
     return stderr_of([&] {
       MetricsConsole console(shown_as(progress), is_main);
       if (is_main) {
@@ -63,9 +64,9 @@ TEST_CASE("progress=off shows nothing, plain shows lines, other ranks show no ba
       console.draw_bar(4, true);
     });
   };
-  REQUIRE(output("off", true).empty());
-  REQUIRE(output("bar", false).empty());
-  const auto plain = output("plain", true);
+  REQUIRE(output(ProgressStyle::Off, true).empty());
+  REQUIRE(output(ProgressStyle::Bar, false).empty());
+  const auto plain = output(ProgressStyle::Plain, true);
   REQUIRE(num_found(plain, "step 4/10") == 1);
   REQUIRE(num_found(plain, "\r") == 0);
 }

@@ -11,6 +11,7 @@
 #include "ddp/detail/trace_scope.hpp"
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
+#include "support/stderr_of.hpp"
 #include "train/graph/step_ring.hpp"
 #include "train/metrics_impl.hpp"
 #include "unit/train/temporary_folder.hpp"
@@ -53,7 +54,7 @@ MetricsOptions metrics_in(const TemporaryFolder& folder) {
   options.dir = folder.path();
   options.run_name = "run";
   options.log_every = 2;
-  options.progress = "off";
+  options.progress = ddp::ProgressStyle::Off;
   return options;
 }
 
@@ -197,6 +198,25 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and counted onc
   check_jsonl(folder.file("run/steps.jsonl"), rows);
   check_epochs(read_csv(folder.file("run/epochs.csv")), result);
   REQUIRE(testing::read_file(folder.file("run/settings.txt")) == "a: 1\n");
+}
+
+TEST_CASE("begin() gives a loop over epochs its total and the epoch of each line") {
+  TemporaryFolder folder;
+  auto options = metrics_in(folder);
+  options.progress = ddp::ProgressStyle::Plain;
+  const auto log = testing::stderr_of([&] {
+    rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+      ddp::Metrics metrics(plane, at::kCPU, {}, options);
+      metrics.begin(0, /*num_steps=*/8, /*steps_per_epoch=*/4);
+      for (int step = 0; step < 4; ++step) {
+        metrics.end_step(step, {.num_samples = 1});
+      }
+      metrics.end_epoch(0);
+    }));
+  });
+  CHECK(testing::num_found(log, "step 2/8 | epoch 0.50 | ") == 1);
+  CHECK(testing::num_found(log, "ETA ") == 2);
+  CHECK(read_csv(folder.file("run/epochs.csv")).at(0).at("steps_per_epoch") == "4");
 }
 
 TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph does") {

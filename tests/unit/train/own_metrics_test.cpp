@@ -24,7 +24,7 @@ ddp::MetricsOptions every_second_step(const TemporaryFolder& folder) {
   options.dir = folder.path();
   options.run_name = "run";
   options.log_every = 2;
-  options.progress = "off";
+  options.progress = ddp::ProgressStyle::Off;
   return options;
 }
 

@@ -106,7 +106,7 @@ TEST_CASE("the close of a context throws if a checkpointer's last save failed") 
   options.dir = folder.file("ckpt");
   const Ended ended = end_of(testing::start_child([&] {
     ContextOptions on_cpu;
-    on_cpu.device = "cpu";
+    on_cpu.device = DeviceChoice::Cpu;
     auto context = Context::create(on_cpu);
     {
       testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
@@ -128,7 +128,7 @@ TEST_CASE("a checkpointer and metrics report to a context that moved after their
   options.dir = folder.file("ckpt");
   const Ended ended = end_of(testing::start_child([&] {
     ContextOptions on_cpu;
-    on_cpu.device = "cpu";
+    on_cpu.device = DeviceChoice::Cpu;
     on_cpu.before_step = [](int64_t step) {
       std::printf("announced %d\n", static_cast<int>(step));
     };

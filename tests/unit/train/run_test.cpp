@@ -144,6 +144,21 @@ TEST_CASE("settings without an effect end the program with 64") {
   CHECK(run_program([](Context&, const Config&) {}, {"amp.dtype=bf16"}).code() == 64);
 }
 
+TEST_CASE("a program that ends without a training step says so") {
+  const RunFunction program = [](Context& context, const Config& config) {
+    Metrics metrics(context, config.metrics);
+    for (int64_t step = 0; step < 2 * config.train.epochs; ++step) {
+      metrics.end_step(step, {.num_samples = 1});
+    }
+  };
+  const Ended none = run_program(program, {"metrics.dir="});
+  CHECK(none.code() == 0);
+  CHECK(none.says("without a training step (train.epochs=0, train.max_steps=1000)"));
+  const Ended two = run_program(program, {"metrics.dir=", "train.epochs=1"});
+  CHECK(two.code() == 0);
+  CHECK_FALSE(two.says("without a training step"));
+}
+
 TEST_CASE("a training loop announces its steps automatically") {
   const auto loop = [](bool restores) {
     return [restores](Context& context, const Config& config) {

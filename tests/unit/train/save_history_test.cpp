@@ -7,13 +7,14 @@
 
 namespace {
 
+using ddp::KeepBest;
 using ddp::detail::SavedStep;
 using ddp::detail::SaveFailure;
 using ddp::detail::SaveHistory;
 using testing::num_found;
 using testing::stderr_of;
 
-SaveHistory history_with(const std::string& keep_best, bool is_main = true) {
+SaveHistory history_with(KeepBest keep_best, bool is_main = true) {
   ddp::CheckpointOptions options;
   options.max_failures = 2;
   options.keep_best = keep_best;
@@ -23,8 +24,8 @@ SaveHistory history_with(const std::string& keep_best, bool is_main = true) {
 }  // namespace
 
 TEST_CASE("a step is saved again only for a metric that keep_best uses") {
-  const auto keep_best = GENERATE("off", "min");
-  const bool uses = keep_best == std::string("min");
+  const auto keep_best = GENERATE(KeepBest::Off, KeepBest::Min);
+  const bool uses = keep_best == KeepBest::Min;
   const auto history = history_with(keep_best);
   const SavedStep plain{3, false}, rated{3, true};
   REQUIRE(history.would_repeat(plain, plain));
@@ -35,7 +36,7 @@ TEST_CASE("a step is saved again only for a metric that keep_best uses") {
 }
 
 TEST_CASE("max_failures counts failures in a row") {
-  auto history = history_with("off");
+  auto history = history_with(KeepBest::Off);
   const auto log = stderr_of([&] {
     history.note_failure(10, 1, "disk full");
     REQUIRE(history.failure()->rank == 1);
@@ -56,7 +57,7 @@ TEST_CASE("max_failures counts failures in a row") {
 }
 
 TEST_CASE("a failure is returned once, and a restore does not clear it") {
-  auto history = history_with("off");
+  auto history = history_with(KeepBest::Off);
   stderr_of([&] { history.note_failure(10, 1, "disk full"); });
   history.note_restored({5, false});
   REQUIRE(history.newest().done == 5);
@@ -66,7 +67,7 @@ TEST_CASE("a failure is returned once, and a restore does not clear it") {
 
 TEST_CASE("rank 0 logs once, at the first later step, that training continues") {
   const bool is_main = GENERATE(true, false);
-  auto history = history_with("off", is_main);
+  auto history = history_with(KeepBest::Off, is_main);
   history.note_saved({8, false});
   const auto log = stderr_of([&] {
     history.note_call(9);

@@ -26,7 +26,7 @@ struct FakeGraph final : StepGraph {
 
 Context make_cpu_context() {
   ContextOptions options;
-  options.device = "cpu";
+  options.device = DeviceChoice::Cpu;
   return Context::create(options);
 }
 

@@ -108,17 +108,24 @@ class GroupScope {
   Communicator& communicator_;
 };
 
+/// Auto: Single for one rank, else Nccl on GPUs and Mpi on CPUs.
+enum class CommBackend { Auto, Nccl, Mpi, Single };
+enum class NcclAlgorithm {
+  Auto,  ///< the first allocate() outside groups and captures measures both others for the plan
+  Ring,
+  Symmetric
+};
+
 struct CommunicatorOptions {
-  std::string backend = "auto";  ///< auto, nccl, mpi, single
+  CommBackend backend = CommBackend::Auto;
   /// Time limit of a collective, from its call. With NCCL an expired limit is noticed only after
   /// the Work was waited for, queried or destroyed, or after a later collective was launched.
   std::chrono::milliseconds timeout{600'000};
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step has ended
   int64_t nccl_min_ctas = 0;                                ///< 0: NCCL chooses
   int64_t nccl_max_ctas = 0;
-  /// Algorithm of all-reduces of float sums and means in memory from allocate(): ring, symmetric or
-  /// auto. With auto the first allocate() outside groups and captures measures both for the plan.
-  std::string nccl_algorithm = "ring";
+  /// Of all-reduces of float sums and means in memory from allocate().
+  NcclAlgorithm nccl_algorithm = NcclAlgorithm::Ring;
   /// Debugging: before each collective the host waits for the slowest rank and compares the ranks'
   /// calls. Does not check send(), recv(), replays and captures; GraphedStep compares captures.
   bool check_collectives = false;

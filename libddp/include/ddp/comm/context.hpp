@@ -19,12 +19,15 @@ namespace detail {
 class ContextHandle;
 }
 
+/// Auto: a GPU if one is visible.
+enum class DeviceChoice { Auto, Cpu, Cuda };
+
 struct ContextOptions {
-  std::string device = "auto";  ///< auto (a GPU if one is visible), cpu, cuda
+  DeviceChoice device = DeviceChoice::Auto;
   CommunicatorOptions communicator{};
   ControlPlaneOptions control_plane{};
   LaunchArguments launch;
-  int64_t seed = 0;  ///< same initial weights on all ranks; see seed_ranks()
+  int64_t seed = 0;  ///< of all ranks; DdpOptions::seed_ranks makes them differ later
   /// Rank 0 reads this file at the start and writes it after choices were measured; empty: none.
   std::string plan_file;
   /// Not a setting: set_progress calls it before `step` (>= 0) begins.
@@ -58,8 +61,6 @@ class Context {
   CommunicatorPtr communicator() const;
   ControlPlane& control_plane() const;
 
-  /// Makes ranks draw different random numbers (dropout): seeds with seed * world_size + rank.
-  void seed_ranks(int64_t seed) const;
   /// Shows this rank's step and place in log lines and to peers (ControlPlane::set_progress).
   void set_progress(int64_t step, const std::string& where) const;
 

@@ -32,6 +32,25 @@ struct Field {
   bool common = false;      ///< also on the short page of --help
 };
 
+class FieldVisitor;
+
+namespace detail {
+template <typename T>
+inline constexpr bool always_false = false;
+
+/// Calls the describe_fields of T's namespace.
+template <typename T>
+void describe(T& options, FieldVisitor& visitor) {
+  if constexpr (requires { describe_fields(options, visitor); }) {
+    describe_fields(options, visitor);
+  } else {
+    static_assert(always_false<T>,
+                  "define void describe_fields(T&, ddp::FieldVisitor&) in the namespace of the "
+                  "settings struct T");
+  }
+}
+}  // namespace detail
+
 /// A number, or nothing if the library chooses it: written and read as "auto".
 using NumberOrAuto = std::optional<double>;
 
@@ -65,11 +84,19 @@ class FieldVisitor {
     }
   }
 
+  template <typename T>
+  void field(const Field&, T&) {
+    static_assert(
+        detail::always_false<T>,
+        "a setting has one of the types of FieldVisitor::field; an enumeration needs names "
+        "as third argument: {{\"name\", T::Value}, …}");
+  }
+
   /// Nested options: their keys become "<name>.<key>".
   template <typename T>
   void section(const std::string& name, T& options) {
     enter_section(name);
-    describe_fields(options, *this);
+    detail::describe(options, *this);
     leave_section();
   }
 
@@ -90,7 +117,7 @@ struct Section {
 template <typename T>
 Section declare_section(std::string name, std::string doc = {}) {
   return {std::move(name),
-          [options = T{}](FieldVisitor& visitor) mutable { describe_fields(options, visitor); },
+          [options = T{}](FieldVisitor& visitor) mutable { detail::describe(options, visitor); },
           {},
           std::move(doc)};
 }

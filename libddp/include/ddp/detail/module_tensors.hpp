@@ -27,17 +27,24 @@ ModelTensors tensors_of_any(const Module& module) {
     return tensors_of(static_cast<const torch::jit::Module&>(module));
   } else if constexpr (requires { module.ptr(); }) {
     return tensors_of(std::static_pointer_cast<torch::nn::Module>(module.ptr()));
-  } else {
+  } else if constexpr (std::is_convertible_v<Module, std::shared_ptr<torch::nn::Module>>) {
     return tensors_of(std::static_pointer_cast<torch::nn::Module>(module));
+  } else {
+    static_assert(
+        always_false<Module>,
+        "DistributedDataParallel takes no module by value: pass std::make_shared<Net>(…), "
+        "a holder made by TORCH_MODULE, or a torch::jit::Module");
+    return ModelTensors{};
   }
 }
 
+/// The module behind a holder or a shared_ptr.
 template <typename Module>
-void set_training(Module& module, bool on) {
-  if constexpr (std::is_base_of_v<torch::jit::Module, Module>) {
-    module.train(on);
+auto& module_of(Module& module) {
+  if constexpr (requires { *module; }) {
+    return *module;
   } else {
-    module->train(on);
+    return module;
   }
 }
 
@@ -48,7 +55,7 @@ auto call_forward(Module& module, Args&&... args) {
     (inputs.emplace_back(std::forward<Args>(args)), ...);
     return module.forward(std::move(inputs));
   } else {
-    return module->forward(std::forward<Args>(args)...);
+    return module_of(module).forward(std::forward<Args>(args)...);
   }
 }
 

@@ -254,7 +254,7 @@ struct GetBatch {
 
 template <typename DatasetT, typename Collate>
 requires(!std::derived_from<DatasetT, Dataset> || !std::same_as<Collate, DefaultCollate> ||
-         HasBatches<DatasetT>)
+         HasBatches<DatasetT>)  //
     std::unique_ptr<BatchSource<BatchOf<DatasetT, Collate>>> make_batch_source(
         std::shared_ptr<DatasetT> dataset, const DistributedSampler& sampler, at::Device device,
         const LoaderOptions& options, Collate collate) {

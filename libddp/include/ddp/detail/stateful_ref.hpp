@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <string>
 
+#include "ddp/core/fields.hpp"
 #include "ddp/core/state_dict.hpp"
 
 namespace ddp {
@@ -15,6 +17,15 @@ class StatefulRef {
   template <typename Pointer>
   requires requires(Pointer& pointer) { static_cast<Stateful*>(pointer.get()); }
   StatefulRef(Pointer& pointer) : StatefulRef("", pointer.get()) {}
+  template <typename T>
+  requires(!std::derived_from<T, Stateful> && !requires(T & pointer) {
+    static_cast<Stateful*>(pointer.get());
+  }) StatefulRef(const T&) {
+    static_assert(
+        detail::always_false<T>,
+        "a Checkpointer stores objects of classes derived from ddp::Stateful, pointers to "
+        "them, and {name, object}: list the wrapped model, not its module");
+  }
   StatefulRef(const std::string& name, StatefulRef object) : StatefulRef(name, object.object_) {}
 
   Stateful& get() const { return *object_; }

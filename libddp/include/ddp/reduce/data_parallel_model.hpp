@@ -28,6 +28,10 @@ enum class BroadcastBuffers {
   Off,
 };
 
+/// How a bucket is reduced. None: all-reduce in the gradients' dtype. See comm_hook.hpp for hooks
+/// of a program's own.
+enum class CommHookType { None, AllReduce, Fp16Compress, Bf16Compress, PowerSgd };
+
 inline constexpr NumberOrAuto kAutoBuckets = std::nullopt;  ///< ddp.bucket_cap_mb=auto
 
 /// Names and defaults are PyTorch's; docs/configuration.md describes each setting.
@@ -38,8 +42,9 @@ struct DdpOptions {
   bool static_graph = false;
   BroadcastBuffers broadcast_buffers = BroadcastBuffers::EachForward;
   bool init_sync = true;
+  bool seed_ranks = true;  ///< from wrapping on each rank draws other random numbers (dropout)
   std::vector<std::string> parameters_to_ignore{};
-  std::string comm_hook = "none";
+  CommHookType comm_hook = CommHookType::None;
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
@@ -76,8 +81,12 @@ struct ModelTensors {
   bool has_collective_forward = false;                 ///< the model contains a SyncBatchNorm
 };
 
+class DataParallelModel;
 class JoinScope;
 class Reducer;
+namespace detail {
+const ModelTensors& all_tensors(const DataParallelModel& model);
+}
 
 /// Keeps the replicas on a communicator's ranks equal. You can also construct it from a list
 /// (`ModelTensors{.parameters = …}`). Then call prepare_for_backward() after each forward.
@@ -85,7 +94,8 @@ class DataParallelModel : public Stateful {
  public:
   /// Collective. All ranks throw MismatchError with the first difference in names, order, shapes,
   /// strides, dtypes, requires_grad and settings. Then (init_sync) sends rank 0's parameters and
-  /// buffers. Throws SettingsError if nothing requires a gradient.
+  /// buffers, and (seed_ranks) seeds the default generators of all ranks but rank 0 differently.
+  /// Throws SettingsError if nothing requires a gradient.
   DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                     const DdpOptions& options = {});
   /// Move it before a Checkpointer, GraphedStep, join, Metrics or NoSync uses it. Optimizers follow
@@ -93,10 +103,11 @@ class DataParallelModel : public Stateful {
   DataParallelModel(DataParallelModel&&) noexcept;
   ~DataParallelModel() override;
 
+  std::vector<at::Tensor> parameters() const;  ///< as of the module: also frozen and ignored ones
+  const NamedParameters& named_parameters() const;  ///< the same, with names
   /// Parameters that required a gradient at construction, in registration order. They may be frozen
   /// between steps (docs/semantics.md, "Frozen parameters").
-  const NamedParameters& named_parameters() const;
-  const ModelTensors& all_tensors() const;  ///< also always frozen and ignored tensors
+  const NamedParameters& trained_parameters() const;
   NamedParameters named_buffers() const;
   const CommunicatorPtr& communicator() const;
   const DdpOptions& options() const;
@@ -105,7 +116,7 @@ class DataParallelModel : public Stateful {
   bool is_joining() const;                  ///< true inside join()
   Reducer& reducer() const;                 ///< internal
 
-  /// Makes the .grad of each of named_parameters() undefined; writes no memory.
+  /// Makes the .grad of each of trained_parameters() undefined; writes no memory.
   void zero_grad();
   /// While the returned object lives, backward accumulates local gradients and sends nothing.
   /// Forward and backward must both run inside. The next backward averages the whole sum. Nests.
@@ -157,6 +168,7 @@ class DataParallelModel : public Stateful {
 
  private:
   friend class NoSync;
+  friend const ModelTensors& detail::all_tensors(const DataParallelModel& model);
   friend class JoinScope;
   struct Parts;
   std::unique_ptr<Parts> parts_;

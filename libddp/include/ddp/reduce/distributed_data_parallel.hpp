@@ -58,7 +58,7 @@ class DistributedDataParallel : public DataParallelModel {
 
   Module& module() { return module_; }
 
-  void train(bool on = true) { detail::set_training(module_, on); }
+  void train(bool on = true) { detail::module_of(module_).train(on); }
   /// Collective with broadcast_buffers=before_eval: sends rank 0's buffers to all ranks.
   void eval() {
     if (options().broadcast_buffers == BroadcastBuffers::BeforeEval) {

@@ -58,7 +58,7 @@ class Config {
   template <typename T>
   T section(const std::string& name) const {
     T options{};
-    read_section(name, [&](FieldVisitor& visitor) { describe_fields(options, visitor); });
+    read_section(name, [&](FieldVisitor& visitor) { detail::describe(options, visitor); });
     return options;
   }
 

@@ -25,6 +25,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cmath>
+#include <concepts>
 #include <functional>
 #include <map>
 #include <memory>
@@ -53,6 +54,12 @@ struct MetricValue {
   MetricValue(LoggedScalar scalar)  // NOLINT(google-explicit-constructor)
       : logged(std::move(scalar)) {}
   MetricValue(double value) : number(value) {}  // NOLINT(google-explicit-constructor)
+  template <typename T>
+  requires(!std::convertible_to<T, double> && !std::convertible_to<T, at::Tensor>)
+      MetricValue(const T&) {  // NOLINT(google-explicit-constructor)
+    static_assert(detail::always_false<T>,
+                  "a metric is a number, a one-element tensor, or a number of a GraphedStep's log");
+  }
 
   at::Tensor tensor = {};  ///< may require grad
   LoggedScalar logged = {};
@@ -110,9 +117,10 @@ class Metrics {
   void set_loader_wait(std::function<double()> total_ms);
 
   /// Collective. Call before the first step if it is not step 0, because a trace may begin there,
-  /// or to give the steps of the whole run, for the bar and the time that is left (0: as in
-  /// RunInfo).
-  void begin(int64_t first_step, int64_t num_steps = 0);
+  /// or to give the steps of the whole run, for the bar and the time that is left, and of an epoch,
+  /// for the epoch in each line (0: as in RunInfo). A loop over epochs has
+  /// `cfg.train.num_steps(steps_per_epoch)` steps.
+  void begin(int64_t first_step, int64_t num_steps = 0, int64_t steps_per_epoch = 0);
   /// Adds a value of an own metric to this step, before end_step. The next logging step's line and
   /// row have the metric reduced over its interval and all ranks. All ranks must log the same
   /// names, with weight 0 where there is no value. Otherwise the logging step ends the job with

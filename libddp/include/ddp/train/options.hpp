@@ -51,19 +51,27 @@ struct TrainOptions {
   bool allow_tf32 = false;                 ///< float32 matrix products in TF32 on CUDA
 
   /// Optimizer steps of the whole run: `epochs` times `steps_per_epoch`, at most `max_steps`; 0
-  /// disables either. Throws SettingsError if both are 0.
+  /// disables either. Throws SettingsError if both are 0, or if an epoch has no step.
   int64_t num_steps(int64_t steps_per_epoch) const;
 };
 void describe_fields(TrainOptions& options, FieldVisitor& visitor);
 
+enum class Resume {
+  Auto,    ///< from the newest valid checkpoint, if any
+  Never,   ///< start at step 0; an error if `dir` holds checkpoints
+  Require  ///< an error without a checkpoint
+};
+/// The best checkpoint to keep: the one with the smallest or largest metric.
+enum class KeepBest { Off, Min, Max };
+
 struct CheckpointOptions {
-  std::string dir = "";         ///< folder that all ranks see; empty: nothing is saved or restored
-  std::string resume = "auto";  ///< auto, never, require
+  std::string dir = "";  ///< folder that all ranks see; empty: nothing is saved or restored
+  Resume resume = Resume::Auto;
   int64_t every_steps = 0;      ///< 0: not by steps
   double every_minutes = 10.0;  ///< 0: not by time
   int64_t keep_last = 3;
-  std::string keep_best = "off";    ///< off, min, max: of the metric passed to Checkpointer::save
-  bool async = true;                ///< write from a background thread
+  KeepBest keep_best = KeepBest::Off;  ///< of the metric passed to Checkpointer::save
+  bool async = true;                   ///< write from a background thread
   int64_t max_failures = 3;         ///< failed saves in a row until training ends with exit code 73
   double stop_check_seconds = 1.0;  ///< interval of the ranks' stop checks
 
@@ -83,17 +91,20 @@ struct RunInfo {
   int64_t global_batch_size = 0;    ///< of all ranks; 0: batch_size_per_rank times the ranks
   double bucket_cap_mb = 0;
   std::string sample_unit = "samples";  ///< of StepMetrics::num_samples; rates: samples_per_second
-  int64_t max_steps = 0;                ///< for the progress bar and its ETA
+  int64_t max_steps = 0;                ///< for the progress bar and its ETA; see Metrics::begin
   int64_t steps_per_epoch = 0;          ///< for the epoch shown with each step
   std::string settings_text{};          ///< the resolved settings, saved in the run folder
 };
 
+/// Auto: a bar on a terminal, plain lines elsewhere.
+enum class ProgressStyle { Auto, Bar, Plain, Off };
+
 struct MetricsOptions {
-  int64_t log_every = 10;         ///< steps between log lines; 0: none
-  std::string dir = "runs";       ///< parent of run folders; empty: no files
-  std::string run_name = "";      ///< empty: the job id, or the time
-  std::string progress = "auto";  ///< auto (a bar on a terminal), bar, plain, off
-  int64_t repeat = 1;             ///< number of this run among a study's repeats
+  int64_t log_every = 10;     ///< steps between log lines; 0: none
+  std::string dir = "runs";   ///< parent of run folders; empty: no files
+  std::string run_name = "";  ///< empty: the job id, or the time
+  ProgressStyle progress = ProgressStyle::Auto;
+  int64_t repeat = 1;  ///< number of this run among a study's repeats
   bool csv = true;
   bool jsonl = true;
   int64_t trace_first_step = 0;  ///< first step in the trace

@@ -53,7 +53,7 @@ std::string reason_against_zero(const std::vector<ParameterSettings>& parameters
 ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
                              const std::vector<ParameterSettings>& parameters,
                              const OptimizerOptions& options)
-    : parameters_(model.named_parameters()),
+    : parameters_(model.trained_parameters()),
       settings_(parameters),
       options_(options),
       rule_(make_update_rule(options)),

@@ -114,7 +114,7 @@ void replace(cudaGraph_t graph, cudaGraphNode_t node, const cudaMemsetParams& me
 uint64_t hash_defined_gradients(const GraphedParts& parts) {
   FnvHash hash;
   for (auto* model : parts.models) {
-    for (const auto& parameter : model->named_parameters()) {
+    for (const auto& parameter : model->trained_parameters()) {
       hash.add(parameter.tensor.grad().defined() ? 1 : 2);
     }
   }

@@ -67,7 +67,7 @@ void StepCache::make_key(const StepCall& call) {
                           : -1);
   for (const auto* model : parts_.models) {
     key_.push_back(model->require_backward_grad_sync());
-    key_.push_back(static_cast<int64_t>(mode_key(model->all_tensors())));
+    key_.push_back(static_cast<int64_t>(mode_key(all_tensors(*model))));
   }
   key_.insert(key_.end(), call.host_numbers.begin(), call.host_numbers.end());
   for (const at::Tensor* input : call.inputs) {
@@ -81,7 +81,7 @@ void StepCache::make_key(const StepCall& call) {
 uint64_t StepCache::parts_fingerprint() const {
   FnvHash hash;
   for (auto* model : parts_.models) {
-    for (const auto& [name, tensor] : model->all_tensors().parameters) {
+    for (const auto& [name, tensor] : model->named_parameters()) {
       hash.add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
       hash.add((tensor.requires_grad() ? 1 : 2) + 4 * static_cast<uint64_t>(tensor.scalar_type()));
       for (const int64_t stride : tensor.strides()) {
