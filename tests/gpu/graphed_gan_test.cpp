@@ -39,7 +39,7 @@ class Gan {
               return train_generator(real.size(0), scalars);
             },
             GraphedStepOptions{.mode = mode, .name = "generator"}) {
-    context().seed_ranks(11);
+    torch::manual_seed(static_cast<uint64_t>(11 + rank()));
   }
 
   void run() {
