@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Samples per second of a TensorDataset: images of 784 floats in batches of 256, as whole batches
-// and stacked one by one. pytorch_tensors.py measures PyTorch's DataLoader on the same tensors.
+// See kUsage. pytorch_tensors.py measures PyTorch's DataLoader on the same tensors.
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -11,9 +10,15 @@
 
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/tensor_dataset.hpp"
+#include "ddp/train/command_line.hpp"
 
 namespace {
 
+constexpr char kUsage[] =
+    "usage: bench_tensors\n\n"
+    "Samples per second of a TensorDataset with 0, 1 and 2 workers: 784 floats each, in batches "
+    "of\n"
+    "256 that are loaded whole and stacked sample by sample.\n";
 constexpr int64_t kSamples = 60000;
 constexpr int64_t kBatch = 256;
 
@@ -38,7 +43,10 @@ double samples_per_second(Loader& loader) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (ddp::answer_command_line(argc, argv, kUsage)) {
+    return 0;
+  }
   const auto dataset = std::make_shared<ddp::TensorDataset>(
       torch::rand({kSamples, 784}), torch::randint(10, {kSamples}, torch::kLong));
   const ddp::DistributedSampler sampler(kSamples, 0, 1);
