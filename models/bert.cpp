@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "decoder_parts.hpp"
 

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "models/causal_lm.hpp"
 

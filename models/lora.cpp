@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "decoder_parts.hpp"
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "decoder_parts.hpp"
 

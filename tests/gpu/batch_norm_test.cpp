@@ -9,6 +9,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ddp/detail/fusable_norm.hpp"
 #include "lm_test.hpp"
 #include "ops/vision/batch_norm_call.hpp"
 #include "support/catch.hpp"

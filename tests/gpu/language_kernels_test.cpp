@@ -6,6 +6,7 @@
 #include <limits>
 #include <vector>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "lm_test.hpp"
 #include "support/catch.hpp"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ddp/amp/amp.hpp"
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "lm_test.hpp"
 #include "support/catch.hpp"

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ddp/data/counter_rng.hpp"
+#include "ddp/detail/counter_rng.hpp"
 
 namespace ddp {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ddp/data/counter_rng.hpp"
+#include "ddp/detail/counter_rng.hpp"
 
 namespace ddp::detail {
 

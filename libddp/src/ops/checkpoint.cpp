@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ops/tensor_launch.hpp"
 
 namespace ddp::ops {

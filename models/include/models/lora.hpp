@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 
 namespace models {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/detail/fusable_norm.hpp"
 #include "ddp/ops/vision.hpp"
 
 namespace models {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <vector>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "support/catch.hpp"
 

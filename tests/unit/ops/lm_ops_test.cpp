@@ -5,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "ops_test.hpp"
 #include "support/catch.hpp"

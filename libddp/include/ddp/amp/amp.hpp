@@ -53,11 +53,10 @@ class Autocast {
 ///     scaler.step(*optimizer, lr);
 ///     scaler.update();              // once, after all optimizers
 ///
-/// To clip, prefer clip_and_step(): it combines unscale_, clipping and step, reads the gradients
-/// once less and does not write them. A disabled scaler (AmpOptions::grad_scaling) passes
-/// everything through. All ranks decide alike, because the scaler checks reduced gradients. The
-/// host waits only in get_scale(), state_dict(), and step() of an optimizer without device
-/// found_inf.
+/// To clip, prefer clip_and_step(), which reads the gradients once less and does not write them. A
+/// disabled scaler passes everything through. All ranks decide alike, because the scaler checks
+/// reduced gradients. The host waits only in get_scale(), state_dict(), and step() of an optimizer
+/// without device found_inf.
 class GradScaler : public Stateful {
  public:
   /// Throws SettingsError for options out of range.

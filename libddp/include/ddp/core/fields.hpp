@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/describe.hpp"
 
 namespace ddp {
 
@@ -31,25 +32,6 @@ struct Field {
   bool may_differ = false;  ///< ranks may have different values (a rank, a local folder)
   bool common = false;      ///< also on the short page of --help
 };
-
-class FieldVisitor;
-
-namespace detail {
-template <typename T>
-inline constexpr bool always_false = false;
-
-/// Calls the describe_fields of T's namespace.
-template <typename T>
-void describe(T& options, FieldVisitor& visitor) {
-  if constexpr (requires { describe_fields(options, visitor); }) {
-    describe_fields(options, visitor);
-  } else {
-    static_assert(always_false<T>,
-                  "define void describe_fields(T&, ddp::FieldVisitor&) in the namespace of the "
-                  "settings struct T");
-  }
-}
-}  // namespace detail
 
 /// A number, or nothing if the library chooses it: written and read as "auto".
 using NumberOrAuto = std::optional<double>;
@@ -73,23 +55,11 @@ class FieldVisitor {
   /// An enumeration, printed and parsed by the names in `names`.
   template <typename E>
   void field(Field info, E& value, const std::vector<std::pair<std::string, E>>& names) {
-    std::string text;
-    for (const auto& [name, enumerator] : names) {
-      info.choices.push_back(name);
-      text = enumerator == value ? name : text;
-    }
-    field(info, text);
-    for (const auto& [name, enumerator] : names) {
-      value = name == text ? enumerator : value;
-    }
+    detail::visit_by_name(*this, std::move(info), value, names);
   }
-
   template <typename T>
   void field(const Field&, T&) {
-    static_assert(
-        detail::always_false<T>,
-        "a setting has one of the types of FieldVisitor::field; an enumeration needs names "
-        "as third argument: {{\"name\", T::Value}, …}");
+    detail::refuse_field_type<T>();
   }
 
   /// Nested options: their keys become "<name>.<key>".

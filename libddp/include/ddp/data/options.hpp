@@ -34,7 +34,6 @@ enum class EvalDecode {
 enum class CorruptPolicy { Error, Skip };
 enum class CachePolicy { Auto, Ram, Off };
 
-/// Bounds of Augment::RandomResizedCrop.
 struct RandomResizedCropOptions {
   double min_scale = 0.08;  ///< smallest share of the area
   double max_scale = 1.0;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/detail/describe.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp::detail {

@@ -4,8 +4,8 @@
 #include <concepts>
 #include <string>
 
-#include "ddp/core/fields.hpp"
 #include "ddp/core/state_dict.hpp"
+#include "ddp/detail/describe.hpp"
 
 namespace ddp {
 

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/detail/model_weights.hpp"
+
 namespace ddp::ops {
 
 enum class AttentionBackend {
@@ -182,24 +184,6 @@ at::Tensor gelu(const at::Tensor& x, const GeluOptions& options = {});
 ///   gate_up [..., 2 * width], gate first -> [..., width]
 at::Tensor swiglu(const at::Tensor& gate_up);
 
-/// Moves `parts`, which differ in the first dimension only, into one memory, where they follow each
-/// other: the weights of layers that read the same input, for one product. Values, names and
-/// gradients stay; a `.to()` separates them again.
-void join_rows(const std::vector<at::Tensor>& parts);
-/// All rows of `parts`; after join_rows() without a copy. The gradient goes to the parts (at most
-/// three).
-at::Tensor joined_rows(const std::vector<at::Tensor>& parts);
-
-/// A frozen weight [out, in] in FP8 (e4m3), once for the forward and once for the backward, each
-/// with a float32 scale per row of its matrix, which makes the row's largest magnitude 448.
-struct Fp8Weight {
-  at::Tensor values, scales;                        ///< float8_e4m3fn [out, in], float32 [out]
-  at::Tensor transposed_values, transposed_scales;  ///< float8_e4m3fn [in, out], float32 [in]
-};
-Fp8Weight quantize_weight(const at::Tensor& weight);
-/// Whether tensor cores of `device` multiply FP8 with a scale per row (CUDA 9.0).
-bool multiplies_fp8(at::Device device);
-
 struct LoraLinearOptions {
   double scale = 1;       ///< alpha / rank
   double dropout_p = 0;   ///< of the low-rank branch's input; 0 outside training
@@ -259,12 +243,6 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
                                               const at::Tensor& labels,
                                               const LinearCrossEntropyOptions& options = {});
 
-/// Reallocates `weight` [rows, columns] with a multiple of 128 rows, the additional rows zero.
-/// Keeps values, shape, name and gradient; results do not change. A `.to()` drops the padding.
-void pad_rows(at::Tensor& weight);
-/// `weight` with the rows added by pad_rows(), if any, sharing its memory, without gradient.
-at::Tensor padded_rows(const at::Tensor& weight);
-
 /// Runs `function(inputs)` without saving activations, and again in the backward with the same
 /// random numbers (torch.utils.checkpoint with use_reentrant=True). Apart from `inputs` and
 /// parameters, `function` must not depend on anything that changes in between. A parameter may be
@@ -272,8 +250,5 @@ at::Tensor padded_rows(const at::Tensor& weight);
 /// gradient. At least one input must require a gradient, or no gradient flows.
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                       const std::vector<at::Tensor>& inputs);
-/// True in `function` while checkpoint() runs it again: nobody reads the values of its result then,
-/// and its last op may skip computing them (`skips_result` of linear() and lora_linear()).
-bool is_recomputing();
 
 }  // namespace ddp::ops

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -85,16 +84,6 @@ struct BatchNormLayer {
   std::shared_ptr<StatisticsExchange> exchange = nullptr;
 };
 
-/// A normalisation module that these ops can replace. Models find it with a dynamic_cast.
-class FusableNorm {
- public:
-  virtual ~FusableNorm() = default;
-  /// nullopt if only the module's own forward can compute the layer.
-  virtual std::optional<BatchNormLayer> fusable_layer() const = 0;
-  /// num_batches_tracked, which the caller of these ops increments in training.
-  virtual at::Tensor batch_counter() const = 0;
-};
-
 /// Models with typed members derive from it so that convert_sync_batchnorm finds their layers.
 class NormOwner {
  public:
@@ -104,10 +93,6 @@ class NormOwner {
   /// Registers `replacement` (forward(Tensor) -> Tensor) under the child's name.
   virtual void replace_norm(const std::string& name, torch::nn::AnyModule replacement) = 0;
 };
-
-/// Zeroed int32 memory in which the kernels count blocks. Undefined during a capture, since memory
-/// of a graph must not be kept outside it.
-at::Tensor batch_norm_kernel_counters(const at::Tensor& weight);
 
 /// One activation that two consumers read: the next block's convolutions and its shortcut. The
 /// tensors share memory: do not modify them in place.

@@ -36,21 +36,8 @@ struct ParameterGroup {
   std::optional<double> weight_decay{};  ///< replaces OptimizerOptions::weight_decay
 };
 
-/// SGD, Adam and AdamW use the formulas of torch.optim with the same settings. Below: a parameter w
-/// with gradient g, weight decay d and learning rate lr (after its group's lr_scale).
-///
-/// LARS (You, Gitman, Ginsburg, arXiv:1708.03888, algorithm 1; as in MLPerf Training's references):
-///     ratio = trust_coefficient * |w| / (|g| + d * |w| + eps)
-///     m     = momentum * m + lr * ratio * (g + d * w)
-///     w     = w - m
-/// LAMB (You et al., arXiv:1904.00962, algorithm 2 with phi(x) = x and Adam's bias corrections;
-/// gradients are not divided by their norm: clip them, as NVIDIA's BERT does):
-///     m     = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2
-///     u     = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + d * w
-///     ratio = |w| / |u|
-///     w     = w - lr * ratio * u
-/// Norms are 2-norms over the whole parameter. The ratio is 1 if a norm is 0, and for parameters
-/// with one dimension (biases, norms) unless adapt_norm_and_bias.
+/// SGD, Adam and AdamW use the formulas of torch.optim with the same settings. LARS and LAMB use
+/// those of docs/semantics_training.md, "LARS and LAMB".
 struct OptimizerOptions {
   OptimizerType type = OptimizerType::Sgd;
   double weight_decay = 0.0;         ///< SGD, Adam: added to the gradient; AdamW: decoupled
@@ -81,12 +68,10 @@ class DataParallelModel;
 /// with dampening (which reads found_inf on the host until the first step that is not skipped).
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
-/// gradient arrives. The rule runs on the master, and the result is rounded into the parameter.
-/// Other code may write the parameter or replace its memory (set_data, module->to and back) at any
-/// time, also between replays of a captured step: where the master does not round to the
-/// parameter, the next update starts from the parameter. Loading state changes no parameter, so
-/// load the model's state too. State is saved as `state.<parameter name>.<slot>` with PyTorch's
-/// slots and `master`.
+/// gradient arrives (docs/semantics_training.md, "Optimizers"). Other code may write the parameter
+/// or replace its memory (set_data, module->to and back) at any time. Loading state changes no
+/// parameter, so load the model's state too. State is saved as `state.<parameter name>.<slot>` with
+/// PyTorch's slots and `master`.
 ///
 /// Throws SettingsError for settings out of range, a group whose patterns match nothing, duplicate
 /// names, parameters that are not dense real floating-point tensors, and zero1.
@@ -94,13 +79,9 @@ std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
                                           const OptimizerOptions& options);
 
 /// For a data-parallel model, which must outlive the optimizer's last step. With
-/// OptimizerOptions::zero1 each rank keeps and updates its part of every bucket
-/// (docs/semantics_training.md, "ZeRO-1"):
-/// - After a backward, `.grad` holds the mean in this rank's part only. Clip with
-///   clip_grad_norm_(model, …) or GradScaler::clip_and_step, not with a list of parameters.
-/// - After step() every `.grad` is undefined, as after zero_grad().
-/// - step(), scan_gradients() and state_dict() are collective. state_dict() is complete, on the
-///   host: any world size loads it, with zero1 or without.
+/// OptimizerOptions::zero1 each rank keeps and updates its part of every bucket, and `.grad` has
+/// the contents that docs/semantics_training.md, "ZeRO-1", lists. step(), scan_gradients() and
+/// state_dict() are then collective. state_dict() is complete, on the host.
 /// Throws SettingsError for LARS, LAMB, SGD with dampening, implementation=list, models that Flat
 /// does not support, models with a comm hook, and a second such optimizer of a model.
 std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,

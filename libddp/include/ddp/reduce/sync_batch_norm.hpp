@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "ddp/comm/communicator.hpp"
+#include "ddp/detail/fusable_norm.hpp"
 #include "ddp/ops/vision.hpp"
 
 namespace ddp {

@@ -4,67 +4,31 @@
 // evals.csv and evals.jsonl. Rank 0 writes to metrics.dir/<run name, job id or time>. The
 // constructor throws SettingsError (64) if another process uses that folder.
 //
-// Definitions (an interval is the steps since the last logging step):
-//   loss, accuracy    mean over all targets of all ranks in the interval (one per sample, unless
-//                     StepMetrics::num_targets says otherwise)
-//   grad_norm, lr     of the logging step
-//   step_ms           wall time of the interval / its steps, on the slowest rank
-//   samples_per_second of all ranks, by the wall time of the interval; per rank: divided by the
-//                     ranks. RunInfo::sample_unit sets the name, as in images_per_second;
-//                     tokens_per_second omits padding
-//   exposed_comm_ms   wait for reductions in the last backward, mean of ranks
-//   loader_wait_ms    wait for the loader per step, mean of ranks
-//   interval_seconds  wall time of the interval
-//   energy_j          of all ranks' GPUs (NVML's counter, which changes about ten times a second)
-//   peak_memory_gib   of the whole device (on the CPU: of the process), largest rank
-// The first step of a run, with its warm-up, counts for loss but not for time. Unknown values are
-// omitted. A loss or norm that is NaN is known, and shown as nan. The host waits for the device
-// only on logging steps. Other steps enqueue two small kernels, or none for logged numbers.
+// docs/semantics_training.md, "Metrics", defines the columns. Unknown values are omitted. A loss or
+// norm that is NaN is known, and shown as nan. The host waits for the device only on logging steps.
+// Other steps enqueue two small kernels, or none for logged numbers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cmath>
-#include <concepts>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/control_plane.hpp"
+#include "ddp/detail/metric_value.hpp"
 #include "ddp/train/options.hpp"
 #include "ddp/train/own_metrics.hpp"
-#include "ddp/train/step_log.hpp"
 
 namespace ddp {
 
 namespace detail {
 class MetricsImpl;
 }
-
-/// A one-element tensor, a number that a GraphedStep logged, or a number. A default value is not
-/// logged.
-struct MetricValue {
-  MetricValue() = default;
-  MetricValue(at::Tensor one_element)  // NOLINT(google-explicit-constructor)
-      : tensor(std::move(one_element)) {}
-  MetricValue(LoggedScalar scalar)  // NOLINT(google-explicit-constructor)
-      : logged(std::move(scalar)) {}
-  MetricValue(double value) : number(value) {}  // NOLINT(google-explicit-constructor)
-  template <typename T>
-  requires(!std::convertible_to<T, double> && !std::convertible_to<T, at::Tensor>)
-      MetricValue(const T&) {  // NOLINT(google-explicit-constructor)
-    static_assert(detail::always_false<T>,
-                  "a metric is a number, a one-element tensor, or a number of a GraphedStep's log");
-  }
-
-  at::Tensor tensor = {};  ///< may require grad
-  LoggedScalar logged = {};
-  std::optional<double> number = {};
-};
 
 /// The numbers of one step on this rank.
 struct StepMetrics {

@@ -39,12 +39,9 @@ struct NonFiniteError : Error {
 std::string first_non_finite(const NamedParameters& parameters);
 
 /// Checks the loss that each step logged, and the first parameter with a non-finite gradient.
-///
-///   Error   throws NonFiniteError naming step, parameter and rank. On GPUs up to 32 steps late,
-///           because the host does not wait for the device.
-///   Skip    the device drops the update on all ranks in that step, by found_inf. The forward's
-///           changes of buffers (BatchNorm's running statistics) remain.
-///   Ignore  does nothing.
+/// docs/semantics_training.md, "Losses and gradients that are not finite", says what each action
+/// does. Error throws NonFiniteError naming step, parameter and rank, on GPUs up to 32 steps late,
+/// because the host does not wait for the device.
 ///
 /// With an enabled GradScaler, inf in gradients is normal, so only the loss is checked. All ranks
 /// call all methods but watch() in the same order. The constructor's arguments outlive the guard.

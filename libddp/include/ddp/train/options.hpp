@@ -61,7 +61,6 @@ enum class Resume {
   Never,   ///< start at step 0; an error if `dir` holds checkpoints
   Require  ///< an error without a checkpoint
 };
-/// The best checkpoint to keep: the one with the smallest or largest metric.
 enum class KeepBest { Off, Min, Max };
 
 struct CheckpointOptions {

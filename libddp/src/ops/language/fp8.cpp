@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include "ddp/ops/language.hpp"
+#include "ddp/detail/model_weights.hpp"
 #include "ops/language/fp8_format.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "ddp/ops/language.hpp"
+#include "ddp/detail/model_weights.hpp"
 #include "ops/grad_target.hpp"
 
 namespace ddp::ops {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ops/autocast_off.hpp"
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"

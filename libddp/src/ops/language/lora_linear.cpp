@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "ops/autocast_off.hpp"
 #include "ops/gemm/gemm.hpp"

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "ddp/detail/fusable_norm.hpp"
 #include "ops/streams/private_stream.hpp"
 #include "ops/streams/stream_order.hpp"
 #include "ops/tensor_launch.hpp"
