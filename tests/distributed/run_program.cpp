@@ -63,8 +63,8 @@ void stop_with_failing_callback(ddp::Context& context, bool asks) {
   checkpointer.set_after_save(
       [](int64_t, const std::string&) { throw ddp::DataError("the copy failed"); });
   checkpointer.set_before_stop([&](int64_t done) {
-    ddp::log_info(ddp::concat("before the stop: ", checkpointer.last_saved_step() - done,
-                              " steps are not saved"));
+    ddp::log_error(ddp::concat("before the stop: ", checkpointer.last_saved_step() - done,
+                               " steps are not saved"));
   });
   for (int64_t step = 0; step < 3000; ++step) {
     context.set_progress(step, "forward");
