@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Checks that Clang (14 or newer) accepts libddp's sources and public headers: syntax only, after a build, with the
-# build's options.
+# Checks that Clang (14 or newer) accepts the sources and public headers of libddp and ddp_tokens: syntax only, after a
+# build, with the build's options.
 #
 # usage: scripts/check_clang.sh
 #   CLANG     the compiler (default: clang++)
@@ -24,9 +24,10 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-git ls-files 'libddp/include/*.hpp' | sed 's|libddp/include/\(.*\)|#include "\1"|' >"$work/headers.cpp"
+git ls-files 'libddp/include/*.hpp' | sed 's|libddp/include/\(.*\)|#include "\1"|' >"$work/ddp.cpp"
+git ls-files 'models/include/models/tokens/*.hpp' | sed 's|models/include/\(.*\)|#include "\1"|' >"$work/ddp_tokens.cpp"
 # Prints one command per line: the build's own, without options that only GCC knows or that write a file. The file
-# with all headers gets the options of target ddp.
+# with all headers of a target gets that target's options.
 python3 - "$DDP_BUILD/compile_commands.json" "$CLANG" "$work" >"$work/commands" <<'PYTHON'
 import json, pathlib, shlex, shutil, subprocess, sys
 
@@ -57,11 +58,14 @@ def print_commands(entries, copy):
 
 entries = [e for e in json.load(open(database, encoding="utf-8"))
            if e["file"].endswith((".cpp", ".cxx")) and "cmake_pch" not in e["file"]]
-targets = {name: [e for e in entries if f"/libddp/CMakeFiles/{name}.dir/" in "/" + e["output"]]
-           for name in ("ddp_core", "ddp_ops", "ddp")}
-if not targets["ddp_core"] or not targets["ddp"]:
-    sys.exit(f"{database} names no sources of libddp")
-targets["ddp"].append({**targets["ddp"][0], "file": f"{work}/headers.cpp"})
+targets = {name: [e for e in entries if f"/{folder}/CMakeFiles/{name}.dir/" in "/" + e["output"]]
+           for folder, name in (("libddp", "ddp_core"), ("libddp", "ddp_ops"), ("libddp", "ddp"),
+                                ("models/tokens", "ddp_tokens"))}
+for name in ("ddp_core", "ddp", "ddp_tokens"):
+    if not targets[name]:
+        sys.exit(f"{database} names no sources of {name}")
+for name in ("ddp", "ddp_tokens"):
+    targets[name].append({**targets[name][0], "file": f"{work}/{name}.cpp"})
 for name in targets:
     print_commands(targets[name], pathlib.Path(f"{work}/{name}.hxx"))
 PYTHON

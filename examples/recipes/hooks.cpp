@@ -77,7 +77,7 @@ void train_and_report(ddp::Context& ctx, const ddp::Config& cfg) {
   } catch (const std::exception& error) {
     // Failure, on each rank that throws: no collectives here, because other ranks may be elsewhere.
     ddp::log_error(ddp::concat("report of rank ", ctx.rank(), ": ", error.what()));
-    throw;  // ddp::run tells the other ranks, which would wait otherwise
+    throw;  // without it the job ends as a deadlock (70), and the cause is lost
   }
 }
 

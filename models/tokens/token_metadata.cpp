@@ -10,11 +10,15 @@
 #include "ddp/core/error.hpp"
 
 namespace models {
+namespace {
 
 using ddp::concat;
 using ddp::DataError;
 using ddp::load_safetensors;
 using ddp::ReadError;
+using ddp::Safetensors;
+
+}  // namespace
 
 std::vector<int64_t> TokenizerInfo::end_tokens() const {
   std::vector<int64_t> ids;

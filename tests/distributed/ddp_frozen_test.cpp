@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameters that are frozen between steps, as a GAN's discriminator is while its generator trains.
 #include <optional>
+#include <type_traits>
 
 #include "ddp/reduce/join.hpp"
 #include "distributed/zero_test_utils.hpp"
@@ -51,7 +52,7 @@ struct Networks {
 // One step of a GAN. `generate` and `judge` are the networks or their wrappers.
 template <typename Generate, typename Judge, typename StepOptimizer>
 void train_gan(Networks& networks, Generate& generate, Judge& judge, const torch::Tensor& noise,
-               const torch::Tensor& real, const StepOptimizer& step_optimizer) {
+               const torch::Tensor& real, bool no_sync, const StepOptimizer& step_optimizer) {
   set_requires_grad(*networks.discriminator, true);
   const auto fake = generate.forward(noise);
   networks.discriminator->zero_grad();
@@ -62,6 +63,12 @@ void train_gan(Networks& networks, Generate& generate, Judge& judge, const torch
   set_requires_grad(*networks.discriminator, false);
   networks.discriminator->zero_grad();
   networks.generator->zero_grad();
+  std::optional<NoSync> scope;  // of the discriminator: the generator's backward is averaged
+  if constexpr (std::is_base_of_v<DataParallelModel, Judge>) {
+    if (no_sync) {
+      scope.emplace(judge);
+    }
+  }
   torch::mse_loss(judge.forward(fake), torch::ones({real.size(0), 1}, real.options())).backward();
   for (const auto& parameter : networks.discriminator->parameters()) {
     REQUIRE_FALSE(parameter.grad().defined());
@@ -72,6 +79,7 @@ void train_gan(Networks& networks, Generate& generate, Judge& judge, const torch
 }  // namespace
 
 TEST_CASE("a GAN with a frozen discriminator trains as plain LibTorch does") {
+  const bool no_sync = GENERATE(false, true);
   Networks plain, ours;
   torch::optim::SGD plain_generator(
       plain.generator->parameters(),
@@ -86,9 +94,10 @@ TEST_CASE("a GAN with a frozen discriminator trains as plain LibTorch does") {
   const auto of_discriminator = make_optimizer(discriminator, rule);
   for (int step = 0; step < 6; ++step) {
     train_gan(plain, *plain.generator, *plain.discriminator, whole(noise_of, step),
-              whole(real_of, step),
+              whole(real_of, step), no_sync,
               [&](int which) { (which == 0 ? plain_generator : plain_discriminator).step(); });
     train_gan(ours, generator, discriminator, noise_of(rank(), step), real_of(rank(), step),
+              no_sync,
               [&](int which) { (which == 0 ? of_generator : of_discriminator)->step(0.25); });
   }
   for (const auto& [mine, expected] :
@@ -219,6 +228,21 @@ TEST_CASE("a weighted_backward of a frozen model is refused and leaves no count 
                         Catch::Contains("call it on the model that trains"));
     loss_sum.backward();
     REQUIRE(x.grad().defined());
+  }
+  set_requires_grad(*module, true);
+  model.weighted_backward(model.forward(batch_of(rank(), 1, 4)).sum(), 4);
+  (reference->forward(concatenated(1, 4)).sum() / (4 * world())).backward();
+  require_equal(grads_of(*module), grads_of(*reference));
+}
+
+TEST_CASE("a weighted_backward counts if all parameters are frozen after its forward") {
+  Mlp module, reference;
+  DistributedDataParallel model(module, group());
+  const auto loss_sum = model.forward(batch_of(rank(), 0, 4)).sum();
+  set_requires_grad(*module, false);
+  model.weighted_backward(loss_sum, 12);
+  for (const auto& parameter : module->parameters()) {
+    REQUIRE_FALSE(parameter.grad().defined());
   }
   set_requires_grad(*module, true);
   model.weighted_backward(model.forward(batch_of(rank(), 1, 4)).sum(), 4);

@@ -29,9 +29,12 @@ def python(script, *arguments):
 
 
 def run(output, *settings, code=0):
+    """`output`: what rank 0 must write, one text or a list."""
     launch = ["--launch", "env"] if ranks == "1" else []
+    expected = [output] if isinstance(output, str) else output
+    outputs = [word for text in expected for word in ("--expect-output", "0:" + text)]
     subprocess.run([launcher, "--ranks", ranks, "--timeout", "100", *launch, "--expect-exit", f"*:{code}",
-                    "--expect-output", "0:" + output, "--", program, "context.device=cpu", *settings], check=True)
+                    *outputs, "--", program, "context.device=cpu", *settings], check=True)
 
 
 def train_on_images(*settings):
@@ -74,7 +77,7 @@ def gan():
 def hooks():
     """A stop saves first; the next run continues there and reports its last checkpoint."""
     settings = ["checkpoint.dir=run", "checkpoint.stop_check_seconds=0.01", "train.max_steps=4000"]
-    run("before the stop after ", *settings, "loop.stop_after=20", code=75)
+    run(["after the save of ", "before the stop after "], *settings, "loop.stop_after=20", code=75)
     run("after the save of 4000 steps: run/step_0000004000", *settings, "loop.stop_after=20")
 
 

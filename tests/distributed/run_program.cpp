@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // ddp::run over several ranks:
 //
-//   run_program program.fault=none|blocked|stop|settings program.rank=1
+//   run_program program.fault=none|blocked|stop|settings|throw|after_save program.rank=1
 #include <torch/torch.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <optional>
 #include <thread>
 
 #include "core/detect_launch.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "ddp/train/checkpoint.hpp"
 #include "ddp/train/run.hpp"
+#include "unit/train/temporary_folder.hpp"
 
 namespace {
 
@@ -25,7 +28,7 @@ struct Program {
 void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
   visitor.field({.name = "fault",
                  .doc = "what goes wrong",
-                 .choices = {"none", "blocked", "stop", "settings", "throw"}},
+                 .choices = {"none", "blocked", "stop", "settings", "throw", "after_save"}},
                 options.fault);
   visitor.field({.name = "rank", .doc = "where"}, options.rank);
 }
@@ -47,8 +50,37 @@ class WaitsForPeers {
   ddp::Communicator& communicator_;
 };
 
+// A stop whose callback after the save throws on rank 0.
+void stop_with_failing_callback(ddp::Context& context, bool asks) {
+  std::optional<testing::TemporaryFolder> folder;
+  if (context.is_main()) {
+    folder.emplace();
+  }
+  ddp::CheckpointOptions options;
+  options.dir = context.control_plane().broadcast(folder ? folder->file("checkpoints") : "");
+  options.stop_check_seconds = 0.01;
+  ddp::Checkpointer checkpointer(context, options, {});
+  checkpointer.set_after_save(
+      [](int64_t, const std::string&) { throw ddp::DataError("the copy failed"); });
+  checkpointer.set_before_stop([&](int64_t done) {
+    ddp::log_error(ddp::concat("before the stop: ", checkpointer.last_saved_step() - done,
+                               " steps are not saved"));
+  });
+  for (int64_t step = 0; step < 3000; ++step) {
+    context.set_progress(step, "forward");
+    std::this_thread::sleep_for(1ms);
+    if (asks && step == 5) {
+      raise(SIGUSR1);
+    }
+    checkpointer.save_if_due(step);
+  }
+}
+
 void train(ddp::Context& context, const ddp::Config& config) {
   const auto program = config.section<Program>("program");
+  if (program.fault == "after_save") {
+    return stop_with_failing_callback(context, context.rank() == program.rank);
+  }
   const bool culprit = context.rank() == program.rank;
   ddp::StopSignal stop(context.control_plane(), 50ms);
   for (int64_t step = 0; step < 300; ++step) {

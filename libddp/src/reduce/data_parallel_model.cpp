@@ -54,9 +54,9 @@ void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options)
   }
 }
 
-void backward_with_count(Reducer& reducer, const JoinScope* join, bool is_trained,
+void backward_with_count(Reducer& reducer, const JoinScope* join, bool trains,
                          const at::Tensor& loss_sum, const std::function<void()>& add_count) {
-  if (!is_trained) {
+  if (!trains) {
     throw SettingsError(
         "weighted_backward of a model whose parameters are all frozen: the count would divide "
         "nothing; fix: call it on the model that trains, or call loss_sum.backward()");
@@ -77,10 +77,15 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, bool is_traine
   }
 }
 
-// `covers_all` is of the synchronised forward; freezing after it counts too.
-bool any_trained(const NamedParameters& parameters, bool covers_all) {
-  return !covers_all && std::any_of(parameters.begin(), parameters.end(),
-                                    [](const auto& entry) { return entry.tensor.requires_grad(); });
+// The reduction of a backward goes by the state at its synchronised forward. Freezing after that
+// forward changes nothing.
+bool is_trained(const DataParallelModel& model, const detail::FrozenParameters& frozen) {
+  if (model.require_backward_grad_sync()) {
+    return !frozen.covers_all();
+  }
+  const auto& parameters = model.trained_parameters();
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const auto& entry) { return entry.tensor.requires_grad(); });
 }
 
 bool sends_buffers_in_training(const DataParallelModel& model) {
@@ -285,9 +290,7 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
     throw SettingsError(concat("weighted_backward: count=", count,
                                " must be 0 or more; fix: give the number of items in loss_sum"));
   }
-  const bool is_trained = any_trained(trained_parameters(),
-                                      require_backward_grad_sync() && parts_->frozen->covers_all());
-  backward_with_count(*parts_->reducer, parts_->join, is_trained, loss_sum,
+  backward_with_count(*parts_->reducer, parts_->join, is_trained(*this, *parts_->frozen), loss_sum,
                       [&] { parts_->reducer->mean().add(count); });
 }
 
@@ -301,9 +304,7 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
                                : "an undefined tensor",
                "; fix: give one element on ", device, ", or the number itself as a double"));
   }
-  const bool is_trained = any_trained(trained_parameters(),
-                                      require_backward_grad_sync() && parts_->frozen->covers_all());
-  backward_with_count(*parts_->reducer, parts_->join, is_trained, loss_sum,
+  backward_with_count(*parts_->reducer, parts_->join, is_trained(*this, *parts_->frozen), loss_sum,
                       [&] { parts_->reducer->mean().add(count); });
 }
 

@@ -69,9 +69,8 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
 CheckpointerImpl::~CheckpointerImpl() {
   try {
     if (std::uncaught_exceptions() == exceptions_) {
-      after_save_ = nullptr;  // objects that it uses may be gone
       const ActivityScope activity(control_plane_, "save");
-      finish_pending();
+      finish_pending();  // without after_save_, whose objects may be gone
       if (history_.failure()) {
         defer_failure(*history_.failure());
       }
@@ -127,19 +126,26 @@ void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
     return;
   }
   finish_pending();
+  call_after_save();
   if (history_.would_repeat(history_.newest(), next)) {
     return;
   }
-  schedule_.note_save(Clock::now());
-  saver_.begin(next.done, metric, before_save_ ? before_save_() : "");
+  begin_save(next.done, metric);
   if (!options_.async) {
     finish_pending();
+    call_after_save();
   }
+}
+
+void CheckpointerImpl::begin_save(int64_t done, std::optional<double> metric) {
+  schedule_.note_save(Clock::now());
+  saver_.begin(done, metric, before_save_ ? before_save_() : "");
 }
 
 void CheckpointerImpl::wait() {
   const ActivityScope activity(control_plane_, "save");
   finish_pending();
+  call_after_save();
   if (const auto failure = history_.take_failure()) {
     throw SaveFailure(*failure);
   }
@@ -170,7 +176,23 @@ void CheckpointerImpl::finish_pending() {
   while (saver_.in_progress()) {
     saver_.wait_for_writer();
     exchange();
-    call_after_save();
+  }
+}
+
+// The job may be killed soon, so after_save_ runs only after the last save. An exception of
+// after_save_ is thrown after before_stop_, because the other ranks wait there.
+void CheckpointerImpl::call_hooks_of_stop(int64_t done) {
+  std::exception_ptr error;
+  if (last_saved_step() == done) {
+    try {
+      call_after_save();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  call_before_stop(done);
+  if (error) {
+    std::rethrow_exception(error);
   }
 }
 
@@ -179,6 +201,15 @@ void CheckpointerImpl::call_before_stop(int64_t done) {
   if (before_stop_) {
     before_stop_(done);
     control_plane_.barrier();
+  }
+}
+
+void CheckpointerImpl::save_for_stop(int64_t done) {
+  const ActivityScope activity(control_plane_, "save");
+  finish_pending();
+  if (last_saved_step() != done) {
+    begin_save(done, std::nullopt);
+    finish_pending();
   }
 }
 
@@ -194,10 +225,8 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<RankStatus>& statuse
                        " steps, no checkpoint was saved because checkpoint.dir is empty; fix: set "
                        "checkpoint.dir to a folder that all ranks see"));
   }
-  finish_pending();  // finishes the save in progress first
-  save(step, std::nullopt);
-  finish_pending();
-  call_before_stop(step + 1);
+  save_for_stop(step + 1);
+  call_hooks_of_stop(step + 1);
   if (last_saved_step() != step + 1) {
     const auto failure = history_.take_failure();
     throw SaveFailure(failure ? failure->rank : 0,
@@ -216,12 +245,12 @@ void CheckpointerImpl::save_if_due(int64_t step) {
     const ActivityScope activity(control_plane_, "checkpoint check");
     const auto statuses = exchange();
     schedule_.end_exchange(done, Clock::now(), slowest_step(statuses), statuses[0].pause_seconds);
-    call_after_save();
     due = due || statuses[0].due_by_time;
     if (std::any_of(statuses.begin(), statuses.end(),
                     [](const RankStatus& status) { return status.stop; })) {
       stop(step, statuses);
     }
+    call_after_save();
   }
   if (due) {
     save(step, std::nullopt);

@@ -57,8 +57,12 @@ class CheckpointerImpl {
   bool enabled() const { return !options_.dir.empty(); }
   std::vector<RankStatus> exchange();
   void call_after_save();
+  void begin_save(int64_t done, std::optional<double> metric);
+  /// Does not call after_save_.
   void finish_pending();
+  void save_for_stop(int64_t done);
   void stop(int64_t step, const std::vector<RankStatus>& statuses);
+  void call_hooks_of_stop(int64_t done);
   void call_before_stop(int64_t done);
   void defer_failure(const SaveFailure& failure) const;
 

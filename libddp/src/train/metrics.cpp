@@ -31,10 +31,19 @@ std::optional<double> take_out(std::vector<OwnResult>& results, const std::strin
   return value;
 }
 
-std::optional<double> value_of(const MetricValue& value) {
-  return value.tensor.defined()     ? std::optional(value.tensor.item<double>())
-         : value.logged.has_value() ? std::optional(value.logged.value())
-                                    : value.number;
+std::optional<double> read_value(const std::string& name, const MetricValue& value) {
+  if (value.tensor.defined()) {
+    check_one_element(name, value.tensor);
+    return value.tensor.item<double>();
+  }
+  return value.logged.has_value() ? std::optional(value.logged.value()) : value.number;
+}
+
+void check_count(const char* field, int64_t count) {
+  if (count < 0) {
+    throw SettingsError(concat("StepMetrics::", field, "=", count,
+                               " must be 0 or more; fix: give this rank's number in the step"));
+  }
 }
 
 std::vector<OwnResult> results_of(const std::map<std::string, double>& values) {
@@ -130,6 +139,8 @@ void MetricsImpl::log_epoch(const std::string& name, const MetricValue& value,
 }
 
 void MetricsImpl::add_losses(const StepMetrics& metrics) {
+  check_count("num_samples", metrics.num_samples);
+  check_count("num_targets", metrics.num_targets.value_or(0));
   const auto n = static_cast<double>(metrics.num_targets.value_or(metrics.num_samples));
   losses_.add("loss", metrics.loss, {.weight = n});
   losses_.add("num_correct", metrics.num_correct, {.reduction = MetricReduction::Sum, .weight = n});
@@ -138,6 +149,8 @@ void MetricsImpl::add_losses(const StepMetrics& metrics) {
 void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   steps_done_ = step + 1;
   add_losses(metrics);
+  own_.poll();
+  own_of_epoch_.poll();
   counter_.add_step(metrics.num_samples, /*timed=*/clock_.has_started());
   if (!clock_.has_started()) {
     clock_.start(SteadyClock::now(), sensors_.energy_joules());
@@ -160,13 +173,14 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
 }
 
 void MetricsImpl::read() {
+  LossSums losses;
   for (const OwnNumber& sum : losses_.take()) {
     const bool is_loss = sum.name == "loss";
-    (is_loss ? totals_.loss_sum : totals_.correct) += sum.value;
-    (is_loss ? totals_.loss_samples : totals_.correct_samples) += sum.weight;
+    (is_loss ? losses.loss_sum : losses.correct) = sum.value;
+    (is_loss ? losses.loss_samples : losses.correct_samples) = sum.weight;
   }
   wait_for_device();
-  RankCounter::Reading reading{.losses = totals_};
+  RankCounter::Reading reading{.losses = losses};
   reading.seconds = clock_.seconds(SteadyClock::now());
   reading.energy_j = clock_.joules(sensors_.energy_joules());
   if (loader_wait_) {
@@ -185,6 +199,7 @@ JobNumbers MetricsImpl::gather(RankNumbers own, bool to_all) {
 
 void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   read();
+  const auto grad_norm = read_value("grad_norm", metrics.grad_norm);  // may throw, on any rank
   auto own = counter_.since_log();
   own.exposed_comm_ms = exposed_comm_ ? exposed_comm_() : NAN;
   own.own = own_.take();
@@ -199,7 +214,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
       .loss = job.loss(),
       .accuracy = job.accuracy(),
       .lr = metrics.lr,
-      .grad_norm = value_of(metrics.grad_norm),
+      .grad_norm = grad_norm,
       .step_ms = if_measured(job.step_ms()),
       .samples_per_second = if_measured(job.samples_per_second()),
       .samples_per_second_per_rank = if_measured(job.samples_per_second() / job.world_size),

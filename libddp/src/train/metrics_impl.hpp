@@ -64,7 +64,6 @@ class MetricsImpl {
 
   MetricsFiles files_;
   OwnMetrics losses_, own_, own_of_epoch_;
-  LossTotals totals_;
   DeviceSensors sensors_;
   RankCounter counter_;
   TrainingClock clock_;

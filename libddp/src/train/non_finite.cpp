@@ -2,6 +2,7 @@
 #include "ddp/train/non_finite.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <cmath>
 #include <deque>

@@ -12,11 +12,19 @@
 
 namespace ddp::detail {
 
+void check_one_element(const std::string& name, const at::Tensor& value) {
+  if (value.numel() != 1) {
+    throw SettingsError(
+        concat("metric \"", name, "\" has ", value.numel(), " elements: it must have one"));
+  }
+}
+
 void OwnMetrics::add(const std::string& name, const MetricValue& value, const LogOptions& options) {
   if (!(options.weight >= 0) || std::isinf(options.weight)) {
     throw SettingsError(concat("the weight of metric \"", name, "\" is ", options.weight,
                                ": it must be at least 0 and finite"));
   }
+  poll();
   Entry& entry = find(name, options.reduction);
   entry.total.is_logged = true;
   if (options.weight == 0) {
@@ -26,7 +34,6 @@ void OwnMetrics::add(const std::string& name, const MetricValue& value, const Lo
     add_tensor(entry, value.tensor, options.weight);
   } else if (value.logged.has_value()) {
     entry.logged.emplace_back(value.logged, options.weight);
-    read_logged(entry, /*all=*/false);
   } else if (value.number) {
     entry.total.add(*value.number, options.weight);
   }
@@ -52,10 +59,7 @@ OwnMetrics::Entry& OwnMetrics::find(const std::string& name, MetricReduction red
 
 void OwnMetrics::add_tensor(Entry& entry, const at::Tensor& value, double weight) const {
   OwnNumber& total = entry.total;
-  if (value.numel() != 1) {
-    throw SettingsError(
-        concat("metric \"", total.name, "\" has ", value.numel(), " elements: it must have one"));
-  }
+  check_one_element(total.name, value);
   if (value.is_cpu() && !device_.is_cpu()) {  // a copy to the device would make the host wait
     return total.add(value.item<double>(), weight);
   }
@@ -92,6 +96,12 @@ void OwnMetrics::read_logged(Entry& entry, bool all) {
     const auto& [scalar, weight] = entry.logged.front();
     entry.total.add(scalar.value(), weight);
     entry.logged.pop_front();
+  }
+}
+
+void OwnMetrics::poll() {
+  for (Entry& entry : entries_) {
+    read_logged(entry, /*all=*/false);
   }
 }
 

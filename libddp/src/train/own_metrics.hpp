@@ -14,12 +14,18 @@
 
 namespace ddp::detail {
 
+/// Throws SettingsError that names the metric unless `value` has one element.
+void check_one_element(const std::string& name, const at::Tensor& value);
+
 class OwnMetrics {
  public:
   explicit OwnMetrics(at::Device device) : device_(device) {}
 
   /// The host does not wait. Throws SettingsError for a name or weight that cannot be used.
   void add(const std::string& name, const MetricValue& value, const LogOptions& options);
+  /// Reads the logged numbers of finished steps, whose memory later steps reuse. The host does not
+  /// wait. Call it after each step; add() does it too.
+  void poll();
   /// This rank's numbers since the last call, in the order of the names' first use. The host waits
   /// for the device.
   std::vector<OwnNumber> take();

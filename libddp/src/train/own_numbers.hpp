@@ -16,7 +16,7 @@ struct OwnNumber {
   std::string name;
   MetricReduction reduction = MetricReduction::Mean;
   double value = 0;        ///< a mean's sum of values times weights
-  double weight = 0;       ///< a mean's sum of weights
+  double weight = 0;       ///< the sum of weights
   int64_t count = 0;       ///< of values with a weight above 0
   bool is_logged = false;  ///< also without a value
 

@@ -10,6 +10,7 @@
 #include "ddp/ddp.hpp"
 #include "models/resnet.hpp"
 #include "models/simple_cnn.hpp"
+#include "models/tokens/token_dataset.hpp"
 
 namespace {
 
@@ -63,5 +64,9 @@ int main(int argc, char** argv) {
   const bool cnn = trains(models::SimpleCnn(models::SimpleCnnOptions{}), images);
   std::cout << "resnet18 " << (resnet ? "trains" : "does not train") << ", simple_cnn "
             << (cnn ? "trains" : "does not train") << "\n";
-  return resnet && cnn ? 0 : 1;
+  const bool tokens = models::valid_utf8("caf\xC3\xA9 \xFF") == "caf\xC3\xA9 \xEF\xBF\xBD";
+  if (!tokens) {
+    std::cerr << "ddp::tokens gives other bytes\n";
+  }
+  return resnet && cnn && tokens ? 0 : 1;
 }

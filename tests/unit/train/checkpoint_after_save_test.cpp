@@ -2,6 +2,7 @@
 // The callback after a checkpoint is complete: when, where and how often.
 #include <filesystem>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -95,4 +96,39 @@ TEST_CASE("the destructor finishes a save without the callback, whose objects ma
   }
   REQUIRE(calls == 0);
   REQUIRE(ddp::detail::list_checkpoints(options.dir).front().step == 1);
+}
+
+TEST_CASE("at a stop the callback waits for the last save, and its exception for before_stop") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.async = GENERATE(false, true);
+  options.stop_check_seconds = 0.001;
+  Saved told;
+  int64_t stopped[2] = {-1, -1};
+  const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
+    auto model = one_weight();
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    checkpointer.set_stop_check([] { return true; });
+    checkpointer.set_before_stop([&](int64_t done) { stopped[plane.rank()] = done; });
+    checkpointer.save(0);
+    checkpointer.wait();
+    checkpointer.set_after_save([&](int64_t steps_done, const std::string& path) {
+      told.emplace_back(steps_done, path);
+      throw std::runtime_error("the copy failed");
+    });
+    if (options.async) {
+      checkpointer.save(1);  // in progress at the stop
+    }
+    for (int64_t step = 2; step < 1000; ++step) {
+      checkpointer.save_if_due(step);
+    }
+  });
+  const int64_t done = stopped[0];
+  REQUIRE(done >= 3);
+  REQUIRE(stopped[1] == done);
+  REQUIRE(testing::message_of<std::runtime_error>(errors[0]) == "the copy failed");
+  REQUIRE_THAT(testing::message_of<ddp::Stop>(errors[1]), Catch::Contains("was asked to stop"));
+  const auto newest = ddp::detail::list_checkpoints(options.dir).front();
+  REQUIRE(newest.step == done);
+  REQUIRE(told == Saved{{done, options.dir + "/" + newest.name}});
 }

@@ -258,6 +258,59 @@ TEST_CASE("a NaN loss appears in every file") {
   REQUIRE(epoch.at("test_accuracy") == "");
 }
 
+TEST_CASE("an interval and an epoch after a loss of NaN or inf are finite again") {
+  const double bad = GENERATE(static_cast<double>(NAN), HUGE_VAL);
+  TemporaryFolder folder;
+  const auto options = metrics_in(folder);
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    const auto end_step = [&](int64_t step, double loss) {
+      metrics.end_step(step, {.loss = loss, .num_samples = 1, .num_correct = loss});
+    };
+    end_step(0, bad);
+    end_step(1, 1);
+    end_step(2, 2);
+    end_step(3, 4);
+    CHECK_FALSE(std::isfinite(*metrics.end_epoch(0).train_loss));
+    end_step(4, 5);
+    end_step(5, 7);
+    const auto epoch = metrics.end_epoch(1);
+    CHECK(epoch.train_loss == 6);
+    CHECK(epoch.train_accuracy == 6);
+  }));
+  const auto rows = read_csv(folder.file("run/steps.csv"));
+  REQUIRE(rows.size() == 3);
+  CHECK_FALSE(std::isfinite(std::stod(rows[0].at("loss"))));
+  CHECK(std::stod(rows[1].at("loss")) == 3);
+  CHECK(std::stod(rows[1].at("accuracy")) == 3);
+  CHECK(std::stod(rows[2].at("loss")) == 6);
+}
+
+TEST_CASE("a grad_norm of several elements is refused on all ranks") {
+  TemporaryFolder folder;
+  auto options = metrics_in(folder);
+  options.log_every = 1;
+  const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
+    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    metrics.end_step(0, {.num_samples = 1, .grad_norm = torch::zeros({2})});
+  });
+  for (const auto& error : errors) {
+    REQUIRE(error);
+    CHECK_THROWS_WITH(std::rethrow_exception(error),
+                      Catch::Contains("metric \"grad_norm\" has 2 elements"));
+  }
+}
+
+TEST_CASE("negative counts of a step are refused with their names") {
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  ddp::Metrics metrics(plane, at::kCPU, {}, {});
+  CHECK_THROWS_WITH(metrics.end_step(0, {.num_samples = -4}),
+                    Catch::Contains("num_samples=-4") && Catch::Contains("fix: "));
+  CHECK_THROWS_WITH(metrics.end_step(0, {.num_samples = 1, .num_targets = -3}),
+                    Catch::Contains("num_targets=-3") && Catch::Contains("fix: "));
+}
+
 TEST_CASE("energy is the sum over all ranks, and unknown if one rank does not report it") {
   ddp::detail::RankNumbers one{.energy_j = 1.5}, two{.energy_j = 2.25}, unknown;
   using ddp::detail::JobNumbers;

@@ -2,6 +2,8 @@
 // Metrics that a program names itself, from the calls to the rows.
 #include <torch/torch.h>
 
+#include <atomic>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -281,4 +283,52 @@ TEST_CASE("a writer gets the settings and all rows, on rank 0") {
     CHECK(recorder->tables == (is_main ? std::vector<std::string>{"steps", "evals", "epochs"}
                                        : std::vector<std::string>{}));
   }));
+}
+
+namespace {
+
+// A ring of a GraphedStep's numbers, in which this thread plays the device.
+std::shared_ptr<ddp::detail::StepRing> make_ring() {
+  using namespace ddp::detail;
+  auto* slots = new PublishedSlot[StepRing::kNumSlots]();
+  return std::make_shared<StepRing>(
+      StepRing::Slots(slots, [](PublishedSlot* made) { delete[] made; }), [] {});
+}
+
+void finish_step(ddp::detail::StepRing& ring, uint64_t sequence, double value) {
+  auto& slot = ring.slots()[sequence % ddp::detail::StepRing::kNumSlots];
+  slot.values[0] = value;
+  std::atomic_ref<uint64_t>(slot.sequence).store(sequence, std::memory_order_release);
+}
+
+}  // namespace
+
+TEST_CASE("a number that few steps log is read before its memory is reused") {
+  const bool logs_others = GENERATE(false, true);  // and else ends steps
+  TemporaryFolder folder;
+  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    auto options = every_second_step(folder);
+    options.log_every = 400;
+    Metrics metrics(plane, at::kCPU, {}, options);
+    const auto ring = make_ring();
+    for (uint64_t step = 1; step <= 400; ++step) {
+      ring->begin(step);
+      if (step == 1) {
+        metrics.log("fid", ring->log(step, 1)[0]);
+        metrics.log_epoch("test_fid", ring->log(step, 1)[0]);
+      }
+      finish_step(*ring, step, step == 1 ? 7 : 0);
+      if (logs_others) {
+        metrics.log("other", 1.0);
+        metrics.log_epoch("test_other", 1.0);
+      } else {
+        metrics.end_step(static_cast<int64_t>(step) - 1, {.num_samples = 1});
+      }
+    }
+    if (logs_others) {
+      metrics.end_step(399, {.num_samples = 1});
+    }
+    CHECK(metrics.end_epoch(0).own.at("test_fid") == 7);
+  }));
+  CHECK(rows_of(folder.file("run/steps.jsonl")).at(0).at("fid") == 7);
 }

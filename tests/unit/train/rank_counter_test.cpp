@@ -43,7 +43,7 @@ TEST_CASE("a log line has its own interval within the epoch") {
   counter.end_log();
   REQUIRE(counter.since_log().steps == 0);
   counter.add_step(8, true);
-  counter.read({.losses = {.loss_sum = 45}, .seconds = 7, .energy_j = 310});
+  counter.read({.losses = {.loss_sum = 5}, .seconds = 7, .energy_j = 310});
   REQUIRE(counter.since_log().seconds == 1);
   REQUIRE(counter.since_log().energy_j == 10);
   REQUIRE(counter.since_log().loss_sum == 5);
@@ -52,6 +52,19 @@ TEST_CASE("a log line has its own interval within the epoch") {
   counter.end_epoch();
   REQUIRE(counter.since_epoch().samples == 0);
   REQUIRE(counter.since_log().samples == 0);
+}
+
+TEST_CASE("a NaN loss stays in its own interval and epoch") {
+  RankCounter counter;
+  counter.read({.losses = {.loss_sum = NAN, .loss_samples = 1}});
+  counter.end_log();
+  counter.read({.losses = {.loss_sum = 3, .loss_samples = 1}});
+  REQUIRE(counter.since_log().loss_sum == 3);
+  REQUIRE(std::isnan(counter.since_epoch().loss_sum));
+  counter.end_epoch();
+  REQUIRE(counter.since_log().loss_sum == 0);
+  counter.read({.losses = {.loss_sum = 4, .loss_samples = 1}});
+  REQUIRE(counter.since_epoch().loss_sum == 4);
 }
 
 TEST_CASE("the loader wait is a mean over timed steps, without the first step") {

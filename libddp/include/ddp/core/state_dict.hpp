@@ -37,6 +37,7 @@ class Stateful {
   /// Names the object's entries: "model", "optimizer", … Unique per object.
   virtual std::string state_name() const = 0;
   /// Tensors may alias live memory: copy them to keep the result beyond the step.
+  /// Each rank's tensor is saved if the key starts with `rank_local.`, else rank 0's.
   virtual StateDict state_dict() const = 0;
   /// Throws MismatchError naming the first key that is missing, unexpected or of another shape; the
   /// object is then unchanged.

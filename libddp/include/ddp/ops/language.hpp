@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops of language models. The library's kernels run on CUDA in bf16 and fp16, with sizes that are
-// multiples of 8. Otherwise PyTorch's ops run.
+// Ops of language models. The library's kernels need CUDA (compute capability 8.0), bf16 or fp16,
+// and sizes that are multiples of 8 unless an op says otherwise. Else PyTorch's ops run.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -104,7 +104,8 @@ struct SplitHeadsOptions {
 ///   qkv [batch, seq, (heads + 2 kv_heads) * head_dim]: queries, keys, values
 ///
 /// The heads may share qkv's memory, and on CUDA the rotation is written there: do not read qkv
-/// afterwards. The backward writes one gradient of qkv.
+/// afterwards. The backward writes one gradient of qkv. The kernel needs a head_dim that is a
+/// multiple of 16.
 AttentionHeads split_heads(const at::Tensor& qkv, int64_t heads, int64_t kv_heads,
                            const SplitHeadsOptions& options = {});
 
@@ -176,7 +177,7 @@ struct GeluOptions {
 };
 
 /// gelu(x + bias), x Phi(x) (Hendrycks, Gimpel, arXiv:1606.08415). Saves only x. Give the bias here
-/// instead of to linear(): the kernel's backward makes its gradient in the same pass.
+/// instead of to linear(): the kernel's backward makes the bias's gradient in the same pass.
 at::Tensor gelu(const at::Tensor& x, const GeluOptions& options = {});
 
 /// silu(gate) * up (Shazeer, arXiv:2002.05202). Saves only its input.

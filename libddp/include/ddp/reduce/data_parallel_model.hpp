@@ -126,6 +126,7 @@ class DataParallelModel : public Stateful {
   /// backward makes .grad the gradient of (sum over ranks) / (sum of counts), the exact global
   /// mean. Under no_sync() counts add up. If float16 gradients of the sum overflow, multiply
   /// `loss_sum` and `count` by one constant, equal on all ranks and about 1 / (typical count).
+  /// Throws SettingsError if all parameters are frozen.
   void weighted_backward(const at::Tensor& loss_sum, double count);
   /// `count` is a one-element tensor on the model's device. Each replay of a CUDA graph reads its
   /// current value. Counts are added in float32, exact below 2^24. If the counts of all ranks are

@@ -94,8 +94,10 @@ class Checkpointer {
   /// Called on rank 0, in the training thread, when a checkpoint is complete on the disk: by the
   /// save(), save_if_due() or wait() that learns of the commit, with `async` some steps later. The
   /// destructor does not call it: call wait() first. `folder` is kept at least until the next save.
-  /// Other ranks do not wait, so call no collectives. An exception leaves that method, and the
-  /// checkpoint stays.
+  /// Keep it short: the other ranks wait in their next collective. Call no collectives. An
+  /// exception is thrown on rank 0 alone: let it end the run. Checkpoints that are not finite are
+  /// reported too. An agreed stop reports only its own save, and an exception is thrown after
+  /// before_stop.
   void set_after_save(
       std::function<void(int64_t steps_done, const std::string& folder)> after_save);
   /// Called on all ranks at an agreed stop, after the save (or its failure) and before save_if_due

@@ -20,11 +20,11 @@
 //
 // One call of the lambda is one whole optimizer step, with all micro-batches of gradient
 // accumulation (a batch may be a std::vector of batches). Values that change between steps must be
-// arguments or device tensors: the graph keeps the host values of the capture, and of the batch
-// those that for_each_tensor does not visit. The lambda must not wait for the device (.item(),
-// .cpu(), nonzero, indexing by a mask), copy from or to host memory, or make state that outlives
-// it. docs/semantics.md, "A step as a CUDA graph", lists what has a graph of its own, what cannot
-// be captured and what drops graphs.
+// arguments or device tensors, because the graph keeps the host values of the capture. libddp sees
+// only what for_each_tensor visits. Other members of a batch must be the same in every step. The
+// lambda must not wait for the device (.item(), .cpu(), nonzero, indexing by a mask). It must not
+// copy from or to host memory, or make state that outlives the call. docs/semantics.md, "A step as
+// a CUDA graph", lists what has a graph of its own, what cannot be captured and what drops graphs.
 #pragma once
 
 #include <cstdint>

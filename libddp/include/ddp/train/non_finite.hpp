@@ -3,13 +3,14 @@
 //
 //   ddp::NonFiniteGuard guard(ctx, cfg.train.non_finite, *optimizer, scaler);
 //   checkpointer.set_before_save([&] { return guard.before_save(); });
-//   for (…) {
-//     // in the step of a GraphedStep, which returns {loss, found.first_non_finite}:
-//     scaler.scale(guard.watch(loss)).backward();
-//     auto found = scaler.clip_and_step(*optimizer, scalars, max_norm, guard.skips());
-//     // after the step, before checkpointer.save_if_due(i):
-//     guard.end_step(i, {.loss = result.log[0], .first_non_finite = result.log[1]});
-//   }
+//   // in the lambda of a GraphedStep, which returns {loss, found.first_non_finite}:
+//   scaler.scale(guard.watch(loss)).backward();
+//   auto found = scaler.clip_and_step(*optimizer, scalars, max_norm, guard.skips());
+//   scaler.update();
+//   // in the loop, before checkpointer.save_if_due(i):
+//   auto result = step(…);
+//   guard.end_step(i, {.loss = result.log[0], .first_non_finite = result.log[1]});
+//   // after the loop:
 //   guard.check_weights();
 //
 // Loops without a GraphedStep use GradScaler::clip_and_step and Optimizer::non_finite_report().
