@@ -88,8 +88,9 @@ class FieldVisitor {
   void field(const Field&, T&) {
     static_assert(
         detail::always_false<T>,
-        "a setting has one of the types of FieldVisitor::field; an enumeration needs names "
-        "as third argument: {{\"name\", T::Value}, …}");
+        "a setting is a bool, int, int64_t, double, std::string, std::chrono::milliseconds, "
+        "ddp::NumberOrAuto, or a vector of int64_t, double or std::string; an enumeration needs "
+        "names as third argument: {{\"name\", T::Value}, …}");
   }
 
   /// Nested options: their keys become "<name>.<key>".
