@@ -21,7 +21,7 @@ if(DDP_HAS_CUDA)
 endif()
 set_target_properties(ddp_ops ddp ddp_models ddp_pretrained ddp_tokens PROPERTIES INSTALL_RPATH "$ORIGIN;${_torch_rpath}")
 
-install(TARGETS ddp_ops ddp ddp_with_pch ddp_models ddp_pretrained ddp_tokens EXPORT ddpTargets
+install(TARGETS ddp_ops ddp ddp_user_pch ddp_models ddp_pretrained ddp_tokens EXPORT ddpTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${DDP_INSTALL_CMAKEDIR})
 install(DIRECTORY libddp/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")

@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
     const auto num_steps = cfg.train.num_steps(loader.num_batches());
     ddp::LrSchedule lr_schedule(cfg.lr_schedule, num_steps);
     const auto first_step = checkpointer.restore();
-    metrics.begin(first_step, num_steps);
+    metrics.begin(first_step, num_steps, loader.num_batches());
     for (auto step = first_step; step < num_steps; ++step) {
       auto batch = loader.next();
       auto lr = lr_schedule.at(step);

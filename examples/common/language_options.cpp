@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <limits>
 #include <stdexcept>
 #include <utility>
 
@@ -75,13 +76,15 @@ models::Qwen2Options small_qwen2() {
   return options;
 }
 
-/// Random weights, the same on any number of ranks.
+/// Random weights, the same on any number of ranks. Later draws do not depend on their seed.
 template <typename Model, typename Options>
 auto make_random(const Options& options, const LanguageModelSettings& settings, at::Device device) {
+  const auto context_seed = torch::randint(std::numeric_limits<int64_t>::max(), {}, torch::kLong);
   torch::manual_seed(static_cast<uint64_t>(settings.seed));
   try {
     Model model(options, torch::TensorOptions().dtype(settings.dtype).device(device));
     model->reset_parameters();
+    torch::manual_seed(static_cast<uint64_t>(context_seed.item<int64_t>()));
     return model.ptr();
   } catch (const std::invalid_argument& error) {
     throw ddp::SettingsError(std::string("section model: ") + error.what());

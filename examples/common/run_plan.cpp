@@ -22,8 +22,6 @@ RunPlan plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_
   plan.epoch = {.steps = steps_per_epoch(batches_per_epoch, cfg.train.grad_accum_steps),
                 .samples_per_step = batch * cfg.train.grad_accum_steps};
   plan.num_steps = cfg.train.num_steps(plan.epoch.steps);
-  cfg.metrics.run.max_steps = plan.num_steps;
-  cfg.metrics.run.steps_per_epoch = plan.epoch.steps;
   if (cfg.lr_schedule.total_steps == 0) {
     cfg.lr_schedule.total_steps = plan.num_steps;
   }
@@ -50,7 +48,7 @@ StepSchedule::StepSchedule(const ddp::TrainOptions& train, int64_t batches_per_e
       eval_every_(train.eval_every),
       eval_every_steps_(train.eval_every_steps),
       batches_per_epoch_(batches_per_epoch),
-      steps_per_epoch_(steps_per_epoch(batches_per_epoch, train.grad_accum_steps)),
+      steps_per_epoch_(examples::steps_per_epoch(batches_per_epoch, train.grad_accum_steps)),
       num_steps_(num_steps),
       log_every_(log_every) {}
 

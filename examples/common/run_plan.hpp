@@ -28,8 +28,7 @@ struct RunPlan {
 };
 
 /// Plans a run whose ranks have `batches_per_epoch` batches each; compares this number between
-/// ranks (collective). Fills in the run's description for metrics, and the length of the learning
-/// rate schedule if unset.
+/// ranks (collective). Fills in the length of the learning rate schedule if unset.
 RunPlan plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_epoch);
 
 /// Options of a loader for an evaluation set: all samples, batches of train.eval_batch_size.
@@ -45,6 +44,7 @@ class StepSchedule {
   StepSchedule(const ddp::TrainOptions& train, int64_t batches_per_epoch, int64_t num_steps,
                int64_t log_every);
 
+  int64_t steps_per_epoch() const { return steps_per_epoch_; }
   int64_t epoch_of(int64_t step) const { return step / steps_per_epoch_; }
   /// Batches that the step accumulates. An epoch's last step takes the remaining ones.
   int64_t num_batches(int64_t step) const;

@@ -39,7 +39,7 @@ struct TrainingSettings {
   ddp::AmpOptions amp;
   int64_t num_steps = 0;   ///< optimizer steps of the whole run
   int64_t log_every = 10;  ///< gradient norm every so many steps, even without clipping
-  /// Min: of the test loss, Max: of the test accuracy.
+  /// Min uses the test loss, Max the test accuracy.
   ddp::KeepBest keep_best = ddp::KeepBest::Off;
 };
 
@@ -160,7 +160,7 @@ TrainingSummary TrainingLoop<Batch>::run(ddp::Checkpointer& checkpointer, int64_
   }
   parts_.module.train();
   checkpointer.set_before_save([this] { return guard_.before_save(); });
-  parts_.metrics.begin(first_step);
+  parts_.metrics.begin(first_step, settings_.num_steps, schedule_.steps_per_epoch());
   if (settings_.train.eval_first && first_step == 0) {
     summary.test_before = evaluate_after(0);
   }

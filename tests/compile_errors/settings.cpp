@@ -22,9 +22,9 @@ struct Unnamed {
   float scale = 1;
 };
 void describe_fields(Unnamed& options, ddp::FieldVisitor& visitor) {
-  // error: a setting has one of the types of FieldVisitor::field; an enumeration needs names
+  // error: or a vector of int64_t, double or std::string; an enumeration needs names
   visitor.field({.name = "shape", .doc = "d"}, options.shape);
-  // error: a setting has one of the types of FieldVisitor::field; an enumeration needs names
+  // error: or a vector of int64_t, double or std::string; an enumeration needs names
   visitor.field({.name = "scale", .doc = "d"}, options.scale);
 }
 

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "ddp/amp/amp.hpp"
+#include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"
@@ -38,6 +40,11 @@ void save_wrong_objects(const ddp::Context& context, ddp::DataParallelModel& mod
   torch::nn::Linear module(2, 2);
   // error: a Checkpointer stores objects of classes derived from ddp::Stateful, pointers to them
   ddp::Checkpointer of_module(context, {}, {model, {"module", module}});
+  // error: keep the object in a variable that is not const
+  ddp::Checkpointer of_temporary(context, {}, {model, ddp::make_optimizer(model, {})});
+  const ddp::GradScaler scaler;
+  // error: keep the object in a variable that is not const
+  ddp::Checkpointer of_const(context, {}, {model, scaler});
 }
 
 void log_wrong_metrics(ddp::Metrics& metrics) {
@@ -45,4 +52,5 @@ void log_wrong_metrics(ddp::Metrics& metrics) {
   metrics.log("scores", std::vector<double>{0.1, 0.2});
   // error: a metric is a number, a one-element tensor, or a number of a GraphedStep's log
   metrics.end_step(0, {.loss = std::string("0.5")});
+  metrics.log("loss", torch::ones(1).item());  // right, for comparison
 }

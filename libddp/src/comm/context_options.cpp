@@ -80,9 +80,10 @@ void describe_fields(ContextOptions& options, FieldVisitor& visitor) {
        .common = true},
       options.device,
       {{"auto", DeviceChoice::Auto}, {"cpu", DeviceChoice::Cpu}, {"cuda", DeviceChoice::Cuda}});
-  visitor.field(
-      {.name = "seed", .doc = "Seed for the initial weights; equal on all ranks.", .min = 0},
-      options.seed);
+  visitor.field({.name = "seed",
+                 .doc = "Seed for initial weights, dropout and noise; equal on all ranks.",
+                 .min = 0},
+                options.seed);
   visitor.field({.name = "plan_file",
                  .doc = "File that stores measured choices (all-reduce times, buckets, "
                         "algorithms) for the next run on the same hardware. Empty: only "

@@ -44,11 +44,13 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
        {"off", BroadcastBuffers::Off}});
   visitor.field({.name = "init_sync",
                  .doc = "Send rank 0's parameters and buffers at construction. Their names and "
-                        "shapes are compared either way."},
+                        "shapes are compared either way. If false, make all models before you "
+                        "wrap the first."},
                 options.init_sync);
   visitor.field({.name = "seed_ranks",
-                 .doc = "From wrapping on each rank draws other random numbers, as for dropout. "
-                        "false: ranks that were seeded equally draw the same numbers."},
+                 .doc = "After wrapping, each rank of the model's communicator draws its own "
+                        "random numbers, for example for dropout. false: ranks that were seeded "
+                        "equally draw the same numbers."},
                 options.seed_ranks);
   visitor.field({.name = "parameters_to_ignore",
                  .doc = "Names of parameters and buffers excluded from synchronization."},

@@ -172,7 +172,8 @@ void seed_ranks_differently(int rank) {
   std::unique_lock lock(generator.mutex());
   const uint64_t draw = at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
   lock.unlock();  // manual_seed locks it too
-  // The CPU generator uses 32 bits of a seed. A sum differs on all ranks in these bits too.
+  // The CPU generator uses 32 bits of a seed. At the first wrapping all ranks have the same draw,
+  // so the sums differ in these bits too. Later draws differ, and equal sums are a coincidence.
   at::manual_seed(draw + static_cast<uint64_t>(rank));
 }
 

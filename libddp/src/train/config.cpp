@@ -325,9 +325,6 @@ void Config::fill_in(const Settings& settings) {
   metrics.run.batch_size_per_rank = train.batch_size * train.grad_accum_steps;
   metrics.run.global_batch_size = loader.global_batch_size * train.grad_accum_steps;
   metrics.run.bucket_cap_mb = ddp.bucket_cap_mb.value_or(0);
-  if (settings.has("train.max_steps")) {  // else a loop over epochs would show the default's total
-    metrics.run.max_steps = train.max_steps;
-  }
   metrics.run.settings_text = to_table();
   checkpoint.settings_text = to_yaml();
 }

@@ -17,8 +17,8 @@ constexpr std::chrono::milliseconds kBarInterval{100};
 MetricsConsole::MetricsConsole(const MetricsOptions& options, bool is_main)
     : lines_(options.progress != ProgressStyle::Off),
       bar_(is_main && (options.progress == ProgressStyle::Bar ||
-                       (options.progress == ProgressStyle::Auto && ::isatty(STDERR_FILENO) == 1))),
-      max_steps_(options.run.max_steps) {}
+                       (options.progress == ProgressStyle::Auto && ::isatty(STDERR_FILENO) == 1))) {
+}
 
 MetricsConsole::~MetricsConsole() {
   clear_bar();

@@ -37,7 +37,7 @@ class MetricsConsole {
 
   const bool lines_;
   const bool bar_;
-  int64_t max_steps_;
+  int64_t max_steps_ = 0;
   Clock::time_point bar_time_{};
   LoggedNumbers last_;  ///< of the last line
 };

@@ -60,7 +60,7 @@ class MetricsImpl {
   std::function<double()> loader_wait_;
   int64_t steps_done_ = 0;
   int64_t evaluated_steps_ = -1;  // done at the last add_evaluation
-  int64_t num_steps_, steps_per_epoch_;
+  int64_t num_steps_ = 0, steps_per_epoch_ = 0;
 
   MetricsFiles files_;
   OwnMetrics losses_, own_, own_of_epoch_;

@@ -12,15 +12,19 @@ int64_t TrainOptions::num_steps(int64_t steps_per_epoch) const {
     throw SettingsError(
         "train.epochs=0 and train.max_steps=0: the run would have no end; fix: set one of them");
   }
+  if (epochs <= 0) {
+    return max_steps;
+  }
   if (steps_per_epoch <= 0) {
     throw SettingsError(concat(
         "an epoch has ", steps_per_epoch, " optimizer steps, so nothing would be trained: a rank ",
         "has fewer samples than one step takes (train.batch_size=", batch_size,
         ", train.grad_accum_steps=", grad_accum_steps,
-        "); fix: set a smaller train.batch_size, or loader.drop_last=false, or use more data"));
+        "); fix: set a smaller train.batch_size, train.grad_accum_steps or "
+        "loader.global_batch_size, or loader.drop_last=false, or use more data"));
   }
   const int64_t by_epochs = epochs * steps_per_epoch;
-  return epochs <= 0 ? max_steps : max_steps <= 0 ? by_epochs : std::min(by_epochs, max_steps);
+  return max_steps <= 0 ? by_epochs : std::min(by_epochs, max_steps);
 }
 
 static void describe_evaluation(TrainOptions& o, FieldVisitor& v) {

@@ -171,7 +171,8 @@ class UnusedSettingsCheck {
       config_.require_all_used();
     }
   }
-  /// False after a loop over train.epochs=0, for example.
+  /// False after a loop over train.epochs=0, for example. A run that resumes at its end announces
+  /// the number of steps that were done, so nothing is reported although it trains nothing.
   bool saw_a_step() const { return newest_ > 0; }
 
  private:
@@ -189,8 +190,9 @@ void train(Context& context, const Config& config, const RunFunction& function,
   detail::ContextHandle(context).throw_deferred_failure();
   use_check.at_end();
   if (context.is_main() && config.metrics.usage.is_set() && !use_check.saw_a_step()) {
-    log_info(concat("the program ended without a training step (train.epochs=", config.train.epochs,
-                    ", train.max_steps=", config.train.max_steps, ")"));
+    log_warning(concat("the program ended without a training step (train.epochs=",
+                       config.train.epochs, ", train.max_steps=", config.train.max_steps,
+                       "); fix: set train.epochs, or loop over cfg.train.num_steps(...)"));
   }
 }
 

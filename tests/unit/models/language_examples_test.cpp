@@ -104,6 +104,13 @@ TEST_CASE("models are made with the sizes that settings name") {
   };
   CHECK(torch::equal(weights_of(1), weights_of(1)));
   CHECK_FALSE(torch::equal(weights_of(1), weights_of(2)));
+  const auto drawn_after = [&](uint64_t context_seed, int64_t model_seed) {
+    torch::manual_seed(context_seed);
+    weights_of(model_seed);
+    return torch::rand({8});
+  };
+  CHECK(torch::equal(drawn_after(1, 1), drawn_after(1, 2)));
+  CHECK_FALSE(torch::equal(drawn_after(1, 1), drawn_after(2, 1)));
   auto module = examples::make_qwen2({}, 64, context);
   CHECK_THROWS_WITH(examples::make_qwen2({.common = {.init = "pretrained"}}, 64, context),
                     Catch::Contains("model.init=pretrained needs model.path"));

@@ -15,7 +15,6 @@ using testing::stderr_of;
 ddp::MetricsOptions shown_as(ProgressStyle progress) {
   ddp::MetricsOptions options;
   options.progress = progress;
-  options.run.max_steps = 10;
   return options;
 }
 
@@ -26,6 +25,7 @@ const std::string kClear = "\r\033[K";
 TEST_CASE("a bar shows the last line's numbers, and stays below all log lines") {
   const auto text = stderr_of([] {
     MetricsConsole console(shown_as(ProgressStyle::Bar), /*is_main=*/true);
+    console.set_max_steps(10);
     console.log_step({.step = 4, .loss = 0.5, .step_ms = 1000});
     console.draw_bar(4, /*force=*/true);
     ddp::log_info("another thread's line");
@@ -44,6 +44,7 @@ TEST_CASE("a bar shows the last line's numbers, and stays below all log lines") 
 TEST_CASE("a bar is drawn at most every 100 ms unless forced") {
   const auto text = stderr_of([] {
     MetricsConsole console(shown_as(ProgressStyle::Bar), true);
+    console.set_max_steps(10);
     for (int64_t done = 1; done < 10; ++done) {
       console.draw_bar(done, false);
     }
@@ -58,6 +59,7 @@ TEST_CASE("progress=off shows nothing, plain shows lines, other ranks show no ba
   const auto output = [](ProgressStyle progress, bool is_main) {
     return stderr_of([&] {
       MetricsConsole console(shown_as(progress), is_main);
+      console.set_max_steps(10);
       if (is_main) {
         console.log_step({.step = 4, .loss = 0.5});
       }

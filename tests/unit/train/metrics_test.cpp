@@ -172,8 +172,6 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and counted onc
   options.run = {.precision = "fp32",
                  .batch_size_per_rank = 8,
                  .bucket_cap_mb = 25,
-                 .max_steps = 6,
-                 .steps_per_epoch = 4,
                  .settings_text = "a: 1\n"};
   options.repeat = 3;
   ddp::EpochResult result;
@@ -186,6 +184,7 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and counted onc
     TimedLoader loader;
     metrics.observe(model);
     metrics.observe(loader);
+    metrics.begin(0, /*num_steps=*/6, /*steps_per_epoch=*/4);
     const auto epoch = take_six_steps(metrics, rank, loader);
     if (rank == 0) {
       result = epoch;

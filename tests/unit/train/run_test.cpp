@@ -153,7 +153,9 @@ TEST_CASE("a program that ends without a training step says so") {
   };
   const Ended none = run_program(program, {"metrics.dir="});
   CHECK(none.code() == 0);
-  CHECK(none.says("without a training step (train.epochs=0, train.max_steps=1000)"));
+  CHECK(
+      none.says("without a training step (train.epochs=0, train.max_steps=1000); fix: set "
+                "train.epochs, or loop over cfg.train.num_steps(...)"));
   const Ended two = run_program(program, {"metrics.dir=", "train.epochs=1"});
   CHECK(two.code() == 0);
   CHECK_FALSE(two.says("without a training step"));

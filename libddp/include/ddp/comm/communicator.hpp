@@ -124,7 +124,7 @@ struct CommunicatorOptions {
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step has ended
   int64_t nccl_min_ctas = 0;                                ///< 0: NCCL chooses
   int64_t nccl_max_ctas = 0;
-  /// Of all-reduces of float sums and means in memory from allocate().
+  /// Algorithm of all-reduces of float sums and means in memory from allocate().
   NcclAlgorithm nccl_algorithm = NcclAlgorithm::Ring;
   /// Debugging: before each collective the host waits for the slowest rank and compares the ranks'
   /// calls. Does not check send(), recv(), replays and captures; GraphedStep compares captures.

@@ -27,7 +27,8 @@ struct ContextOptions {
   CommunicatorOptions communicator{};
   ControlPlaneOptions control_plane{};
   LaunchArguments launch;
-  int64_t seed = 0;  ///< of all ranks; DdpOptions::seed_ranks makes them differ later
+  /// Seeds the default generators of all ranks equally; see DdpOptions::seed_ranks.
+  int64_t seed = 0;
   /// Rank 0 reads this file at the start and writes it after choices were measured; empty: none.
   std::string plan_file;
   /// Not a setting: set_progress calls it before `step` (>= 0) begins.

@@ -44,9 +44,11 @@ void visit_by_name(Visitor& visitor, FieldT info, E& value,
 
 template <typename T>
 void refuse_field_type() {
-  static_assert(always_false<T>,
-                "a setting has one of the types of FieldVisitor::field; an enumeration needs names "
-                "as third argument: {{\"name\", T::Value}, …}");
+  static_assert(
+      always_false<T>,
+      "a setting is a bool, int, int64_t, double, std::string, std::chrono::milliseconds, "
+      "ddp::NumberOrAuto, or a vector of int64_t, double or std::string; an enumeration "
+      "needs names as third argument: {{\"name\", T::Value}, …}");
 }
 
 }  // namespace ddp::detail

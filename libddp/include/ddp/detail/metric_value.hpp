@@ -21,6 +21,8 @@ struct MetricValue {
   MetricValue(LoggedScalar scalar)  // NOLINT(google-explicit-constructor)
       : logged(std::move(scalar)) {}
   MetricValue(double value) : number(value) {}  // NOLINT(google-explicit-constructor)
+  MetricValue(const at::Scalar& item)           // NOLINT(google-explicit-constructor)
+      : number(item.toDouble()) {}
   template <typename T>
   requires(!std::convertible_to<T, double> && !std::convertible_to<T, at::Tensor>)
       MetricValue(const T&) {  // NOLINT(google-explicit-constructor)

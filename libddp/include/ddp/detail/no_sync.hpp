@@ -7,7 +7,8 @@ namespace ddp {
 
 class DataParallelModel;
 
-/// See DataParallelModel::no_sync(). It may be moved, and kept in a std::optional.
+/// See DataParallelModel::no_sync(). It may be moved, and kept in a std::optional. The
+/// model outlives it.
 class [[nodiscard]] NoSync {
  public:
   explicit NoSync(DataParallelModel& model);

@@ -3,6 +3,7 @@
 
 #include <concepts>
 #include <string>
+#include <type_traits>
 
 #include "ddp/core/state_dict.hpp"
 #include "ddp/detail/describe.hpp"
@@ -13,19 +14,9 @@ namespace ddp {
 /// empty), or a name and one of these.
 class StatefulRef {
  public:
-  StatefulRef(Stateful& object) : StatefulRef("", &object) {}
-  template <typename Pointer>
-  requires requires(Pointer& pointer) { static_cast<Stateful*>(pointer.get()); }
-  StatefulRef(Pointer& pointer) : StatefulRef("", pointer.get()) {}
   template <typename T>
-  requires(!std::derived_from<T, Stateful> && !requires(T & pointer) {
-    static_cast<Stateful*>(pointer.get());
-  }) StatefulRef(const T&) {
-    static_assert(
-        detail::always_false<T>,
-        "a Checkpointer stores objects of classes derived from ddp::Stateful, pointers to "
-        "them, and {name, object}: list the wrapped model, not its module");
-  }
+  requires(!std::same_as<std::remove_cvref_t<T>, StatefulRef>) StatefulRef(T&& object)
+      : StatefulRef("", address_of<T>(object)) {}
   StatefulRef(const std::string& name, StatefulRef object) : StatefulRef(name, object.object_) {}
 
   Stateful& get() const { return *object_; }
@@ -34,6 +25,29 @@ class StatefulRef {
 
  private:
   StatefulRef(const std::string& name, Stateful* object);
+  // T as deduced for T&&: a reference for variables.
+  template <typename T>
+  static Stateful* address_of(std::remove_reference_t<T>& object) {
+    using Object = std::remove_reference_t<T>;
+    constexpr bool is_object = std::derived_from<Object, Stateful>;
+    constexpr bool is_pointer = requires {
+      static_cast<Stateful*>(object.get());
+    };
+    static_assert(is_object || is_pointer,
+                  "a Checkpointer stores objects of classes derived from ddp::Stateful, pointers "
+                  "to them, and {name, object}: list the wrapped model, not its module");
+    constexpr bool is_kept =
+        std::is_lvalue_reference_v<T> && (is_pointer || !std::is_const_v<Object>);
+    static_assert(is_kept || !(is_object || is_pointer),
+                  "a Checkpointer uses the object until it ends: keep the object in a variable "
+                  "that is not const");
+    if constexpr (is_object && is_kept) {
+      return &object;
+    } else if constexpr (is_pointer) {
+      return object.get();
+    }
+    return nullptr;
+  }
 
   Stateful* object_;
   std::string name_;

@@ -42,7 +42,7 @@ struct DdpOptions {
   bool static_graph = false;
   BroadcastBuffers broadcast_buffers = BroadcastBuffers::EachForward;
   bool init_sync = true;
-  bool seed_ranks = true;  ///< from wrapping on each rank draws other random numbers (dropout)
+  bool seed_ranks = true;  ///< each rank of the communicator draws its own random numbers (dropout)
   std::vector<std::string> parameters_to_ignore{};
   CommHookType comm_hook = CommHookType::None;
   int64_t powersgd_rank = 1;

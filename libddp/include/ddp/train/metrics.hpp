@@ -80,10 +80,10 @@ class Metrics {
   void set_exposed_comm(std::function<double()> last_backward_ms);
   void set_loader_wait(std::function<double()> total_ms);
 
-  /// Collective. Call before the first step if it is not step 0, because a trace may begin there,
-  /// or to give the steps of the whole run, for the bar and the time that is left, and of an epoch,
-  /// for the epoch in each line (0: as in RunInfo). A loop over epochs has
-  /// `cfg.train.num_steps(steps_per_epoch)` steps.
+  /// Collective. Call before the first step, at least if that is not step 0: a trace may begin
+  /// there. `num_steps` is for the bar and the time that is left, `steps_per_epoch` for the epoch
+  /// in each line (0: unknown). A loop over epochs has `cfg.train.num_steps(steps_per_epoch)`
+  /// steps.
   void begin(int64_t first_step, int64_t num_steps = 0, int64_t steps_per_epoch = 0);
   /// Adds a value of an own metric to this step, before end_step. The next logging step's line and
   /// row have the metric reduced over its interval and all ranks. All ranks must log the same

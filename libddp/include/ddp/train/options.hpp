@@ -51,7 +51,8 @@ struct TrainOptions {
   bool allow_tf32 = false;                 ///< float32 matrix products in TF32 on CUDA
 
   /// Optimizer steps of the whole run: `epochs` times `steps_per_epoch`, at most `max_steps`; 0
-  /// disables either. Throws SettingsError if both are 0, or if an epoch has no step.
+  /// disables either. Throws SettingsError if both are 0, or if `epochs` is set and an epoch has no
+  /// step. With `epochs` = 0 it may be 0: DataLoader::next() refuses data without a batch.
   int64_t num_steps(int64_t steps_per_epoch) const;
 };
 void describe_fields(TrainOptions& options, FieldVisitor& visitor);
@@ -90,8 +91,6 @@ struct RunInfo {
   int64_t global_batch_size = 0;    ///< of all ranks; 0: batch_size_per_rank times the ranks
   double bucket_cap_mb = 0;
   std::string sample_unit = "samples";  ///< of StepMetrics::num_samples; rates: samples_per_second
-  int64_t max_steps = 0;                ///< for the progress bar and its ETA; see Metrics::begin
-  int64_t steps_per_epoch = 0;          ///< for the epoch shown with each step
   std::string settings_text{};          ///< the resolved settings, saved in the run folder
 };
 

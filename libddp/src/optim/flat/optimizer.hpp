@@ -40,6 +40,8 @@ class FlatOptimizer final : public Optimizer {
   bool scales_gradients_in_step() const override { return true; }
   /// Two kernels for any number of parameters.
   GradientScan scan_gradients(const StepScalar& inverse_scale, double max_norm) override;
+  /// 0-dim float64: the sum of squares of the last scan.
+  at::Tensor last_square_sum() const { return sums_.select(0, 0).sum(); }
 
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;

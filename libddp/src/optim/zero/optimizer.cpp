@@ -279,13 +279,13 @@ GradientScan ZeroOptimizer::scan_gradients(const StepScalar& inverse_scale, doub
   const TraceScope trace("scan gradients", "compute");
   const at::NoGradGuard no_grad;
   read_gradients();
-  // The square of a norm in float32 may overflow float32.
+  // Rounded to float32, the parts of the sum would give other last bits with other buckets.
   const auto options = at::TensorOptions().device(device_);
   at::Tensor sums = at::zeros({2}, options.dtype(at::kDouble));
   at::Tensor first = at::full({1}, kNoParameter, options.dtype(at::kInt));
   if (own_) {
     const GradientScan own = own_->scan_gradients(inverse_scale, 0.0);
-    sums = at::stack({own.norm.to(at::kDouble).square(), own.found_inf.to(at::kDouble)});
+    sums = at::stack({own_->last_square_sum(), own.found_inf.to(at::kDouble)});
     const at::Tensor piece = own.first_non_finite.view({1});
     first = at::where(piece >= 0, piece_parameters_.index_select(0, piece.clamp_min(0)), first);
   }
