@@ -95,7 +95,8 @@ ddp_require_package(ZLIB zlib1g-dev)
 ddp_require_package(PNG libpng-dev)
 
 find_path(WEBP_INCLUDE_DIR webp/decode.h)
-find_library(WEBP_LIBRARY webp)
+# libwebp 1.3 and newer needs libsharpyuv, but its decoder alone needs no other library.
+find_library(WEBP_LIBRARY NAMES libwebpdecoder.so webp)
 mark_as_advanced(WEBP_INCLUDE_DIR WEBP_LIBRARY)
 set(DDP_HAS_WEBP FALSE)
 if(WEBP_INCLUDE_DIR AND WEBP_LIBRARY)

@@ -82,12 +82,6 @@ if(DDP_INSTALL_BUNDLED)
   _ddp_install_bundled("${PNG_LIBRARY_RELEASE}")
   if(DDP_HAS_WEBP)
     _ddp_install_bundled("${WEBP_LIBRARY}")
-    # libwebp 1.3 and newer needs this library of the same project.
-    find_library(SHARPYUV_LIBRARY sharpyuv)
-    mark_as_advanced(SHARPYUV_LIBRARY)
-    if(SHARPYUV_LIBRARY)
-      _ddp_install_bundled("${SHARPYUV_LIBRARY}")
-    endif()
   endif()
 endif()
 

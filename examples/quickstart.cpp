@@ -11,13 +11,14 @@
 
 int main(int argc, char** argv) {
   const auto train = [](ddp::Context& ctx, const ddp::Config& cfg) {
-    auto module = models::resnet18({.num_classes = 10});
+    auto dataset = ddp::make_dataset(cfg.data);
+    auto module = models::resnet18(
+        {.num_classes = dataset->num_classes(), .in_channels = dataset->layout()->shape[0]});
     module->to(ctx.device());
     ddp::DistributedDataParallel model(module, ctx.communicator(),
                                        cfg.ddp);  // broadcasts from rank 0
     auto optimizer = ddp::make_optimizer(model, cfg.optimizer);
     ddp::GradScaler scaler(cfg.amp);
-    auto dataset = ddp::make_dataset(cfg.data);
     ddp::DistributedSampler sampler(dataset->size(), ctx.communicator(), cfg.sampler);
     ddp::DataLoader loader(dataset, sampler, ctx.device(), cfg.loader);
     ddp::Metrics metrics(ctx, cfg.metrics);

@@ -10,6 +10,7 @@
 #include <iostream>
 
 #include "ddp/data/data_loader.hpp"
+#include "ddp/data/tensor_dataset.hpp"
 #include "models/tokens/token_dataset.hpp"
 #include "support/catch.hpp"
 
@@ -168,6 +169,33 @@ TEST_CASE("a user's batch type goes to the GPU through for_each_tensor", "[loade
               static_cast<float>(batch.indices[k]));
     }
   }
+}
+
+TEST_CASE("batches of tensors are page-locked before the copy", "[loader]") {
+  const bool pin = GENERATE(true, false);
+  const auto data = torch::arange(500 * 257, torch::kFloat).view({500, 257});
+  const auto target = torch::arange(500);
+  const auto dataset = std::make_shared<ddp::TensorDataset>(data, target);
+  const DistributedSampler sampler(500, 0, 1, {.shuffle = false});
+  DataLoader loader(dataset, sampler, at::Device(at::kCUDA, 0),
+                    {.batch_size = 50, .pin_memory = pin});
+  torch::Tensor wrong = torch::zeros({}, torch::kCUDA);
+  for (int64_t i = 0; i < 40; ++i) {
+    const ddp::Batch batch = loader.next();
+    REQUIRE(batch.data.is_cuda());
+    spin();  // overlaps the copy of the next batch
+    const int64_t first = i % 10 * 50;
+    wrong += (batch.data != data.narrow(0, first, 50).cuda()).sum() +
+             (batch.target != target.narrow(0, first, 50).cuda()).sum();
+  }
+  REQUIRE(wrong.item<float>() == 0);
+
+  std::vector<torch::Tensor> tensors{torch::ones({3, 4}).t(), torch::ones({1}).expand({5}),
+                                     torch::Tensor()};
+  ddp::detail::pin_tensors({&tensors[0], &tensors[1], &tensors[2]});
+  CHECK(tensors[0].is_pinned());
+  CHECK(tensors[0].strides() == at::IntArrayRef({1, 4}));
+  CHECK_FALSE(tensors[1].is_pinned());  // its elements share memory
 }
 
 TEST_CASE("packed and padded token batches on the GPU have the bits of those on the CPU",

@@ -6,8 +6,11 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <fstream>
+#include <string>
 
 #include "data/batch_builders.hpp"
+#include "data/image_file.hpp"
 #include "data/nvjpeg.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/train/graphed_step.hpp"
@@ -75,6 +78,30 @@ void write_shard(const data_test::TempFolder& folder, int num_images, int (*widt
   data_test::write_file(folder.path() / "train.tar", tar + data_test::tar_end());
 }
 
+// A WebP file of 37 x 21 pixels.
+std::string golden_webp() {
+  std::ifstream golden(DDP_SOURCE_DIR "/tests/golden/image_kinds_golden.csv");
+  std::string line, bytes;
+  while (std::getline(golden, line) && !line.starts_with("webp_lossy,")) {
+  }
+  const std::string hex = line.substr(line.find(",37,21,") + 7);
+  for (size_t i = 0; i < hex.find(','); i += 2) {
+    bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+  }
+  return bytes;
+}
+
+// A second shard, with a PNG and (or another PNG) a WebP file.
+void write_other_images(const data_test::TempFolder& folder) {
+  const std::string png = data_test::read_file(DDP_SOURCE_DIR "/tests/golden/eval/png.JPEG");
+  const bool webp = ddp::detail::kind_of_extension("webp") == ddp::detail::FileKind::Image;
+  data_test::write_file(
+      folder.path() / "train-other.tar",
+      data_test::tar_entry("0.png", png) + data_test::tar_entry("0.cls", "1") +
+          data_test::tar_entry(webp ? "1.webp" : "1.png", webp ? golden_webp() : png) +
+          data_test::tar_entry("1.cls", "2") + data_test::tar_end());
+}
+
 }  // namespace
 
 TEST_CASE("JPEG batches made on the GPU have the bits of the CPU's", "[jpeg]") {
@@ -83,6 +110,7 @@ TEST_CASE("JPEG batches made on the GPU have the bits of the CPU's", "[jpeg]") {
   data_test::TempFolder folder;
   write_shard(
       folder, 48, [](int i) { return 90 + i * 13; }, [](int i) { return 640 - i * 11; });
+  write_other_images(folder);
   const auto augment = GENERATE(ddp::Augment::RandomResizedCrop, ddp::Augment::None);
   const int64_t size = GENERATE(96, 33, 300);
   const bool channels_last = GENERATE(true, false);
@@ -96,7 +124,7 @@ TEST_CASE("JPEG batches made on the GPU have the bits of the CPU's", "[jpeg]") {
                                           .cutout = 20,
                                           .channels_last = channels_last,
                                           .cache = ddp::CachePolicy::Off});
-  const DistributedSampler sampler(48, 0, 1);
+  const DistributedSampler sampler(50, 0, 1);
   DataLoader cpu(dataset, sampler, at::kCPU, {.batch_size = 20, .image_dtype = dtype});
   DataLoader gpu(
       dataset, sampler, kGpu,

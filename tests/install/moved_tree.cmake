@@ -26,8 +26,7 @@ endforeach()
 
 # Libraries of others that travel along bring their licence.
 file(GLOB _bundled ${WORK_DIR}/moved/${LIBDIR}/libyaml-cpp* ${WORK_DIR}/moved/${LIBDIR}/libturbojpeg*
-     ${WORK_DIR}/moved/${LIBDIR}/libpng* ${WORK_DIR}/moved/${LIBDIR}/libwebp*
-     ${WORK_DIR}/moved/${LIBDIR}/libsharpyuv*)
+     ${WORK_DIR}/moved/${LIBDIR}/libpng* ${WORK_DIR}/moved/${LIBDIR}/libwebp*)
 file(GLOB _licences ${WORK_DIR}/moved/share/doc/*/licences/*.txt)
 list(LENGTH _bundled _num_bundled)
 list(LENGTH _licences _num_licences)

@@ -23,9 +23,8 @@ std::unique_ptr<BatchBuilder<Batch>> make_device_builder(
     const std::shared_ptr<const Dataset>& dataset, at::Device device, const LoaderOptions& options,
     int num_slots, int64_t max_batch);
 
-/// In a catch block: rethrows the exception with sample index and epoch. Errors of the library keep
-/// type and exit code. Others become the cause (std::rethrow_if_nested) of an error with their
-/// message.
+/// Adds sample index and epoch to an exception, in its catch block. Errors of the library keep type
+/// and exit code. Others become the cause (std::rethrow_if_nested) of an error with their message.
 [[noreturn]] void rethrow_with_sample(int64_t index, int64_t epoch);
 
 /// The LibTorch dtype of `dtype`.
@@ -38,11 +37,6 @@ inline at::ScalarType scalar_type(ImageDtype dtype) {
     default:
       return at::kFloat;
   }
-}
-
-/// Whether batches for `device` are made in page-locked memory.
-inline bool uses_pinned_memory(at::Device device, const LoaderOptions& options) {
-  return device.is_cuda() && options.pin_memory;
 }
 
 /// A builder that decodes JPEG images on the host or the GPU, and transforms them on the GPU. In

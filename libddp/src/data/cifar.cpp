@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "data/data_file.hpp"
 #include "data/image_source.hpp"
@@ -65,21 +64,6 @@ void append_file(const CifarRecords& records, const std::string& path, DecodedIm
   }
 }
 
-std::vector<std::string> read_names(const std::string& path, size_t count) {
-  std::vector<std::string> names;
-  std::ifstream in(path);
-  for (std::string line; names.size() <= count && std::getline(in, line);) {
-    if (!line.empty()) {
-      names.push_back(line);
-    }
-  }
-  if (names.size() != count) {
-    throw DataError(concat("class names ", path, ": the file must have ", count,
-                           " lines, one name each", kDataFileFix));
-  }
-  return names;
-}
-
 }  // namespace
 
 std::string find_cifar10(const std::string& folder) {
@@ -96,7 +80,7 @@ DecodedImages read_cifar10(const std::string& folder, Split split) {
   if (found.empty()) {
     throw DataError(concat("data.path=", folder,
                            " holds no CIFAR-10 binary files (data_batch_1.bin, test_batch.bin); "
-                           "data/prepare_cifar10.py makes them"));
+                           "fix: make them with data/prepare_cifar10.py"));
   }
   const CifarRecords records{"CIFAR-10", {10}};
   DecodedImages images;
@@ -131,7 +115,12 @@ DecodedImages read_cifar100(const std::string& folder, Split split) {
   const CifarRecords records{"CIFAR-100", {20, 100}};
   DecodedImages images;
   append_file(records, found + (split == Split::Train ? "/train.bin" : "/test.bin"), images);
-  images.class_names = read_names(found + "/fine_label_names.txt", 100);
+  const std::string names = found + "/fine_label_names.txt";
+  images.class_names = read_names(names);
+  if (images.class_names.size() != 100) {
+    throw DataError(concat("class names ", names, ": the file has ", images.class_names.size(),
+                           " names, but needs 100, one per line", kDataFileFix));
+  }
   return images;
 }
 

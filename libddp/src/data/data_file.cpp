@@ -6,12 +6,29 @@
 
 #include <cerrno>
 #include <cstring>
+#include <sstream>
 #include <utility>
 
 #include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
+
+std::vector<std::string> read_names(const std::string& path) {
+  std::string why;
+  const auto text = read_start(path, 64u << 20, why);
+  if (!text) {
+    throw DataError(concat("class names ", path, ": ", why, kDataFileFix));
+  }
+  std::vector<std::string> names;
+  std::istringstream in(*text);
+  for (std::string line; std::getline(in, line) && names.size() < 1'000'000;) {
+    if (!line.empty()) {
+      names.push_back(line);
+    }
+  }
+  return names;
+}
 
 DataFile::DataFile(const std::string& path) : path_(path) {
   std::string why;

@@ -5,12 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace ddp::detail {
 
 /// The fix in messages about missing or damaged data files.
 inline constexpr const char* kDataFileFix =
-    "; fix: fetch or prepare the file again (data/README.md; CIFAR-10: data/prepare_cifar10.py)";
+    "; fix: fetch or prepare the file again (data/README.md)";
+
+/// The lines of a text file that are not empty, at most a million. Throws DataError naming the path
+/// and the system's reason.
+std::vector<std::string> read_names(const std::string& path);
 
 /// Reads a 32-bit unsigned number, most significant byte first.
 inline int64_t big_endian_32(const uint8_t* at) {

@@ -21,7 +21,7 @@ bool is_image_name(const fs::path& folder, const std::string& name) {
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   const FileKind kind = kind_of_extension(extension);
   if (kind == FileKind::UnsupportedImage) {
-    throw DataError((folder / name).string() + kUnsupportedImage);
+    throw DataError((folder / name).string() + why_unsupported(extension));
   }
   return kind == FileKind::Image;
 }

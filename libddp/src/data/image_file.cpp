@@ -33,12 +33,21 @@ std::string first_bytes(const std::vector<uint8_t>& bytes) {
 }  // namespace
 
 FileKind kind_of_extension(std::string_view extension) {
+  if (extension == "webp" && !reads_webp()) {
+    return FileKind::UnsupportedImage;
+  }
   if (std::find(kRead.begin(), kRead.end(), extension) != kRead.end()) {
     return FileKind::Image;
   }
   return std::find(kNotRead.begin(), kNotRead.end(), extension) != kNotRead.end()
              ? FileKind::UnsupportedImage
              : FileKind::Other;
+}
+
+const char* why_unsupported(std::string_view extension) {
+  return extension == "webp" ? kNoWebp
+                             : ": images of this kind are not read; fix: convert them to .jpg, "
+                               ".png or .webp, or move them out of the data set";
 }
 
 ImageHeader read_image_header(const std::vector<uint8_t>& bytes, const DataSource& source,
@@ -55,7 +64,7 @@ ImageHeader read_image_header(const std::vector<uint8_t>& bytes, const DataSourc
   throw CorruptImage(concat(source.to_string(), ": not a JPEG, PNG or WebP image (",
                             first_bytes(bytes),
                             "; a JPEG starts with ff d8, a PNG with 89 50 4e 47, a WebP with "
-                            "52 49 46 46)"));
+                            "52 49 46 46, four other bytes and 57 45 42 50)"));
 }
 
 void decode_image_region(const std::vector<uint8_t>& bytes, const DataSource& source,

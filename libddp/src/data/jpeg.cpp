@@ -36,9 +36,10 @@ tjhandle decoder() {
 }
 
 // Discards the handle: after an error it misreads the next file (seen with 2.1.5).
-[[noreturn]] void fail_jpeg(const std::string& message) {
+[[noreturn]] void fail_jpeg(const DataSource& source, size_t num_bytes) {
+  const std::string why = tjGetErrorStr2(decoder());
   handle_of_thread().reset();
-  throw CorruptImage(message);
+  fail_image("JPEG", source, num_bytes, why);
 }
 
 // Reads the header through turbojpeg, or returns false. turbojpeg reports an error for unnamed
@@ -76,22 +77,31 @@ std::string DataSource::to_string() const {
   return concat(path, " at offset ", offset);
 }
 
+void fail_image(const char* kind, const DataSource& source, size_t num_bytes,
+                const std::string& why) {
+  throw CorruptImage(concat(source.to_string(), ": corrupt or truncated ", kind, " of ", num_bytes,
+                            " bytes: ", why));
+}
+
+void check_pixels(const char* kind, const DataSource& source, size_t num_bytes, int64_t width,
+                  int64_t height, int64_t max_pixels) {
+  if (width < 1 || height < 1 || width > INT32_MAX || height > INT32_MAX) {
+    fail_image(kind, source, num_bytes, "its size is invalid");
+  }
+  if (width > max_pixels / height) {
+    throw CorruptImage(concat(source.to_string(), ": ", kind, " of ", width, " x ", height,
+                              " pixels; data.max_pixels allows ", max_pixels));
+  }
+}
+
 ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                              int64_t max_pixels) {
   ImageHeader size{.largest_denominator = 8};
   int colorspace = 0;
   if (!read_header(decoder(), bytes, size, colorspace)) {
-    fail_jpeg(concat(source.to_string(), ": corrupt JPEG header: ", tjGetErrorStr2(decoder())));
+    fail_jpeg(source, bytes.size());
   }
-  const int width = size.width, height = size.height;
-  if (width < 1 || height < 1) {
-    fail_jpeg(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
-                     " bytes: it has no size"));
-  }
-  if (int64_t{width} * height > max_pixels) {
-    fail_jpeg(concat(source.to_string(), ": JPEG of ", width, " x ", height,
-                     " pixels; data.max_pixels allows ", max_pixels));
-  }
+  check_pixels("JPEG", source, bytes.size(), size.width, size.height, max_pixels);
   return size;
 }
 
@@ -117,8 +127,7 @@ void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, in
     }
   }
   if (status != 0) {
-    fail_jpeg(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
-                     " bytes: ", tjGetErrorStr2(handle)));
+    fail_jpeg(source, bytes.size());
   }
 }
 

@@ -27,6 +27,13 @@ struct DataSource {
   std::string to_string() const;
 };
 
+/// Throws CorruptImage. `kind` is "PNG".
+[[noreturn]] void fail_image(const char* kind, const DataSource& source, size_t num_bytes,
+                             const std::string& why);
+/// Throws CorruptImage unless an image of `num_bytes` has 1 to `max_pixels` pixels.
+void check_pixels(const char* kind, const DataSource& source, size_t num_bytes, int64_t width,
+                  int64_t height, int64_t max_pixels);
+
 struct RgbImage {
   int width = 0;
   int height = 0;

@@ -163,8 +163,7 @@ void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& sou
   const Outcome outcome =
       has_end(bytes) ? decode(decoder, bytes, denominator, region, out) : Outcome::Unsupported;
   if (outcome == Outcome::Failed) {
-    throw CorruptImage(concat(source.to_string(), ": corrupt or truncated JPEG of ", bytes.size(),
-                              " bytes: ", decoder.message));
+    fail_image("JPEG", source, bytes.size(), decoder.message);
   }
   if (outcome == Outcome::Done) {
     return;

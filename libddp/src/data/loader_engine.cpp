@@ -80,8 +80,9 @@ class CudaCopier : public DeviceCopier {
           at::Tensor target =
               at::empty_like(*tensor, tensor->options().device(device_).pinned_memory(false));
           target.copy_(*tensor, /*non_blocking=*/true);
-          // Page-locked buffers belong to the loader's slots. Other buffers may be freed here: a
-          // copy from pageable memory has finished reading when it returns.
+          // Page-locked buffers belong to the loader's slots or to LibTorch's allocator, which
+          // waits for their copies. Other buffers may be freed here: a copy from pageable memory
+          // has finished reading when it returns.
           *tensor = std::move(target);
         }
       }
@@ -151,8 +152,9 @@ std::unique_ptr<DeviceCopier> make_device_copier(at::Device device) {
 
 }  // namespace
 
-void rethrow_with_sample(int64_t index, int64_t epoch) {
-  const std::string where = concat(" (loading sample ", index, " of epoch ", epoch, ")");
+namespace {
+
+[[noreturn]] void rethrow_with(const std::string& where) {
   try {
     throw;
   } catch (const DataError& e) {
@@ -163,6 +165,32 @@ void rethrow_with_sample(int64_t index, int64_t epoch) {
     throw Error(e.exit_code(), e.what() + where);
   } catch (const std::exception& e) {
     std::throw_with_nested(Error(ExitCode::UserException, e.what() + where));
+  }
+}
+
+/// "3, 8, 1" or "3, 8, 1, 7, …".
+std::string first_indices(const std::vector<int64_t>& indices) {
+  constexpr size_t kShown = 4;
+  std::string text;
+  for (size_t i = 0; i < indices.size() && i < kShown; ++i) {
+    text += concat(i == 0 ? "" : ", ", indices[i]);
+  }
+  return indices.size() > kShown ? text + ", …" : text;
+}
+
+}  // namespace
+
+void rethrow_with_sample(int64_t index, int64_t epoch) {
+  rethrow_with(concat(" (loading sample ", index, " of epoch ", epoch, ")"));
+}
+
+void pin_tensors(const std::vector<at::Tensor*>& tensors) {
+  for (at::Tensor* tensor : tensors) {
+    // pin_memory() refuses tensors whose elements share memory. A plain copy takes those.
+    if (tensor->defined() && tensor->is_cpu() && tensor->layout() == at::kStrided &&
+        tensor->is_non_overlapping_and_dense()) {
+      *tensor = tensor->pin_memory();
+    }
   }
 }
 
@@ -212,6 +240,15 @@ struct LoaderEngine::State {
     }
   }
 
+  void finish(const RingPayload& payload) {
+    try {
+      filler.finish(payload.slot);
+    } catch (...) {
+      rethrow_with(concat(" (loading the batch of samples ", first_indices(payload.indices),
+                          " of epoch ", payload.epoch, ")"));
+    }
+  }
+
   void start(LoaderPlace place) {
     ring.reset();  // joins the workers before their inputs change
     if (copier) {
@@ -234,7 +271,7 @@ struct LoaderEngine::State {
                     .chunk = kChunk},
         Ring::Stages{.plan = [this](RingPayload& p) { return plan(p); },
                      .fill = [this](RingPayload& p, int64_t b, int64_t e) { fill(p, b, e); },
-                     .finish = [this](RingPayload& p) { filler.finish(p.slot); }});
+                     .finish = [this](RingPayload& p) { finish(p); }});
   }
 
   LoaderOptions options;

@@ -162,12 +162,12 @@ std::unique_ptr<BatchBuilder<Batch>> make_batch_builder(
   if (auto builder = make_device_builder(dataset, device, options, num_slots, max_batch)) {
     return builder;
   }
+  const bool pinned = uses_pinned_memory(device, options);
   if (dataset->layout()) {
-    return std::make_unique<DirectBuilder>(dataset, num_slots, max_batch,
-                                           uses_pinned_memory(device, options));
+    return std::make_unique<DirectBuilder>(dataset, num_slots, max_batch, pinned);
   }
   return std::make_unique<CollatingBuilder<const Dataset, DefaultCollate>>(
-      dataset, DefaultCollate(), num_slots);
+      dataset, DefaultCollate(), num_slots, pinned);
 }
 
 }  // namespace

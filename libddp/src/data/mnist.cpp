@@ -52,9 +52,13 @@ Bytes decompress(const Bytes& packed, const std::string& path) {
     stream.avail_out = static_cast<uInt>(out.size() - stream.total_out);
     status = inflate(&stream, Z_NO_FLUSH);
   }
-  if (status != Z_STREAM_END || stream.avail_in != 0) {
-    const char* why = status == Z_STREAM_END  ? "its data ends there, but the file does not"
-                      : status == Z_BUF_ERROR ? "the file ends early"
+  if (status == Z_STREAM_END && stream.avail_in != 0) {
+    throw DataError(concat("gzip file ", path, " at offset ", stream.total_in, ": ",
+                           stream.avail_in,
+                           " bytes follow the end of the compressed data; fix: decompress it"));
+  }
+  if (status != Z_STREAM_END) {
+    const char* why = status == Z_BUF_ERROR   ? "the file ends early"
                       : stream.msg != nullptr ? stream.msg
                                               : "damaged data";
     throw DataError(
@@ -146,7 +150,8 @@ DecodedImages read_mnist(const std::string& folder, Split split) {
   if (found.empty()) {
     throw DataError(concat("data.path=", folder,
                            " holds no MNIST files (train-images-idx3-ubyte, "
-                           "train-labels-idx1-ubyte, the same with t10k-; or with .gz)"));
+                           "train-labels-idx1-ubyte, the same with t10k-; or with .gz); "
+                           "fix: set data.path to the folder of these files"));
   }
   const std::string prefix = split == Split::Train ? "train" : "t10k";
   const IdxFile images =

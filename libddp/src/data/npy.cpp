@@ -200,9 +200,11 @@ std::pair<std::size_t, std::size_t> find_header(std::string_view file, const std
   if (begin == 12) {
     length |= byte(10) << 16 | byte(11) << 24;
   }
-  if (length > std::min(kMaxHeaderBytes, file.size() - begin)) {
-    refuse(path, concat("its header has ", length, " bytes, but the file ", file.size(),
-                        " (and a header 2^20 at most)"));
+  if (length > file.size() - begin) {
+    refuse(path, concat("its header has ", length, " bytes, but the file has ", file.size()));
+  }
+  if (length > kMaxHeaderBytes) {
+    refuse(path, concat("its header has ", length, " bytes; the limit is ", kMaxHeaderBytes));
   }
   return {begin, length};
 }
@@ -226,7 +228,8 @@ at::Tensor load_npy(const std::string& path) {
   std::string why;
   const auto mapping = detail::FileMapping::open(path, why);
   if (!mapping) {
-    throw DataError(concat("cannot open ", path, ": ", why, "; fix: check the path"));
+    throw DataError(
+        concat("cannot open ", path, ": ", why, "; fix: check the path and its permissions"));
   }
   const std::string_view file(reinterpret_cast<const char*>(mapping->data()), mapping->size());
   const auto [begin, length] = find_header(file, path);

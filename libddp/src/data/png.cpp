@@ -18,13 +18,10 @@ namespace {
 constexpr std::array<uint8_t, 8> kPngSignature = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
 // Signature, length and name of the first chunk, width, height.
 constexpr size_t kPngHeaderBytes = 24;
-// Text and colour profiles are compressed: a small file must not expand to gigabytes.
+// Text and colour profiles are compressed: a small file must not expand to gigabytes. libpng keeps
+// one text chunk less than the second limit.
 constexpr png_alloc_size_t kMaxChunkBytes = 8 << 20;
-
-[[noreturn]] void fail_png(const DataSource& source, size_t num_bytes, const std::string& why) {
-  throw CorruptImage(
-      concat(source.to_string(), ": corrupt or truncated PNG of ", num_bytes, " bytes: ", why));
-}
+constexpr png_uint_32 kMaxChunks = 2;
 
 // libpng's reader over bytes in memory. Errors longjmp.
 struct PngReader {
@@ -70,6 +67,7 @@ bool decode_png(PngReader& reader, const ImageHeader& size, uint8_t** rows) {
   png_set_user_limits(png, static_cast<png_uint_32>(size.width),
                       static_cast<png_uint_32>(size.height));
   png_set_chunk_malloc_max(png, kMaxChunkBytes);
+  png_set_chunk_cache_max(png, kMaxChunks);
   png_read_info(png, reader.info);
   reader.is_grey16 = png_get_color_type(png, reader.info) == PNG_COLOR_TYPE_GRAY &&
                      png_get_bit_depth(png, reader.info) == 16;
@@ -109,16 +107,10 @@ ImageHeader read_png_header(const std::vector<uint8_t>& bytes, const DataSource&
   if (bytes.size() < kPngHeaderBytes ||
       !std::equal(kPngSignature.begin(), kPngSignature.end(), bytes.begin()) ||
       std::memcmp(bytes.data() + 12, "IHDR", 4) != 0) {
-    fail_png(source, bytes.size(), "it has no header");
+    fail_image("PNG", source, bytes.size(), "it has no header");
   }
   const int64_t width = big_endian_32(bytes.data() + 16), height = big_endian_32(bytes.data() + 20);
-  if (width < 1 || height < 1 || width > INT32_MAX || height > INT32_MAX) {
-    fail_png(source, bytes.size(), "its size is invalid");
-  }
-  if (width > max_pixels / height) {
-    throw CorruptImage(concat(source.to_string(), ": PNG of ", width, " x ", height,
-                              " pixels; data.max_pixels allows ", max_pixels));
-  }
+  check_pixels("PNG", source, bytes.size(), width, height, max_pixels);
   return {static_cast<int>(width), static_cast<int>(height)};
 }
 
@@ -135,7 +127,7 @@ void decode_png_region(const std::vector<uint8_t>& bytes, const DataSource& sour
   }
   PngReader reader(bytes);
   if (!decode_png(reader, size, rows.data())) {
-    fail_png(source, bytes.size(), reader.message);
+    fail_image("PNG", source, bytes.size(), reader.message);
   }
   if (reader.is_grey16) {
     for (uint8_t* row : rows) {

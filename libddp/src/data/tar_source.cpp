@@ -5,10 +5,8 @@
 #include <map>
 #include <optional>
 #include <regex>
-#include <sstream>
 #include <tuple>
 
-#include "core/file_ops.hpp"
 #include "data/data_file.hpp"
 #include "data/image_source.hpp"
 #include "data/tar_index.hpp"
@@ -37,24 +35,9 @@ void split_name(const std::string& name, std::string& key, std::string& extensio
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
 }
 
-// One name per line; empty if the file does not exist.
+// Empty if the file does not exist.
 std::vector<std::string> read_class_names(const fs::path& path) {
-  std::vector<std::string> names;
-  if (!fs::exists(path)) {
-    return names;
-  }
-  std::string why;
-  const auto text = read_start(path.string(), 64u << 20, why);
-  if (!text) {
-    throw DataError(concat("class names ", path.string(), ": ", why, kDataFileFix));
-  }
-  std::istringstream in(*text);
-  for (std::string line; std::getline(in, line) && names.size() < 1'000'000;) {
-    if (!line.empty()) {
-      names.push_back(line);
-    }
-  }
-  return names;
+  return fs::exists(path) ? read_names(path.string()) : std::vector<std::string>();
 }
 
 int64_t read_label(const DataFile& file, const TarEntry& entry) {
@@ -140,7 +123,7 @@ class TarSource : public ImageSource {
         group.image = std::move(entry);
       } else if (kind == FileKind::UnsupportedImage) {
         throw DataError(concat("tar archive ", file.path(), " at offset ", entry.offset, ": ",
-                               entry.name, kUnsupportedImage));
+                               entry.name, why_unsupported(extension)));
       }
     }
     add_sample(shard, group);

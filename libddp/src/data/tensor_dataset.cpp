@@ -15,7 +15,7 @@ namespace {
 // Why a tensor cannot hold the samples of a data set, or an empty string.
 std::string why_not(const at::Tensor& tensor) {
   if (!tensor.defined()) {
-    return "is undefined";
+    return "is undefined; fix: pass a tensor with values, for example of ddp::load_npy()";
   }
   if (!tensor.is_cpu()) {
     return "is on " + tensor.device().str() +
@@ -27,12 +27,19 @@ std::string why_not(const at::Tensor& tensor) {
   return {};
 }
 
+void check_index(int64_t index, int64_t size) {
+  if (index < 0 || index >= size) {
+    throw SettingsError(concat("sample ", index, " does not exist: the data set has ", size,
+                               "; fix: pass an index from 0 to ", size - 1));
+  }
+}
+
 }  // namespace
 
 TensorListDataset::TensorListDataset(std::vector<at::Tensor> tensors)
     : tensors_(std::move(tensors)) {
   if (tensors_.empty()) {
-    throw SettingsError("a data set of tensors needs at least one tensor");
+    throw SettingsError("a data set of tensors needs at least one tensor; fix: pass {x, y}");
   }
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     if (const std::string reason = why_not(tensors_[i]); !reason.empty()) {
@@ -50,6 +57,7 @@ TensorListDataset::TensorListDataset(std::vector<at::Tensor> tensors)
 }
 
 std::vector<at::Tensor> TensorListDataset::get(int64_t index) const {
+  check_index(index, size_);
   std::vector<at::Tensor> rows;
   for (const at::Tensor& tensor : tensors_) {
     rows.push_back(tensor.select(0, index));
@@ -58,6 +66,9 @@ std::vector<at::Tensor> TensorListDataset::get(int64_t index) const {
 }
 
 std::vector<at::Tensor> TensorListDataset::get_batch(const std::vector<int64_t>& indices) const {
+  for (const int64_t index : indices) {
+    check_index(index, size_);
+  }
   const at::Tensor index = at::tensor(indices, at::kLong);
   std::vector<at::Tensor> rows;
   for (const at::Tensor& tensor : tensors_) {

@@ -17,32 +17,23 @@ bool is_webp(const std::vector<uint8_t>& bytes) {
 }
 
 #ifdef DDP_HAS_WEBP
-namespace {
-
-[[noreturn]] void fail_webp(const DataSource& source, size_t num_bytes, const std::string& why) {
-  throw CorruptImage(
-      concat(source.to_string(), ": corrupt or truncated WebP of ", num_bytes, " bytes: ", why));
+bool reads_webp() {
+  return true;
 }
-
-}  // namespace
 
 ImageHeader read_webp_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                              int64_t max_pixels) {
   WebPBitstreamFeatures features;
   if (WebPGetFeatures(bytes.data(), bytes.size(), &features) != VP8_STATUS_OK) {
-    fail_webp(source, bytes.size(), "it has no header");
+    fail_image("WebP", source, bytes.size(), "it has no header");
   }
   if (features.has_animation != 0) {
     throw CorruptImage(concat(source.to_string(),
                               ": an animated WebP, of which no frame is decoded; convert its first "
                               "frame to a still image"));
   }
-  const ImageHeader size{features.width, features.height};
-  if (int64_t{size.width} * size.height > max_pixels) {
-    throw CorruptImage(concat(source.to_string(), ": WebP of ", size.width, " x ", size.height,
-                              " pixels; data.max_pixels allows ", max_pixels));
-  }
-  return size;
+  check_pixels("WebP", source, bytes.size(), features.width, features.height, max_pixels);
+  return {features.width, features.height};
 }
 
 void decode_webp_region(const std::vector<uint8_t>& bytes, const DataSource& source,
@@ -53,17 +44,19 @@ void decode_webp_region(const std::vector<uint8_t>& bytes, const DataSource& sou
   pixels.resize(row_bytes * static_cast<size_t>(size.height));
   if (WebPDecodeRGBInto(bytes.data(), bytes.size(), pixels.data(), pixels.size(),
                         static_cast<int>(row_bytes)) == nullptr) {
-    fail_webp(source, bytes.size(), "libwebp cannot decode it");
+    fail_image("WebP", source, bytes.size(), "libwebp cannot decode it");
   }
   copy_region({pixels.data(), size.width, size.height}, region, out);
 }
 
 #else
 
+bool reads_webp() {
+  return false;
+}
+
 ImageHeader read_webp_header(const std::vector<uint8_t>&, const DataSource& source, int64_t) {
-  throw SettingsError(concat(source.to_string(),
-                             ": a WebP image, but libddp was built without libwebp; fix: install "
-                             "libwebp-dev and build again, or convert the image to JPEG or PNG"));
+  throw SettingsError(source.to_string() + kNoWebp);
 }
 
 void decode_webp_region(const std::vector<uint8_t>& bytes, const DataSource& source, const CropBox&,

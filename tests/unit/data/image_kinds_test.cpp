@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "data/image_dataset.hpp"
 #include "data/image_file.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/data_loader.hpp"
@@ -144,11 +145,14 @@ TEST_CASE("damaged, large and animated WebP files are named", "[image_kinds]") {
     damaged[byte] = static_cast<char>(damaged[byte] ^ (1 << (byte % 8)));
     (void)error_of_image(damaged);
   }
-  // An extended header of 16384 x 16384 pixels whose flags announce an animation, or none.
-  std::string animated("RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\x02\0\0\0\xff\x3f\0\xff\x3f\0", 30);
+  // An extended header of 16 x 16 pixels whose flags announce an animation, or none.
+  std::string animated("RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0\x02\0\0\0\x0f\0\0\x0f\0\0", 30);
   CHECK(contains(error_of_image(animated), at + "an animated WebP"));
   animated[20] = 0;
-  CHECK(!error_of_image(animated).empty());
+  CHECK(contains(error_of_image(animated),
+                 at + "corrupt or truncated WebP of 30 bytes: it has no header"));
+  CHECK(contains(error_of_image(std::string("RIFF\x04\0\0\0WAVEfmt ", 16)),
+                 at + "not a JPEG, PNG or WebP image (starts with 52 49 46 46; "));
 }
 
 TEST_CASE("folders and shards mix JPEG, PNG and WebP files", "[image_kinds]") {
@@ -188,6 +192,23 @@ TEST_CASE("folders and shards mix JPEG, PNG and WebP files", "[image_kinds]") {
       CHECK(torch::equal(grey[0], grey[2]));
       CHECK((grey[0] * 255).round()[0][0].item<int>() == png.grey[2]);  // a centre crop of 15 x 10
     }
+  }
+}
+
+TEST_CASE("a build without libwebp refuses files named .webp at once", "[image_kinds]") {
+  TempFolder folder;
+  const std::string webp = kind_called("webp_lossy").text();
+  data_test::write_file(folder.path() / "folders/train/a/0.jpg", data_test::make_jpeg(40, 30));
+  data_test::write_file(folder.path() / "folders/train/a/1.webp", webp);
+  data_test::write_file(folder.path() / "shards/train.tar",
+                        data_test::tar_entry("1.cls", "0") + data_test::tar_entry("1.webp", webp) +
+                            data_test::tar_end());
+  for (const char* kind : {"folders", "shards"}) {
+    const std::string message = message_of<ddp::DataError>(
+        [&] { (void)ddp::make_dataset({.path = folder.path() / kind, .image_size = 8}); });
+    CHECK(message.empty() == kHasWebp);
+    CHECK(contains(message, "1.webp: a WebP image, but libddp was built without libwebp") !=
+          kHasWebp);
   }
 }
 
@@ -262,6 +283,21 @@ TEST_CASE("one channel of a grey image equals each of three", "[image_kinds]") {
     const auto expected = three->get_for_epoch(0, epoch).data;
     CHECK(torch::equal(one->get_for_epoch(0, epoch).data, expected.narrow(0, 1, 1)));
   }
+}
+
+TEST_CASE("the default mean of grey images is the luma of the channels' means", "[image_kinds]") {
+  const auto format =
+      GENERATE(ddp::DataFormat::Cifar10, ddp::DataFormat::Cifar100, ddp::DataFormat::Synthetic);
+  ddp::DataOptions options{.format = format, .path = "unused"};
+  const auto rgb = ddp::detail::resolve_data_options(options);
+  options.channels = 1;
+  const auto grey = ddp::detail::resolve_data_options(options);
+  const auto luma = [](const std::vector<double>& v) {
+    return 0.299 * v[0] + 0.587 * v[1] + 0.114 * v[2];
+  };
+  CHECK(grey.mean.at(0) == Approx(luma(rgb.mean)).margin(6e-5));
+  CHECK(grey.std.at(0) == Approx(luma(rgb.std)).epsilon(0.04));
+  CHECK(grey.std.at(0) <= luma(rgb.std) + 5e-5);
 }
 
 TEST_CASE("data.channels and the means fit together", "[image_kinds]") {

@@ -205,7 +205,8 @@ TEST_CASE("damaged gzip files are named with the place", "[known_sets]") {
   std::string wrong = packed;
   wrong[wrong.size() - 8] = static_cast<char>(wrong[wrong.size() - 8] ^ 1);
   CHECK(contains(error_with(wrong), "incorrect data check"));
-  CHECK(contains(error_with(packed + "more"), ": its data ends there, but the file does not"));
+  CHECK(contains(error_with(packed + "more"),
+                 ": 4 bytes follow the end of the compressed data; fix: decompress it"));
 }
 
 TEST_CASE("two MNIST sets in one folder are not chosen from", "[known_sets]") {
@@ -216,6 +217,20 @@ TEST_CASE("two MNIST sets in one folder are not chosen from", "[known_sets]") {
   CHECK(data_error({.path = folder.path() / "FashionMNIST"}).empty());
   CHECK(contains(data_error({.format = DataFormat::Mnist, .path = folder.path() / "none"}),
                  "holds no MNIST files"));
+}
+
+TEST_CASE("files of two formats are not chosen from", "[known_sets]") {
+  TempFolder folder;
+  write_mnist(folder.path(), 4, 4);
+  CHECK(data_error({.path = folder.path()}).empty());
+  const auto [file, format] = GENERATE(table<std::string, std::string>(
+      {{"cifar-10-batches-bin/test_batch.bin", "data.format=cifar10 and of data.format=mnist"},
+       {"val/0.tar", "data.format=mnist and of data.format=tar"},
+       {"train/cat/0.jpg", "data.format=mnist and of data.format=folder"}}));
+  write_file(folder.path() / file, "any");
+  CHECK(contains(data_error({.path = folder.path()}),
+                 "holds files of " + format + "; fix: set data.format to one of them"));
+  CHECK(data_error({.format = DataFormat::Mnist, .path = folder.path()}).empty());
 }
 
 TEST_CASE("CIFAR-100's files are read by their fine labels", "[known_sets]") {
@@ -261,5 +276,10 @@ TEST_CASE("damaged CIFAR-100 files are named with the place", "[known_sets]") {
   wrong[3075] = 100;
   CHECK(contains(error_with(wrong), "train.bin at offset 3075: label 100; labels are 0 to 99"));
   write_file(folder.path() / "fine_label_names.txt", "apple\n");
-  CHECK(contains(error_with(cifar100_file(2)), "the file must have 100 lines"));
+  CHECK(contains(error_with(cifar100_file(2)),
+                 "fine_label_names.txt: the file has 1 names, but needs 100, one per line"));
+  fs::remove(folder.path() / "fine_label_names.txt");
+  fs::create_directory(folder.path() / "fine_label_names.txt");
+  CHECK(contains(error_with(cifar100_file(2)),
+                 "fine_label_names.txt: it is not a regular file; fix: "));
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // PNG files under any names.
+#include <sys/resource.h>
 #include <torch/torch.h>
+#include <zlib.h>
 
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -25,6 +28,37 @@ namespace {
 // 170 x 130 pixels with transparency.
 std::string golden_png() {
   return read_file(DDP_SOURCE_DIR "/tests/golden/eval/png.JPEG");
+}
+
+std::string deflated(const std::string& bytes) {
+  uLongf size = compressBound(bytes.size());
+  std::string out(size, '\0');
+  REQUIRE(compress(reinterpret_cast<Bytef*>(out.data()), &size,
+                   reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()) == Z_OK);
+  out.resize(size);
+  return out;
+}
+
+std::string big_endian(uint64_t value) {
+  std::string bytes;
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    bytes += static_cast<char>(value >> shift);
+  }
+  return bytes;
+}
+
+// `body` begins with the chunk's name.
+std::string png_chunk(const std::string& body) {
+  const auto crc =
+      crc32(0, reinterpret_cast<const Bytef*>(body.data()), static_cast<uInt>(body.size()));
+  return big_endian(body.size() - 4) + body + big_endian(crc);
+}
+
+// The largest memory of this process so far.
+int64_t peak_kilobytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss;
 }
 
 // Returns the error of a data set with one image.
@@ -104,6 +138,20 @@ TEST_CASE("a damaged PNG is named with its place", "[png]") {
   REQUIRE(contains(error_of_png(large), "PNG of 2147483647 x 2147483647 pixels"));
   large.replace(16, 4, std::string(4, '\0'));
   REQUIRE(contains(error_of_png(large), "its size is invalid"));
+}
+
+TEST_CASE("a PNG's compressed texts do not fill the memory", "[png]") {
+  // 400 texts of 7 MiB each, which deflate to 7 KiB.
+  constexpr size_t kTextBytes = size_t{7} << 20, kTexts = 400;
+  const std::string text = deflated(std::string(kTextBytes, 'a'));
+  std::string png = golden_png();
+  const size_t after_header = 33;
+  for (size_t i = 0; i < kTexts; ++i) {
+    png.insert(after_header, png_chunk("zTXt" + std::string("k\0\0", 3) + text));
+  }
+  const int64_t before = peak_kilobytes();
+  REQUIRE(error_of_png(png).empty());
+  CHECK(peak_kilobytes() - before < int64_t{300} << 10);
 }
 
 TEST_CASE("a tar shard may hold PNG files by name", "[png]") {

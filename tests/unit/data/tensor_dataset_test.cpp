@@ -6,6 +6,8 @@
 
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "ddp/core/error.hpp"
@@ -106,13 +108,23 @@ TEST_CASE("unsuitable tensors are refused", "[tensors]") {
   const auto error = [](std::vector<at::Tensor> tensors) {
     return message_of<ddp::SettingsError>([&] { TensorListDataset{std::move(tensors)}; });
   };
-  REQUIRE_THAT(error({}), Contains("needs at least one tensor"));
+  REQUIRE_THAT(error({}), Contains("needs at least one tensor; fix: "));
   REQUIRE_THAT(error({kData, kTarget.narrow(0, 0, 50)}),
                Contains("tensor 0 of a data set of tensors has 53 samples and tensor 1 has 50"));
   REQUIRE_THAT(error({kData, at::Tensor()}),
-               Contains("tensor 1 of a data set") && Contains("is undefined"));
+               Contains("tensor 1 of a data set") && Contains("is undefined; fix: "));
   REQUIRE_THAT(error({kTarget[0]}), Contains("is a scalar; fix: "));
   REQUIRE_THAT(error({at::empty({3}, at::kMeta)}), Contains("is on meta; fix: pass tensor.cpu()"));
+}
+
+TEST_CASE("samples that do not exist are refused", "[tensors]") {
+  const int64_t index = GENERATE(-1, 53);
+  const TensorDataset dataset(kData, kTarget);
+  const std::string message = "sample " + std::to_string(index) +
+                              " does not exist: the data set has 53; fix: pass an index from 0 to "
+                              "52";
+  REQUIRE(message_of<ddp::SettingsError>([&] { dataset.get(index); }) == message);
+  REQUIRE(message_of<ddp::SettingsError>([&] { dataset.get_batch({0, index}); }) == message);
 }
 
 namespace {
@@ -131,6 +143,13 @@ struct Squares {
     }
     return squares;
   }
+};
+
+// Returns a reference to its only batch.
+struct OneBatch {
+  std::vector<int64_t> batch{4, 2};
+  int64_t size() const { return 2; }
+  const std::vector<int64_t>& get_batch(const std::vector<int64_t>&) const { return batch; }
 };
 
 struct Derived : ddp::Dataset {
@@ -152,9 +171,38 @@ TEST_CASE("a data set of the user's may make whole batches", "[tensors]") {
   DataLoader broken(std::make_shared<Squares>(Squares{.bad = 7}), sampler, at::kCPU,
                     {.batch_size = 6});
   broken.next();
-  REQUIRE(message_of<ddp::DataError>([&] { broken.next(); }) == "row 7 is damaged");
+  REQUIRE(message_of<ddp::DataError>([&] { broken.next(); }) ==
+          "row 7 is damaged (loading the batch of samples 6, 7, 8, 9, … of epoch 0)");
 
   DataLoader derived(std::make_shared<Derived>(), DistributedSampler(5, 0, 1, {.shuffle = false}),
                      at::kCPU, {.batch_size = 2});
   REQUIRE(derived.next() == std::vector<int64_t>{0, 1});
+}
+
+TEST_CASE("get_batch and a collate function may return references", "[tensors]") {
+  const DistributedSampler sampler(2, 0, 1, {.shuffle = false});
+  DataLoader batches(std::make_shared<OneBatch>(), sampler, at::kCPU, {.batch_size = 2});
+  static_assert(std::is_same_v<decltype(batches.next()), std::vector<int64_t>>);
+  REQUIRE(batches.next() == std::vector<int64_t>{4, 2});
+  REQUIRE(batches.next() == std::vector<int64_t>{4, 2});
+
+  const std::vector<int64_t> batch{7};
+  const auto collate = [&](const std::vector<ddp::Example>&) -> const std::vector<int64_t>& {
+    return batch;
+  };
+  const auto dataset = std::make_shared<TensorDataset>(kData, kTarget);
+  DataLoader collated(dataset, DistributedSampler(53, 0, 1), at::kCPU, {}, collate);
+  REQUIRE(collated.next() == std::vector<int64_t>{7});
+}
+
+TEST_CASE("errors of a collate function name the samples and the epoch", "[tensors]") {
+  const auto dataset = std::make_shared<TensorDataset>(kData, kTarget);
+  const auto collate = [](const std::vector<ddp::Example>&) -> ddp::Batch {
+    throw std::logic_error("ragged samples");
+  };
+  DataLoader loader(dataset, DistributedSampler(53, 0, 1, {.shuffle = false}), at::kCPU,
+                    {.batch_size = 2}, collate);
+  loader.begin_epoch(3);
+  REQUIRE(message_of<ddp::Error>([&] { loader.next(); }) ==
+          "ragged samples (loading the batch of samples 0, 1 of epoch 3)");
 }

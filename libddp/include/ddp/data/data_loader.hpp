@@ -7,8 +7,9 @@
 //
 // A user's data set is any class with `size()` and a thread-safe `get(index)`, or, if it augments,
 // `get_for_epoch(index, epoch)`. A collate function turns a std::vector of get()'s results into a
-// batch of any movable type. Without one, `get_batch(std::vector<int64_t> indices)` may make whole
-// batches. visit_tensors.hpp says how a batch names its tensors.
+// batch of any movable type. Without a collate function, `get_batch(std::vector<int64_t> indices)`
+// may make whole batches. Worker threads call get_batch concurrently. visit_tensors.hpp says how a
+// batch names its tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -74,8 +75,8 @@ class DataLoader : public Stateful {
 
   /// Returns the next batch on the device; the next epoch follows an epoch's last batch. On CUDA
   /// the current stream, not the host, waits for the copy. Throws a batch's loading error with
-  /// sample index and epoch (data errors also name file and offset). Later calls throw the error
-  /// again, until begin_epoch() or load_state_dict().
+  /// sample index and epoch (get_batch and collate: the first indices; data errors also name file
+  /// and offset). Later calls throw the error again, until begin_epoch() or load_state_dict().
   BatchType next() { return source_->next(); }
 
   /// Jumps to the start of an epoch; does nothing if the loader is already there.

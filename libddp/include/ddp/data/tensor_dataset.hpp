@@ -20,13 +20,15 @@
 namespace ddp {
 
 /// Maps the file and returns a CPU tensor over its pages, which stay mapped while a view lives. The
-/// ranks of a host share them, and the system reads those that are used. Do not shorten the file
-/// meanwhile. Writing to the tensor does not change the file. Fortran order becomes strides.
+/// ranks of a host share the pages, and the system reads the pages that are used (of bool arrays:
+/// all). Shortening the file meanwhile raises SIGBUS. Writing to the tensor does not change the
+/// file. Fortran order becomes strides.
 /// Formats 1.0 to 3.0; bool, (u)int8..64, float16..64 and complex64..128, little-endian. Otherwise
 /// throws DataError naming file, reason and fix.
 at::Tensor load_npy(const std::string& path);
 
-/// Sample i has row i of each tensor. A batch has one tensor [N, …] for each.
+/// Sample i has row i of each tensor, a view of that tensor's memory. A batch has one tensor [N, …]
+/// for each, a copy.
 class TensorListDataset {
  public:
   /// Throws SettingsError for tensors whose first dimensions differ or that are not on the CPU.

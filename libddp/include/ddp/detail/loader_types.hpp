@@ -36,6 +36,14 @@ concept HasExamples = requires(DatasetT& dataset, int64_t index) {
 || requires(DatasetT& dataset, int64_t index) {
   dataset.get_for_epoch(index, index);
 };
+/// Dataset's own get_for_epoch() does not count.
+template <typename DatasetT>
+concept HasEpochs = requires(DatasetT& dataset, int64_t index) {
+  dataset.get_for_epoch(index, index);
+}
+&&!requires {
+  requires std::same_as<decltype(&DatasetT::get_for_epoch), decltype(&Dataset::get_for_epoch)>;
+};
 template <typename DatasetT>
 concept HasBatches = requires(DatasetT& dataset, std::vector<int64_t> indices) {
   dataset.get_batch(std::move(indices));
@@ -50,18 +58,30 @@ inline constexpr bool kGetsBatches = HasBatches<DatasetT>&& std::same_as<Collate
 template <typename DatasetT, typename Collate>
 constexpr auto find_batch_type() {
   if constexpr (kGetsBatches<DatasetT, Collate>) {
-    return std::type_identity<decltype(std::declval<DatasetT&>().get_batch(
-        std::vector<int64_t>()))>();
+    constexpr bool has_epochs = HasEpochs<DatasetT>;
+    static_assert(!has_epochs,
+                  "a data set for ddp::DataLoader has get_batch(), which knows no epoch, or "
+                  "get_for_epoch(): remove one of them or pass a collate function");
+    using BatchT = decltype(std::declval<DatasetT&>().get_batch(std::vector<int64_t>()));
+    static_assert(!std::is_void_v<BatchT>,
+                  "get_batch() of a data set for ddp::DataLoader must return the batch");
+    return std::type_identity<std::remove_cvref_t<BatchT>>();
   } else if constexpr (!HasExamples<DatasetT>) {
     constexpr bool has_get = HasExamples<DatasetT>;
     static_assert(has_get,
                   "a data set for ddp::DataLoader needs get(int64_t index), get_for_epoch(index, "
                   "epoch) or get_batch(indices); if it is const, these must be const too");
     return std::type_identity<void>();
+  } else if constexpr (std::is_void_v<ExampleOf<DatasetT>>) {
+    constexpr bool returns_sample = !std::is_void_v<ExampleOf<DatasetT>>;
+    static_assert(returns_sample,
+                  "get() or get_for_epoch() of a data set for ddp::DataLoader must return the "
+                  "sample");
+    return std::type_identity<void>();
   } else if constexpr (!std::invocable<Collate&, std::vector<ExampleOf<DatasetT>>>) {
     constexpr bool is_default = std::same_as<Collate, DefaultCollate>;
     static_assert(!is_default,
-                  "ddp::DataLoader needs a collate function for samples that are no ddp::Example: "
+                  "ddp::DataLoader needs a collate function for samples that are not ddp::Example: "
                   "pass one that takes a std::vector of get()'s results as its last argument");
     static_assert(is_default,
                   "the collate function of a ddp::DataLoader must take a std::vector of what the "
@@ -71,7 +91,7 @@ constexpr auto find_batch_type() {
     using BatchT = std::invoke_result_t<Collate&, std::vector<ExampleOf<DatasetT>>>;
     static_assert(!std::is_void_v<BatchT>,
                   "the collate function of a ddp::DataLoader must return the batch");
-    return std::type_identity<BatchT>();
+    return std::type_identity<std::remove_cvref_t<BatchT>>();
   }
 }
 

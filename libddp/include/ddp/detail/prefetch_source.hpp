@@ -91,6 +91,13 @@ std::vector<at::Tensor*> tensors_of(BatchT& batch) {
   return tensors;
 }
 
+/// Moves strided host tensors to page-locked memory.
+void pin_tensors(const std::vector<at::Tensor*>& tensors);
+/// Whether batches for `device` are made in page-locked memory.
+inline bool uses_pinned_memory(at::Device device, const LoaderOptions& options) {
+  return device.is_cuda() && options.pin_memory;
+}
+
 /// Batches of a builder whose slots worker threads fill ahead.
 template <typename BatchT>
 class PrefetchSource final : public BatchSource<BatchT> {
@@ -193,9 +200,10 @@ using BatchOf = typename LoaderTypes<DatasetT, Collate>::BatchType;
 template <typename DatasetT, typename Collate>
 class CollatingBuilder final : public BatchBuilder<BatchOf<DatasetT, Collate>> {
  public:
-  CollatingBuilder(std::shared_ptr<DatasetT> dataset, Collate collate, int num_slots)
+  CollatingBuilder(std::shared_ptr<DatasetT> dataset, Collate collate, int num_slots, bool pinned)
       : dataset_(std::move(dataset)),
         collate_(std::move(collate)),
+        pinned_(pinned),
         slots_(static_cast<size_t>(num_slots)) {}
   void resize(int slot, int64_t num_samples) override {
     at(slot).examples.clear();
@@ -211,7 +219,10 @@ class CollatingBuilder final : public BatchBuilder<BatchOf<DatasetT, Collate>> {
       examples.push_back(std::move(*example));
     }
     at(slot).examples.clear();
-    at(slot).batch.emplace(collate_(std::move(examples)));
+    auto& batch = at(slot).batch.emplace(collate_(std::move(examples)));
+    if (pinned_) {
+      pin_tensors(tensors_of(batch));
+    }
   }
   BatchOf<DatasetT, Collate> take(int slot) override {
     auto batch = std::move(*at(slot).batch);
@@ -228,6 +239,7 @@ class CollatingBuilder final : public BatchBuilder<BatchOf<DatasetT, Collate>> {
 
   std::shared_ptr<DatasetT> dataset_;
   Collate collate_;
+  bool pinned_;
   std::vector<Slot> slots_;
 };
 
@@ -262,7 +274,8 @@ requires(!std::derived_from<DatasetT, Dataset> || !std::same_as<Collate, Default
     using Builder = CollatingBuilder<typename decltype(data)::element_type, decltype(stack)>;
     return std::make_unique<PrefetchSource<BatchOf<DatasetT, Collate>>>(
         std::make_unique<Builder>(std::move(data), std::move(stack),
-                                  LoaderEngine::num_slots(options)),
+                                  LoaderEngine::num_slots(options),
+                                  uses_pinned_memory(device, options)),
         sampler, device, options);
   };
   if constexpr (!LoaderTypes<DatasetT, Collate>::kValid) {
