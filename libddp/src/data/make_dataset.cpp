@@ -64,10 +64,11 @@ bool has_class_folders(const std::string& path, Split split) {
   if (folder.empty()) {
     return false;
   }
-  std::error_code ignored;
-  const std::filesystem::directory_iterator entries(folder, ignored);
-  return std::any_of(begin(entries), end(entries),
-                     [&](const auto& entry) { return entry.is_directory(ignored); });
+  std::error_code unreadable, ignored;
+  const std::filesystem::directory_iterator entries(folder, unreadable);
+  // Opening an unreadable folder later throws the reason.
+  return unreadable || std::any_of(begin(entries), end(entries),
+                                   [&](const auto& entry) { return entry.is_directory(ignored); });
 }
 
 DataFormat find_format(const std::string& path) {
