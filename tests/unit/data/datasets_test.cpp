@@ -152,7 +152,7 @@ TEST_CASE("damaged binary files are named with their offset", "[dataset]") {
   REQUIRE(contains(error(), "fix: fetch or prepare the file again"));
   fs::remove(path);
   REQUIRE(contains(error(), "cannot open data file " + path.string()));
-  REQUIRE(contains(error(), "data/prepare_cifar10.py"));
+  REQUIRE(contains(error(), "; fix: fetch or prepare the file again (data/README.md)"));
   fs::create_directory(path);
   REQUIRE(contains(error(), "not a regular file"));
 }
