@@ -106,4 +106,9 @@ if(DDP_HAS_CUDA)
 endif()
 configure_file(cmake/ddp.pc.in ${CMAKE_BINARY_DIR}/package/ddp.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/package/ddp.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
-install(FILES LICENSE README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+# The pages, and the programs that they explain.
+install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR}
+        FILES_MATCHING PATTERN "*.cpp" PATTERN "*.hpp" PATTERN "*.py" PATTERN "*.yaml")
+install(FILES data/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR}/data)

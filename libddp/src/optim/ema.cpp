@@ -148,6 +148,7 @@ std::shared_ptr<Ema::Swap> Ema::swap_in() {
 }
 
 StateDict Ema::state_dict() const {
+  state_->refuse_swapped("state_dict");  // the model's weights would be saved as averages
   StateDict state;
   for (const NamedParameter& average : averages()) {
     state.tensors[average.name] = average.tensor;

@@ -333,8 +333,9 @@ void Config::read_section(const std::string& name,
                           const std::function<void(FieldVisitor&)>& describe) const {
   if (is_library_section(name)) {
     throw SettingsError(
-        concat("Config::section(\"", name, "\"): ", name,
-               " is a section of libddp; fix: give the program's section another name"));
+        concat("Config::section(\"", name, "\"): ", name, " is a section of libddp; fix: read cfg.",
+               name, ", which has the defaults that the program declares for it, or give the ",
+               "program's section another name"));
   }
   const std::lock_guard lock(own_->mutex);
   SettingRows& defaults = own_->defaults[name];

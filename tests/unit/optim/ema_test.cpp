@@ -61,6 +61,7 @@ TEST_CASE("swap_in shows the averages and puts the very weights back", "[optim]"
     CHECK(at::equal(tensors[1].tensor.detach(), ema.averages()[1].tensor.to(at::kHalf)));
     CHECK_FALSE(at::equal(tensors[0].tensor.detach(), trained));
     CHECK(contains(message_of([&] { ema.update(); }), "swapped in"));
+    CHECK(contains(message_of([&] { ema.state_dict(); }), "swapped in"));
     CHECK(contains(message_of([&] { const auto second = ema.swap_in(); }), "swapped in"));
   }
   check_back();
