@@ -20,14 +20,15 @@ foreach(_ranks 1 2)
   ddp_add_example(cluster_check cluster_check ${_ranks} ARGUMENTS device=cpu
                   OUTPUT "0:the sum is correct on every rank" "0:all checks passed")
   ddp_add_example(quickstart quickstart ${_ranks} ARGUMENTS ${_small} train.max_steps=5
-                  OUTPUT "0:step 5/5 | loss")
+                  OUTPUT "0:step 5/5 | epoch" "0: | loss ")
 endforeach()
 # Epochs alone decide: 80 samples in batches of 8 on one rank.
-ddp_add_example(quickstart_epochs quickstart 1 ARGUMENTS ${_small} train.epochs=1 OUTPUT "0:step 10/10 | loss")
+ddp_add_example(quickstart_epochs quickstart 1 ARGUMENTS ${_small} train.epochs=1
+                OUTPUT "0:step 10/10 | epoch 1.00 | loss ")
 # The schedule has the length of the run, whatever tells it.
 ddp_add_example(quickstart_epochs_cosine quickstart 1
                 ARGUMENTS ${_small} train.epochs=1 lr_schedule.type=cosine lr_schedule.lr=0.01
-                OUTPUT "0:step 10/10 | loss" "0:lr 0.000245")
+                OUTPUT "0:step 10/10 | epoch 1.00 | loss " "0:lr 0.000245")
 # Settings that change nothing are refused, and so is a data set that nobody named.
 foreach(_setting train.grad_accum_steps=4 train.mixup=0.2 train.cutmix=1 train.label_smoothing=0.1
                  train.eval_every=1 train.cuda_graph=off train.non_finite=skip)
@@ -40,4 +41,4 @@ foreach(_program quickstart resnet_ddp vit_ddp)
 endforeach()
 ddp_add_example(quickstart_synthetic quickstart 1
                 ARGUMENTS ${_small} train.max_steps=2 data.path= data.format=synthetic data.image_size=32
-                OUTPUT "0:step 2/2 | loss")
+                OUTPUT "0:step 2/2 | epoch" "0: | loss ")

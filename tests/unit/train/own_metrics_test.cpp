@@ -93,6 +93,26 @@ TEST_CASE("own metrics of an interval are reduced over its steps and all ranks")
              Catch::EndsWith(",d_loss,seen,least,most,pairs_per_second,time"));
 }
 
+TEST_CASE("loss and own metrics of a line cover the same steps after an epoch's end") {
+  TemporaryFolder folder;
+  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    for (int step = 0; step < 4; ++step) {
+      metrics.log("mse", 1.0 + step);
+      metrics.log("tokens", 100, {.reduction = MetricReduction::Rate});
+      metrics.end_step(step, {.loss = 1.0 + step, .num_samples = 1});
+      if (step == 2) {
+        metrics.end_epoch(0);
+      }
+    }
+  }));
+  const auto row = rows_of(folder.file("run/steps.jsonl")).at(1);
+  CHECK(row.at("loss") == 4);
+  CHECK(row.at("mse") == 4);
+  CHECK(row.at("tokens_per_second").get<double>() * row.at("interval_seconds").get<double>() ==
+        Approx(100));
+}
+
 TEST_CASE("a tensor may be overwritten after the call, as a replayed graph does") {
   TemporaryFolder folder;
   rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
