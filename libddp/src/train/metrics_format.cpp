@@ -236,7 +236,7 @@ std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_secon
   parts.add(2, "loader wait %.2f ms", if_matters(n.loader_wait_ms, n.step_ms));
   const auto peak = gib_text(n.peak_memory_gib);
   parts.add(7, peak == gib_text(previous.peak_memory_gib) ? "" : peak);
-  if (max_steps > 0 && !std::isnan(eta_seconds)) {
+  if (n.step < max_steps && !std::isnan(eta_seconds)) {
     parts.add(0, "ETA " + format_duration(eta_seconds));
   }
   return parts.line(kColumns);
