@@ -150,10 +150,6 @@ std::unique_ptr<DeviceCopier> make_device_copier(at::Device device) {
   throw SettingsError(concat("DataLoader: this build does not support the device ", device.str()));
 }
 
-}  // namespace
-
-namespace {
-
 [[noreturn]] void rethrow_with(const std::string& where) {
   try {
     throw;
