@@ -11,9 +11,9 @@
 #include "unit/train/checkpoint_objects.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
-using testing::Box;
 using testing::options_in;
 using testing::run_ranks;
+using testing::small_model;
 using testing::TemporaryFolder;
 using testing::ThreadControlPlane;
 using testing::ThreadJob;
@@ -21,10 +21,6 @@ using testing::ThreadJob;
 namespace {
 
 using Saved = std::vector<std::pair<int64_t, std::string>>;
-
-Box one_weight() {
-  return {"model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}}};
-}
 
 }  // namespace
 
@@ -36,7 +32,7 @@ TEST_CASE("after a save rank 0 gets the folder of the complete checkpoint, once,
   options.stop_check_seconds = 0.001;
   Saved told[2];
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto model = one_weight();
+    auto model = small_model();
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
     const auto thread = std::this_thread::get_id();
     checkpointer.set_after_save([&](int64_t steps_done, const std::string& path) {
@@ -66,7 +62,7 @@ TEST_CASE("an exception after a save leaves the checkpoint, and later saves work
   options.async = GENERATE(false, true);
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
-  auto model = one_weight();
+  auto model = small_model();
   ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
   checkpointer.set_after_save(
       [](int64_t, const std::string&) { throw std::runtime_error("the copy failed"); });
@@ -87,7 +83,7 @@ TEST_CASE("the destructor finishes a save without the callback, whose objects ma
   options.async = true;
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
-  auto model = one_weight();
+  auto model = small_model();
   int calls = 0;
   {
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
@@ -106,7 +102,7 @@ TEST_CASE("at a stop the callback waits for the last save, and its exception for
   Saved told;
   int64_t stopped[2] = {-1, -1};
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto model = one_weight();
+    auto model = small_model();
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
     checkpointer.set_stop_check([] { return true; });
     checkpointer.set_before_stop([&](int64_t done) { stopped[plane.rank()] = done; });

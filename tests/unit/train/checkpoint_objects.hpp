@@ -50,6 +50,10 @@ struct Box : ddp::Stateful {
   StateDict state;
 };
 
+inline Box small_model() {
+  return {"model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}}};
+}
+
 // A small training run with every kind of state: dropout, momentum, a loader position.
 struct Run {
   Run() : Run(at::TensorOptions()) {}

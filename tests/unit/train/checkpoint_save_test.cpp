@@ -24,6 +24,7 @@ using testing::message_of;
 using testing::names_in;
 using testing::options_in;
 using testing::run_ranks;
+using testing::small_model;
 using testing::TemporaryFolder;
 using testing::ThreadControlPlane;
 using testing::ThreadJob;
@@ -114,7 +115,7 @@ TEST_CASE("a stop request on one rank makes all save after the same step and end
   std::array<bool, 3> left_early{};
   std::atomic<bool> written = false;
   const auto errors = run_ranks(3, [&](ddp::ControlPlane& plane) {
-    Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+    auto model = small_model();
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
     int64_t step = 0;
     checkpointer.set_stop_check([&] { return plane.rank() == 2 && step >= 40; });
@@ -153,7 +154,7 @@ TEST_CASE("a stop request on one rank makes all save after the same step and end
 TEST_CASE("a stop without checkpoint.dir reports that nothing was saved") {
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
-  Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+  auto model = small_model();
   ddp::Checkpointer checkpointer(plane, at::kCPU, {}, {model});
   checkpointer.set_stop_check([] { return true; });
   int64_t told = -1;
@@ -176,7 +177,7 @@ TEST_CASE("saves are due by steps, and the ranks exchange messages rarely") {
   options.keep_last = 2;
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
-  Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+  auto model = small_model();
   {
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
     for (auto step = checkpointer.restore(); step < 200; ++step) {
@@ -234,10 +235,6 @@ struct Fragile : Box {
   }
   bool broken = false;
 };
-
-Box small_model() {
-  return {"model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}}};
-}
 
 }  // namespace
 

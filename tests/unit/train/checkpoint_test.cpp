@@ -21,6 +21,7 @@ using testing::options_in;
 using testing::Run;
 using testing::run_ranks;
 using testing::same_bits;
+using testing::small_model;
 using testing::TemporaryFolder;
 using testing::ThreadControlPlane;
 using testing::ThreadJob;
@@ -166,7 +167,7 @@ TEST_CASE("a damaged newest checkpoint on one rank alone makes all ranks fall ba
   auto options = options_in(folder);
   options.async = GENERATE(false, true);
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+    auto model = small_model();
     // A rank's own state returns to that rank.
     Box hook("hook", {.tensors = {{"rank_local.residual", torch::zeros(2)}}, .values = {}});
     {
@@ -204,7 +205,7 @@ TEST_CASE("a damaged newest checkpoint on one rank alone makes all ranks fall ba
 TEST_CASE("without a complete checkpoint a restore throws and never starts at step 0") {
   TemporaryFolder folder;
   const auto options = options_in(folder);
-  Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+  auto model = small_model();
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
   {
@@ -249,7 +250,7 @@ TEST_CASE("a complete checkpoint is kept if a resume skipped a newer one with fl
   TemporaryFolder folder;
   auto options = options_in(folder);
   options.keep_last = 2;
-  Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+  auto model = small_model();
   ThreadJob job(1);
   ThreadControlPlane plane(job, 0);
   {

@@ -29,7 +29,7 @@ using testing::start_program;
 // Saves after every step of 10 ms until `file` exists.
 RunFunction saves_until(const std::string& file) {
   return [file](Context& context, const Config& config) {
-    testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+    auto model = testing::small_model();
     Metrics metrics(context, config.metrics);
     Checkpointer checkpointer(context, config.checkpoint, {model});
     const auto first = checkpointer.restore();
@@ -74,7 +74,7 @@ TEST_CASE("a run whose last save failed ends with 73, with and without wait()") 
   const bool waits = GENERATE(false, true), retries = GENERATE(false, true);
   const Ended ended = run_program(
       [&](Context& context, const Config& config) {
-        testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+        auto model = testing::small_model();
         Checkpointer checkpointer(context, config.checkpoint, {model});
         checkpointer.restore();
         replace_by_file(dir);
@@ -109,7 +109,7 @@ TEST_CASE("the close of a context throws if a checkpointer's last save failed") 
     on_cpu.device = DeviceChoice::Cpu;
     auto context = Context::create(on_cpu);
     {
-      testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+      auto model = testing::small_model();
       Checkpointer checkpointer(context, options, {model});
       checkpointer.restore();
       replace_by_file(options.dir);
@@ -134,7 +134,7 @@ TEST_CASE("a checkpointer and metrics report to a context that moved after their
     };
     MetricsOptions no_files;
     no_files.dir = "";
-    testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+    auto model = testing::small_model();
     std::optional<Context> made(Context::create(on_cpu));
     std::optional<Checkpointer> checkpointer;
     checkpointer.emplace(*made, options, std::vector<StatefulRef>{model});
@@ -212,7 +212,7 @@ TEST_CASE("a start waits for a job that was asked to stop, and continues after i
   // The first run ends after the other one is seen waiting.
   const auto first = start_program(
       [&](Context& context, const Config& config) {
-        testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+        auto model = testing::small_model();
         Checkpointer checkpointer(context, config.checkpoint, {model});
         checkpointer.set_before_stop([&](int64_t) {
           testing::write_file(told, "");
@@ -283,7 +283,7 @@ TEST_CASE("a run continues and saves when nobody reads its output") {
   const auto dir = folder.file("ckpt");
   const auto program = start_program(
       [&](Context& context, const Config& config) {
-        testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+        auto model = testing::small_model();
         Checkpointer checkpointer(context, config.checkpoint, {model});
         for (int64_t step = checkpointer.restore(); step < 50; ++step) {
           std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -318,7 +318,7 @@ TEST_CASE("a resumed run logs its changed settings, a requeued one that it start
     setenv("SLURM_RESTART_COUNT", restarts, 1);
     const Ended ended = run_program(
         [&](Context& context, const Config& config) {
-          testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+          auto model = testing::small_model();
           Checkpointer checkpointer(context, config.checkpoint, {model});
           const auto step = checkpointer.restore();
           checkpointer.save(step);
@@ -365,7 +365,7 @@ TEST_CASE("a setting that only one of two versions has is logged if it is not th
     }
     const Ended ended = run_program(
         [&](Context& context, const Config& config) {
-          testing::Box model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+          auto model = testing::small_model();
           Checkpointer checkpointer(context, config.checkpoint, {model});
           const auto step = checkpointer.restore();
           checkpointer.save(step);
