@@ -16,6 +16,12 @@ constexpr int kThreads = 256;
 constexpr int kVector = 8;
 constexpr int kMaxVectors = 4;  // of a thread
 
+/// The first column of a thread's vector `v`.
+template <int kGroup>
+__device__ int column_of(int v) {
+  return (v * kGroup + static_cast<int>(threadIdx.x) % kGroup) * kVector;
+}
+
 /// The sums of two values over the `kGroup` threads of a row, for all of them.
 template <int kGroup>
 __device__ float2 row_sums(float2 own) {
@@ -65,25 +71,15 @@ __device__ void add_branch(const NormBranch& branch, const DropoutState& dropout
   store8(sum + first, 1, values);
 }
 
-template <typename T, typename W, bool kRms, bool kAdds, int kGroup, int kVectors>
-__global__ void forward(int64_t rows, int dim, float eps, NormBranch branch, const T* x,
-                        const W* weight, const W* bias, T* sum_out, T* y, float* mean_out,
-                        float* rstd_out) {
-  const int member = static_cast<int>(threadIdx.x) % kGroup;
-  const int64_t row =
-      int64_t{blockIdx.x} * (kThreads / kGroup) + static_cast<int>(threadIdx.x) / kGroup;
-  DropoutState dropout;
-  if constexpr (kAdds) {
-    dropout = start_draws(branch.draws, blockIdx.x == 0 && threadIdx.x == 0);
-  }
-  if (row >= rows) {
-    return;  // a whole warp: only groups of one warp share a block
-  }
-  float values[kVectors][kVector];
+/// Loads a row, with the branch added, and returns the sum of this thread's elements.
+template <typename T, typename W, bool kAdds, int kGroup, int kVectors>
+__device__ __forceinline__ float load_row(int64_t row, int dim, const NormBranch& branch,
+                                          const DropoutState& dropout, const T* x, T* sum_out,
+                                          float (&values)[kVectors][kVector]) {
   float sum = 0;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * kGroup + member) * kVector;
+    const int column = column_of<kGroup>(v);
     if (column < dim) {
       load8(x + row * dim + column, 1, values[v]);
       if constexpr (kAdds) {
@@ -95,12 +91,16 @@ __global__ void forward(int64_t rows, int dim, float eps, NormBranch branch, con
       }
     }
   }
-  const float length = static_cast<float>(dim);
-  const float mean = kRms ? 0.0F : row_sums<kGroup>({sum, 0}).x / length;
+  return sum;
+}
+
+template <int kGroup, int kVectors>
+__device__ __forceinline__ float squared_distance(int dim, float mean,
+                                                  const float (&values)[kVectors][kVector]) {
   float squares = 0;
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    if ((v * kGroup + member) * kVector < dim) {
+    if (column_of<kGroup>(v) < dim) {
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
         const float difference = values[v][j] - mean;
@@ -108,10 +108,32 @@ __global__ void forward(int64_t rows, int dim, float eps, NormBranch branch, con
       }
     }
   }
+  return squares;
+}
+
+template <typename T, typename W, bool kRms, bool kAdds, int kGroup, int kVectors>
+__global__ void forward(int64_t rows, int dim, float eps, NormBranch branch, const T* x,
+                        const W* weight, const W* bias, T* sum_out, T* y, float* mean_out,
+                        float* rstd_out) {
+  const int64_t row =
+      int64_t{blockIdx.x} * (kThreads / kGroup) + static_cast<int>(threadIdx.x) / kGroup;
+  DropoutState dropout;
+  if constexpr (kAdds) {
+    dropout = start_draws(branch.draws, blockIdx.x == 0 && threadIdx.x == 0);
+  }
+  if (row >= rows) {
+    return;  // a whole warp: only groups of one warp share a block
+  }
+  float values[kVectors][kVector];
+  const float sum =
+      load_row<T, W, kAdds, kGroup, kVectors>(row, dim, branch, dropout, x, sum_out, values);
+  const float length = static_cast<float>(dim);
+  const float mean = kRms ? 0.0F : row_sums<kGroup>({sum, 0}).x / length;
+  const float squares = squared_distance<kGroup, kVectors>(dim, mean, values);
   const float rstd = rsqrtf(row_sums<kGroup>({squares, 0}).x / length + eps);
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
-    const int column = (v * kGroup + member) * kVector;
+    const int column = column_of<kGroup>(v);
     if (column < dim) {
       float scale[kVector], shift[kVector] = {};
       load8(weight + column, 1, scale);
@@ -125,7 +147,7 @@ __global__ void forward(int64_t rows, int dim, float eps, NormBranch branch, con
       store8(y + row * dim + column, 1, values[v]);
     }
   }
-  if (member == 0) {
+  if (threadIdx.x % kGroup == 0) {
     rstd_out[row] = rstd;
     if constexpr (!kRms) {
       mean_out[row] = mean;
@@ -179,6 +201,77 @@ constexpr int blocks_per_multiprocessor(bool is_rms, int group, int vectors) {
   return vectors < kMaxVectors ? 2 : 1;
 }
 
+/// A thread's elements of one row in the backward.
+template <int kVectors>
+struct RowGradients {
+  float g[kVectors][kVector];  // grad_y * weight
+  float n[kVectors][kVector];  // (x - mean) * rstd
+};
+
+/// Loads a row, adds to the sums for the weight's and the bias's gradients, and returns the
+/// thread's sums of g and of g * n.
+template <typename T, typename W, bool kRms, int kGroup, int kVectors>
+__device__ __forceinline__ float2 load_gradients(int64_t row, int dim, float mean, float rstd,
+                                                 const T* grad_y, const T* x, const W* weight,
+                                                 RowGradients<kVectors>& values,
+                                                 float (&weight_sums)[kVectors][kVector],
+                                                 float (&bias_sums)[kVectors][kVector]) {
+  auto& [g, n] = values;
+  float2 sums = {0, 0};
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const int column = column_of<kGroup>(v);
+    if (column < dim) {
+      float scale[kVector];
+      load8(grad_y + row * dim + column, 1, g[v]);
+      load8(x + row * dim + column, 1, n[v]);
+      load8(weight + column, 1, scale);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        n[v][j] = (n[v][j] - mean) * rstd;
+        weight_sums[v][j] += g[v][j] * n[v][j];
+        if constexpr (!kRms) {
+          bias_sums[v][j] += g[v][j];
+        }
+        g[v][j] *= scale[j];
+        sums.x += g[v][j];
+        sums.y += g[v][j] * n[v][j];
+      }
+    }
+  }
+  return sums;
+}
+
+/// The branch's gradient in vector `v` is grad_x after the branch's dropout. Its sums over the
+/// block's rows are the gradient of the branch's bias.
+template <typename T, int kVectors>
+__device__ __forceinline__ void store_branch_gradient(
+    const DropoutState& dropout, int64_t first, int v, float (&grad)[kVector], T* grad_branch,
+    float (&branch_sums)[kVectors][kVector][kThreads]) {
+  if (dropout.threshold > 0) {
+    drop8(dropout, first / kVector, grad);
+    store8(grad_branch + first, 1, grad);
+  }
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    branch_sums[v][j][threadIdx.x] += grad[j];
+  }
+}
+
+template <int kGroup, int kVectors>
+__device__ __forceinline__ void write_branch_part(
+    int dim, const float (&branch_sums)[kVectors][kVector][kThreads], float* parts) {
+  float sums[kVectors][kVector];
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      sums[v][j] = branch_sums[v][j][threadIdx.x];
+    }
+  }
+  write_part<kGroup, kVectors>(dim, sums, parts);
+}
+
 // With g = grad_y * weight and n = (x - mean) * rstd:
 //   grad_x = rstd * (g - mean(g) - n * mean(g * n)) + grad_skip;  RMSNorm: without mean(g)
 template <typename T, typename W, bool kRms, bool kAdds, int kGroup, int kVectors>
@@ -186,7 +279,6 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(kRms, kGro
     backward(int64_t rows, int dim, DropoutDraws draws, const T* grad_y, const T* grad_skip,
              const T* x, const W* weight, const float* mean_in, const float* rstd_in, T* grad_x,
              T* grad_branch, NormParts parts) {
-  const int member = static_cast<int>(threadIdx.x) % kGroup;
   const float inverse = 1.0F / static_cast<float>(dim);
   float weight_sums[kVectors][kVector] = {};
   float bias_sums[kVectors][kVector] = {};
@@ -196,11 +288,8 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(kRms, kGro
   if constexpr (kAdds) {
     dropout = start_draws(draws, false);
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        branch_sums[v][j][threadIdx.x] = 0;
-      }
+    for (int e = 0; e < kVectors * kVector; ++e) {
+      branch_sums[e / kVector][e % kVector][threadIdx.x] = 0;
     }
   }
   constexpr int kRowsPerBlock = kThreads / kGroup;
@@ -208,54 +297,26 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(kRms, kGro
        row < rows; row += int64_t{gridDim.x} * kRowsPerBlock) {
     const float mean = kRms ? 0.0F : mean_in[row];
     const float rstd = rstd_in[row];
-    float g[kVectors][kVector], n[kVectors][kVector];
-    float2 sums = {0, 0};
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const int column = (v * kGroup + member) * kVector;
-      if (column < dim) {
-        float scale[kVector];
-        load8(grad_y + row * dim + column, 1, g[v]);
-        load8(x + row * dim + column, 1, n[v]);
-        load8(weight + column, 1, scale);
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          n[v][j] = (n[v][j] - mean) * rstd;
-          weight_sums[v][j] += g[v][j] * n[v][j];
-          if constexpr (!kRms) {
-            bias_sums[v][j] += g[v][j];
-          }
-          g[v][j] *= scale[j];
-          sums.x += g[v][j];
-          sums.y += g[v][j] * n[v][j];
-        }
-      }
-    }
-    sums = row_sums<kGroup>(sums);
+    RowGradients<kVectors> values;
+    const float2 sums = row_sums<kGroup>(load_gradients<T, W, kRms, kGroup>(
+        row, dim, mean, rstd, grad_y, x, weight, values, weight_sums, bias_sums));
     const float mean_g = kRms ? 0.0F : sums.x * inverse;
     const float mean_gn = sums.y * inverse;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const int column = (v * kGroup + member) * kVector;
+      const int column = column_of<kGroup>(v);
       if (column < dim) {
-        float skip[kVector] = {};
+        float grad[kVector] = {};
         if (grad_skip != nullptr) {
-          load8(grad_skip + row * dim + column, 1, skip);
+          load8(grad_skip + row * dim + column, 1, grad);
         }
 #pragma unroll
         for (int j = 0; j < kVector; ++j) {
-          skip[j] += rstd * (g[v][j] - mean_g - n[v][j] * mean_gn);
+          grad[j] += rstd * (values.g[v][j] - mean_g - values.n[v][j] * mean_gn);
         }
-        store8(grad_x + row * dim + column, 1, skip);
+        store8(grad_x + row * dim + column, 1, grad);
         if constexpr (kAdds) {
-          if (dropout.threshold > 0) {
-            drop8(dropout, (row * dim + column) / kVector, skip);
-            store8(grad_branch + row * dim + column, 1, skip);
-          }
-#pragma unroll
-          for (int j = 0; j < kVector; ++j) {
-            branch_sums[v][j][threadIdx.x] += skip[j];
-          }
+          store_branch_gradient(dropout, row * dim + column, v, grad, grad_branch, branch_sums);
         }
       }
     }
@@ -268,15 +329,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_multiprocessor(kRms, kGro
   }
   if constexpr (kAdds) {
     if (parts.branch_bias != nullptr) {
-      float sums[kVectors][kVector];
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v) {
-#pragma unroll
-        for (int j = 0; j < kVector; ++j) {
-          sums[v][j] = branch_sums[v][j][threadIdx.x];
-        }
-      }
-      write_part<kGroup, kVectors>(dim, sums, parts.branch_bias);
+      write_branch_part<kGroup>(dim, branch_sums, parts.branch_bias);
     }
   }
 }
