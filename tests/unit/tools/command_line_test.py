@@ -30,7 +30,8 @@ def programs():
 
 
 def scripts():
-    found = [path for pattern in ("*.sh", "scripts/*", "tools/*", "data/*", "benchmarks/*", "tests/mutations/*", "tests/cluster/*")
+    folders = ("scripts", "tools", "data", "benchmarks", "docs/report", "tests/mutations", "tests/cluster")
+    found = [path for pattern in ("*.sh", *(folder + "/*" for folder in folders))
              for path in sorted(glob.glob(os.path.join(ROOT, pattern)))]
     return [path for path in found if is_program(path)]
 
@@ -91,7 +92,8 @@ class Help(unittest.TestCase):
 
     def test_every_script_has_help(self):
         names = [os.path.relpath(path, ROOT) for path in scripts()]
-        for name in ("quickstart.sh", "test.sh", "tools/study.py", "benchmarks/compare_pytorch", "data/prepare_text.py"):
+        for name in ("quickstart.sh", "test.sh", "tools/study.py", "benchmarks/compare_pytorch", "data/prepare_text.py",
+                     "docs/report/build.py"):
             self.assertIn(name, names)
         for path, text in self.outputs(scripts(), "--help"):
             self.assertIn("usage:", text, path)
