@@ -21,6 +21,7 @@
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/train/command_line.hpp"
+#include "ddp/train/config.hpp"
 
 namespace {
 
@@ -314,11 +315,11 @@ Settings parse(int argc, char** argv) {
       settings.max_bytes = std::stoll(value);
     } else if (key == "rounds") {
       settings.rounds = std::max(1, std::stoi(value));
-    } else if (argument == "algorithm=auto" || argument == "algorithm=ring" ||
-               argument == "algorithm=symmetric") {
-      settings.algorithm = value == "auto"   ? ddp::NcclAlgorithm::Auto
-                           : value == "ring" ? ddp::NcclAlgorithm::Ring
-                                             : ddp::NcclAlgorithm::Symmetric;
+    } else if (key == "algorithm") {
+      const std::string setting = "context.communicator.nccl_algorithm=" + value;
+      const char* const library[] = {argv[0], setting.c_str()};
+      settings.algorithm =
+          ddp::Config::from_command_line(2, library).context.communicator.nccl_algorithm;
     } else if (key == "ctas") {
       settings.ctas = std::stoi(value);
     } else if (argument == "dtype=float32" || argument == "dtype=bfloat16") {

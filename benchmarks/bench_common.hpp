@@ -28,6 +28,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "ddp/train/command_line.hpp"
+#include "ddp/train/config.hpp"
 
 #if DDP_HAS_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -89,6 +90,13 @@ class Settings {
     throw ddp::SettingsError(program_ + ": " + key + "=" + text(key) + ", there are " + known);
   }
 
+  /// libddp's settings with this setting's text as its `library_key`: it knows its enumerators.
+  ddp::Config library(const std::string& library_key, const std::string& key) const {
+    const std::string argument = library_key + "=" + text(key);
+    const char* argv[] = {program_.c_str(), argument.c_str()};
+    return ddp::Config::from_command_line(2, argv);
+  }
+
  private:
   /// Defaults of every benchmark of training steps.
   static const Values& protocol_defaults() {
@@ -142,12 +150,7 @@ inline ddp::AmpDtype amp_dtype(const Settings& settings, const std::string& key)
 }
 
 inline ddp::CommHookType comm_hook(const Settings& settings) {
-  return settings.choice<ddp::CommHookType>("comm_hook",
-                                            {{"none", ddp::CommHookType::None},
-                                             {"all_reduce", ddp::CommHookType::AllReduce},
-                                             {"fp16_compress", ddp::CommHookType::Fp16Compress},
-                                             {"bf16_compress", ddp::CommHookType::Bf16Compress},
-                                             {"powersgd", ddp::CommHookType::PowerSgd}});
+  return settings.library("ddp.comm_hook", "comm_hook").ddp.comm_hook;
 }
 
 inline void synchronize(at::Device device) {
@@ -298,14 +301,10 @@ class Gate {
 inline ddp::Context create_context(const Settings& settings) {
   Gate(settings).wait_for("start");
   ddp::ContextOptions options;
-  options.device =
-      settings.choice<ddp::DeviceChoice>("device", {{"auto", ddp::DeviceChoice::Auto},
-                                                    {"cpu", ddp::DeviceChoice::Cpu},
-                                                    {"cuda", ddp::DeviceChoice::Cuda}});
-  options.communicator.nccl_algorithm = settings.choice<ddp::NcclAlgorithm>(
-      "nccl_algorithm", {{"auto", ddp::NcclAlgorithm::Auto},
-                         {"ring", ddp::NcclAlgorithm::Ring},
-                         {"symmetric", ddp::NcclAlgorithm::Symmetric}});
+  options.device = settings.library("context.device", "device").context.device;
+  options.communicator.nccl_algorithm =
+      settings.library("context.communicator.nccl_algorithm", "nccl_algorithm")
+          .context.communicator.nccl_algorithm;
   options.communicator.nccl_max_ctas = settings.number("nccl_max_ctas");
   return ddp::Context::create(options);
 }

@@ -21,8 +21,8 @@
 #include "core/rendezvous.hpp"
 #include "core/star_plane.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/core/stop_signal.hpp"
 #include "ddp/train/command_line.hpp"
+#include "train/checkpoint_exchange.hpp"
 
 namespace {
 
@@ -102,7 +102,7 @@ std::pair<double, double> time_rounds(ddp::ControlPlane& plane, int rounds,
 
 // A wait stands for the computation of each step, equally long on every rank.
 double time_steps(ddp::ControlPlane& plane, const Options& options, bool talks, Results& results) {
-  ddp::StopSignal stop(plane);
+  ddp::detail::CheckpointSchedule schedule({}, Clock::now());
   const std::string numbers(200, 'n');
   plane.barrier();
   const auto begin = Clock::now();
@@ -119,7 +119,14 @@ double time_steps(ddp::ControlPlane& plane, const Options& options, bool talks, 
     for (double seen = results.longest_progress_ms;
          ms > seen && !results.longest_progress_ms.compare_exchange_weak(seen, ms);) {
     }
-    stop.should_stop();
+    if (schedule.is_exchange_due(step + 1)) {
+      schedule.begin_exchange(step + 1, Clock::now());
+      const auto statuses = ddp::detail::exchange_statuses(
+          plane,
+          {.step_seconds = schedule.step_seconds(), .pause_seconds = schedule.pause_seconds()});
+      schedule.end_exchange(step + 1, Clock::now(), ddp::detail::slowest_step(statuses),
+                            statuses[0].pause_seconds);
+    }
     if (step % 10 == 9) {
       plane.gather(numbers);
     }

@@ -132,10 +132,8 @@ TORCH_MODULE(Classifier);
 
 ddp::OptimizerOptions optimizer_options(const Settings& settings) {
   ddp::OptimizerOptions options;
-  options.implementation = settings.choice<ddp::OptimizerImplementation>(
-      "optimizer", {{"auto", ddp::OptimizerImplementation::Auto},
-                    {"flat", ddp::OptimizerImplementation::Flat},
-                    {"list", ddp::OptimizerImplementation::List}});
+  options.implementation =
+      settings.library("optimizer.implementation", "optimizer").optimizer.implementation;
   if (is_vit(settings)) {
     options.type = ddp::OptimizerType::AdamW;
     options.weight_decay = 0.05;
@@ -180,13 +178,13 @@ std::unique_ptr<ddp::DataLoader<>> make_loader(const Settings& settings,
   const bool bf16 = bench::amp_dtype(settings, "dtype") == ddp::AmpDtype::Bf16;
   return std::make_unique<ddp::DataLoader<>>(
       dataset, ddp::DistributedSampler(dataset->size(), context.communicator()), context.device(),
-      ddp::LoaderOptions{.batch_size = settings.number("batch_size"),
-                         .num_workers = settings.number("num_workers"),
-                         .drop_last = true,
-                         .jpeg_decoder = settings.choice<ddp::JpegDecoder>(
-                             "jpeg_decoder", {{"cpu", ddp::JpegDecoder::Cpu},
-                                              {"nvjpeg", ddp::JpegDecoder::NvJpeg}}),
-                         .image_dtype = bf16 ? ddp::ImageDtype::Bf16 : ddp::ImageDtype::Fp32});
+      ddp::LoaderOptions{
+          .batch_size = settings.number("batch_size"),
+          .num_workers = settings.number("num_workers"),
+          .drop_last = true,
+          .jpeg_decoder =
+              settings.library("loader.jpeg_decoder", "jpeg_decoder").loader.jpeg_decoder,
+          .image_dtype = bf16 ? ddp::ImageDtype::Bf16 : ddp::ImageDtype::Fp32});
 }
 
 /// A model with its optimizer, with or without the wrapper.

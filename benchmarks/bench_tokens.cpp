@@ -11,7 +11,7 @@
 
 #include "ddp/core/safetensors.hpp"
 #include "ddp/data/data_loader.hpp"
-#include "ddp/detail/counter_rng.hpp"
+#include "ddp/data/sample_rng.hpp"
 #include "ddp/train/command_line.hpp"
 #include "models/tokens/token_dataset.hpp"
 

@@ -34,8 +34,7 @@ std::string describe(const ddp::Context& context) {
   line << "rank " << context.rank() << " of " << context.world_size() << ": node "
        << context.node_rank() << " (" << host << "), local rank " << context.local_rank() << " of "
        << context.local_world_size() << ", device " << context.device() << ", communicator "
-       << context.communicator()->backend() << ", started by "
-       << ddp::to_string(context.launch().source);
+       << context.communicator()->backend() << ", started by " << context.launcher();
   return line.str();
 }
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ddp/detail/counter_rng.hpp"
+#include "ddp/data/sample_rng.hpp"
 
 namespace examples {
 namespace {

@@ -6,7 +6,6 @@
 //   mpirun -n 2 build/examples/recipes/hooks loop.fail_at=20
 #include <torch/torch.h>
 
-#include "ddp/core/stop_signal.hpp"
 #include "ddp/ddp.hpp"
 
 namespace {

@@ -13,13 +13,27 @@ struct Sentence {
   int64_t label = 0;
 };
 
-// Any class with size() and a get(index) that several threads may call at a time.
+// Any class with size() and a get(index) that several threads may call at a time. One that augments
+// has get_for_epoch(index, epoch) instead.
 struct Sentences {
+  static constexpr int64_t kUnknown = 33;
+  uint64_t seed = 0;
+
   int64_t size() const { return 500; }
   Sentence get(int64_t index) const {  // a function of the index: all ranks see the same data
     const auto random = torch::make_generator<at::CPUGeneratorImpl>(index);
     const int64_t label = index % 2, length = 3 + index / 2 % 10;
     return {torch::randint(1 + 16 * label, 17 + 16 * label, {length}, random, torch::kLong), label};
+  }
+  Sentence get_for_epoch(int64_t index, int64_t epoch) const {  // hides other words in each epoch
+    const auto sentence = get(index);
+    ddp::SampleRng random(seed, epoch, index);  // the same numbers on any rank and thread
+    for (int64_t i = 0; i < sentence.tokens.size(0); ++i) {
+      if (random.uniform() < 0.1f) {
+        sentence.tokens[i] = kUnknown;
+      }
+    }
+    return sentence;
   }
 };
 
@@ -45,12 +59,12 @@ SentenceBatch collate(const std::vector<Sentence>& sentences) {
 
 void train(ddp::Context& ctx, const ddp::Config& cfg) {
   torch::nn::Sequential module(
-      torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(33, 16).padding_idx(0)),
+      torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(34, 16).padding_idx(0)),
       torch::nn::Linear(16, 2));
   module->to(ctx.device());
   ddp::DistributedDataParallel model(module, ctx.communicator(), cfg.ddp);
   auto optimizer = ddp::make_optimizer(model, {.type = ddp::OptimizerType::Adam});
-  auto sentences = std::make_shared<Sentences>();
+  auto sentences = std::make_shared<Sentences>(Sentences{uint64_t(cfg.context.seed)});
   ddp::DistributedSampler sampler(sentences->size(), ctx.communicator(), cfg.sampler);
   ddp::DataLoader loader(sentences, sampler, ctx.device(), cfg.loader, collate);
   ddp::Metrics metrics(ctx, cfg.metrics);

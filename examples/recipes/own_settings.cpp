@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A section of settings of the program's own, and a setting of the library that its loop reads.
+// A section of settings of the program's own, own defaults of the library's settings, and a setting
+// of the library that the program's loop reads.
 //
 //   build/examples/recipes/own_settings model.hidden=32,16 train.label_smoothing=0.1
 #include <torch/torch.h>
@@ -24,6 +25,17 @@ void describe_fields(ModelSettings& settings, ddp::FieldVisitor& visitor) {
   visitor.field({.name = "dropout", .doc = "Before the classifier.", .min = 0, .max = 1},
                 settings.dropout);
 }
+
+// The program's own defaults of two library sections. All keys of these sections remain.
+struct OptimizerDefaults : ddp::OptimizerOptions {
+  OptimizerDefaults() {
+    type = ddp::OptimizerType::AdamW;
+    weight_decay = 0.01;
+  }
+};
+struct LrScheduleDefaults : ddp::LrScheduleOptions {
+  LrScheduleDefaults() { lr = 1e-3; }
+};
 
 torch::nn::Sequential make_mlp(const ModelSettings& settings) {
   torch::nn::Sequential mlp{torch::nn::Flatten()};
@@ -71,7 +83,9 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
 
 int main(int argc, char** argv) {
   // A setting that nothing reads is an error, so the program names what it reads itself.
-  return ddp::run(
-      argc, argv, train,
-      {ddp::declare_section<ModelSettings>("model"), ddp::uses({"train.label_smoothing"})});
+  return ddp::run(argc, argv, train,
+                  {ddp::declare_section<ModelSettings>("model"),
+                   ddp::declare_section<OptimizerDefaults>("optimizer"),
+                   ddp::declare_section<LrScheduleDefaults>("lr_schedule"),
+                   ddp::uses({"train.label_smoothing"})});
 }

@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "ddp/core/error.hpp"
+#include "ddp/data/sample_rng.hpp"
 #include "ddp/detail/check.hpp"
-#include "ddp/detail/counter_rng.hpp"
 #include "tokens/document_packing.hpp"
 #include "tokens/token_file.hpp"
 #include "tokens/token_metadata.hpp"

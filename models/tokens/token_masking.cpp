@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
-#include "ddp/detail/counter_rng.hpp"
+#include "ddp/data/sample_rng.hpp"
 
 namespace models {
 namespace {

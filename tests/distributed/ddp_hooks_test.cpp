@@ -3,6 +3,7 @@
 #include "ddp/reduce/comm_hook.hpp"
 #include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "reduce/comm_hook_table.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

@@ -4,6 +4,7 @@
 
 #include "distributed/ddp_test_utils.hpp"
 #include "ops/grad_slot.hpp"
+#include "reduce/comm_hook_table.hpp"
 #include "reduce/reducer.hpp"
 
 using namespace ddp;

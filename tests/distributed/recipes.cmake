@@ -37,7 +37,10 @@ foreach(_split 1:32:1 1:8:4 2:16:1 2:8:2)
 endforeach()
 ddp_add_recipe(own_settings own_settings 1
                ARGUMENTS ${_images} train.max_steps=3 model.hidden=32,16 model.activation=tanh train.label_smoothing=0.1
-               OUTPUT "0:model.activation       tanh" "0:step 3/3 | loss ")
+                         optimizer.beta2=0.95
+               OUTPUT "0:model.activation       tanh" "0:optimizer.beta2 " "0:step 3/3 | loss ")
+ddp_add_recipe(own_settings_defaults own_settings 1 ARGUMENTS --help optimizer
+               OUTPUT "0:optimizer.type=adamw" "0:optimizer.weight_decay=0.01" "0:optimizer.momentum=0")
 ddp_add_recipe(own_settings_help own_settings 1 ARGUMENTS --help model
                OUTPUT "0:Between the layers." "0:Allowed: one of relu, tanh")
 ddp_add_recipe(own_settings_unknown own_settings 1 ARGUMENTS ${_images} model.hiden=32

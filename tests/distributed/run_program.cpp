@@ -82,7 +82,6 @@ void train(ddp::Context& context, const ddp::Config& config) {
     return stop_with_failing_callback(context, context.rank() == program.rank);
   }
   const bool culprit = context.rank() == program.rank;
-  ddp::StopSignal stop(context.control_plane(), 50ms);
   for (int64_t step = 0; step < 300; ++step) {
     context.set_progress(step, "forward");
     std::this_thread::sleep_for(10ms);
@@ -96,8 +95,9 @@ void train(ddp::Context& context, const ddp::Config& config) {
     if (culprit && step == 5 && program.fault == "stop") {
       raise(SIGUSR1);
     }
-    if (program.fault != "blocked" && stop.should_stop()) {
-      throw ddp::Stop("stopped: " + stop.reason());
+    const bool asks = program.fault != "blocked" && step % 5 == 0;
+    if (asks && context.control_plane().agree_any(ddp::stop_requested())) {
+      throw ddp::Stop(ddp::concat("stopped after step ", step));
     }
     if (step == 20 && program.fault == "none") {
       return;

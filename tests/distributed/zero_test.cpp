@@ -7,6 +7,7 @@
 #include "ddp/reduce/join.hpp"
 #include "distributed/zero_test_utils.hpp"
 #include "optim/zero/optimizer.hpp"
+#include "reduce/comm_hook_table.hpp"
 #include "reduce/reducer.hpp"
 
 using namespace ddp;

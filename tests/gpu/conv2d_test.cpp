@@ -9,9 +9,9 @@
 #include <array>
 
 #include "convolution_test.hpp"
-#include "ddp/ops/vision.hpp"
 #include "ops/grad_slot.hpp"
 #include "ops/streams/side_streams.hpp"
+#include "ops/vision/convolution_algorithms.hpp"
 #include "support/catch.hpp"
 
 using namespace gpu_test;

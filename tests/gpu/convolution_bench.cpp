@@ -5,9 +5,9 @@
 #include <cstdio>
 
 #include "convolution_test.hpp"
-#include "ddp/ops/vision.hpp"
 #include "graph_timing.hpp"
 #include "ops/grad_slot.hpp"
+#include "ops/vision/convolution_algorithms.hpp"
 #include "support/catch.hpp"
 
 using namespace gpu_test;

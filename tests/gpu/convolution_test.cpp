@@ -5,8 +5,8 @@
 #include <torch/torch.h>
 
 #include "convolution_test.hpp"
-#include "ddp/ops/vision.hpp"
 #include "ops/grad_slot.hpp"
+#include "ops/vision/convolution_algorithms.hpp"
 #include "support/catch.hpp"
 
 using namespace gpu_test;

@@ -3,9 +3,9 @@
 // gradients. The following eager step must not see these changes.
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
-#include "ddp/ops/vision.hpp"
 #include "gpu/graphed_step_test.hpp"
 #include "ops/streams/side_streams.hpp"
+#include "ops/vision/convolution_algorithms.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

@@ -10,10 +10,10 @@
 
 #include "batch_norm_test.hpp"
 #include "convolution_test.hpp"
-#include "ddp/ops/vision.hpp"
 #include "ops/grad_slot.hpp"
 #include "ops/streams/side_streams.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
+#include "ops/vision/convolution_algorithms.hpp"
 #include "support/catch.hpp"
 
 using namespace batch_norm_test;

@@ -117,7 +117,6 @@ struct GradScaler::State {
   at::Tensor scale;           // 0-dim float32
   at::Tensor growth_tracker;  // 0-dim int32
   std::map<const Optimizer*, OptimizerState> optimizers;
-  std::function<void(at::Tensor&)> reduce_found_inf;
 };
 
 GradScaler::State::State(const AmpOptions& options)
@@ -199,12 +198,9 @@ std::vector<at::Tensor> GradScaler::State::check_and_unscale(Optimizer& optimize
                                factor.to(group.device, /*non_blocking=*/true));
   }
   auto* const sharded = dynamic_cast<detail::ShardedGradients*>(&optimizer);
-  for (at::Tensor& found_inf : found_infs) {
-    if (sharded) {
+  if (sharded) {
+    for (at::Tensor& found_inf : found_infs) {
       sharded->agree_on_found_inf(found_inf);
-    }
-    if (reduce_found_inf) {
-      reduce_found_inf(found_inf);
     }
   }
   return found_infs;
@@ -264,9 +260,6 @@ GradientScan GradScaler::clip_and_step(Optimizer& optimizer, const StepScalars& 
       optimizer.step(given);
       return found;
     }
-    if (state_->reduce_found_inf) {
-      state_->reduce_found_inf(found.found_inf);
-    }
     step_unless(found.found_inf, optimizer, std::move(given));
     return found;
   }
@@ -293,9 +286,6 @@ GradientScan GradScaler::State::scan(Optimizer& optimizer, OptimizerState& state
   GradientScan found = optimizer.scan_gradients(scalars.inverse_scale, max_norm);
   scalars.clip_factor = product(scalars.clip_factor, found.clip_factor);
   state.found_infs = {found.found_inf};
-  if (reduce_found_inf) {
-    reduce_found_inf(state.found_infs.front());
-  }
   return found;
 }
 
@@ -375,10 +365,6 @@ void GradScaler::set_backoff_factor(double backoff_factor) {
 }
 void GradScaler::set_growth_interval(int64_t growth_interval) {
   state_->growth_interval = growth_interval;
-}
-
-void GradScaler::set_found_inf_reduction(std::function<void(at::Tensor&)> reduce) {
-  state_->reduce_found_inf = std::move(reduce);
 }
 
 StateDict GradScaler::state_dict() const {

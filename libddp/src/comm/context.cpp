@@ -390,6 +390,9 @@ int Context::num_nodes() const {
 at::Device Context::device() const {
   return state_->device;
 }
+const char* Context::launcher() const {
+  return to_string(state_->launch.source);
+}
 const LaunchEnvironment& Context::launch() const {
   return state_->launch;
 }

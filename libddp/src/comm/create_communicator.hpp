@@ -8,10 +8,10 @@
 #include "comm/collective_check.hpp"
 #include "comm/communicator_state.hpp"
 #include "comm/mpi_runtime.hpp"
+#include "core/launch_environment.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/core/launch_environment.hpp"
 
 namespace ddp::detail {
 

@@ -22,11 +22,11 @@
 
 #include "core/control_messages.hpp"
 #include "core/job_monitor.hpp"
+#include "core/launch_environment.hpp"
 #include "core/rank_position.hpp"
 #include "core/rank_reports.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/core/launch_environment.hpp"
 
 namespace ddp::detail {
 

@@ -5,7 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "ddp/core/launch_environment.hpp"
+#include "core/launch_environment.hpp"
+#include "ddp/core/control_plane.hpp"
 
 namespace ddp {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "core/launch_environment.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/core/launch_environment.hpp"
 
 namespace ddp::detail {
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "core/control_link.hpp"
+#include "core/launch_environment.hpp"
 #include "core/plane_interfaces.hpp"
 #include "core/plane_service.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/control_plane.hpp"
-#include "ddp/core/launch_environment.hpp"
 
 namespace ddp::detail {
 

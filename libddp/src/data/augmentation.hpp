@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "ddp/detail/counter_rng.hpp"
+#include "ddp/data/sample_rng.hpp"
 
 namespace ddp {
 

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <string>
 
+#include "data/jpeg.hpp"
 #include "data/other_images.hpp"
 #include "ddp/detail/check.hpp"
 
@@ -31,6 +32,27 @@ std::string first_bytes(const std::vector<uint8_t>& bytes) {
 }
 
 }  // namespace
+
+std::string DataSource::to_string() const {
+  return concat(path, " at offset ", offset);
+}
+
+void fail_image(const char* kind, const DataSource& source, size_t num_bytes,
+                const std::string& why) {
+  throw CorruptImage(concat(source.to_string(), ": corrupt or truncated ", kind, " of ", num_bytes,
+                            " bytes: ", why));
+}
+
+void check_pixels(const char* kind, const DataSource& source, size_t num_bytes, int64_t width,
+                  int64_t height, int64_t max_pixels) {
+  if (width < 1 || height < 1 || width > INT32_MAX || height > INT32_MAX) {
+    fail_image(kind, source, num_bytes, "its size is invalid");
+  }
+  if (width > max_pixels / height) {
+    throw CorruptImage(concat(source.to_string(), ": ", kind, " of ", width, " x ", height,
+                              " pixels; data.max_pixels allows ", max_pixels));
+  }
+}
 
 FileKind kind_of_extension(std::string_view extension) {
   if (extension == "webp" && !reads_webp()) {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "data/augmentation.hpp"
-#include "data/jpeg.hpp"
+#include "data/image_file.hpp"
 #include "data/rand_augment.hpp"
 #include "data/resample_taps.hpp"
 #include "ddp/data/options.hpp"

@@ -73,27 +73,6 @@ void warn_cpu_decodes(const std::string& reason) {
   });
 }
 
-std::string DataSource::to_string() const {
-  return concat(path, " at offset ", offset);
-}
-
-void fail_image(const char* kind, const DataSource& source, size_t num_bytes,
-                const std::string& why) {
-  throw CorruptImage(concat(source.to_string(), ": corrupt or truncated ", kind, " of ", num_bytes,
-                            " bytes: ", why));
-}
-
-void check_pixels(const char* kind, const DataSource& source, size_t num_bytes, int64_t width,
-                  int64_t height, int64_t max_pixels) {
-  if (width < 1 || height < 1 || width > INT32_MAX || height > INT32_MAX) {
-    fail_image(kind, source, num_bytes, "its size is invalid");
-  }
-  if (width > max_pixels / height) {
-    throw CorruptImage(concat(source.to_string(), ": ", kind, " of ", width, " x ", height,
-                              " pixels; data.max_pixels allows ", max_pixels));
-  }
-}
-
 ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                              int64_t max_pixels) {
   ImageHeader size{.largest_denominator = 8};

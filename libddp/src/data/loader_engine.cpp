@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/detail/prefetch_source.hpp"
 
+#include <ATen/Parallel.h>
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -164,6 +167,18 @@ std::unique_ptr<DeviceCopier> make_device_copier(at::Device device) {
   }
 }
 
+// Each worker that runs a large op would start an OpenMP team of its own. These teams compete for
+// the cores, and every op waits for its slowest thread. at::set_num_threads would also change the
+// threads that the program starts later.
+void use_one_openmp_thread() {
+  at::get_num_threads();  // LibTorch sets its number at a thread's first use
+  using SetNumThreads = void (*)(int);
+  const auto set = reinterpret_cast<SetNumThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  if (set != nullptr) {  // LibTorch brings its own OpenMP library, which has no header
+    set(1);
+  }
+}
+
 /// "3, 8, 1" or "3, 8, 1, 7, …".
 std::string first_indices(const std::vector<int64_t>& indices) {
   constexpr size_t kShown = 4;
@@ -267,7 +282,8 @@ struct LoaderEngine::State {
                     .chunk = kChunk},
         Ring::Stages{.plan = [this](RingPayload& p) { return plan(p); },
                      .fill = [this](RingPayload& p, int64_t b, int64_t e) { fill(p, b, e); },
-                     .finish = [this](RingPayload& p) { finish(p); }});
+                     .finish = [this](RingPayload& p) { finish(p); },
+                     .start_worker = use_one_openmp_thread});
   }
 
   LoaderOptions options;

@@ -18,6 +18,7 @@
 
 #include "data/batch_builders.hpp"
 #include "data/image_dataset.hpp"
+#include "data/jpeg.hpp"
 #include "data/resident_images.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/data_loader.hpp"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "data/jpeg.hpp"
+#include "data/image_file.hpp"
 
 namespace ddp::detail {
 

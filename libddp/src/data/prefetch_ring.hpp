@@ -44,6 +44,8 @@ class PrefetchRing {
     std::function<void(Payload&, int64_t begin, int64_t end)> fill;
     /// Called once when all items are filled, by the thread that filled the last one.
     std::function<void(Payload&)> finish;
+    /// Called once by each worker thread, before its other calls; may be empty.
+    std::function<void()> start_worker = {};
   };
 
   PrefetchRing(const RingOptions& options, Stages stages)
@@ -52,7 +54,12 @@ class PrefetchRing {
         slots_(static_cast<size_t>(std::max(options.num_slots, 1))) {
     try {
       for (int i = 0; i < options_.num_workers; ++i) {
-        threads_.emplace_back([this] { work(); });
+        threads_.emplace_back([this] {
+          if (stages_.start_worker) {
+            stages_.start_worker();
+          }
+          work();
+        });
       }
     } catch (...) {
       stop();

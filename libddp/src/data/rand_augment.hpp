@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ddp/detail/counter_rng.hpp"
+#include "ddp/data/sample_rng.hpp"
 
 namespace ddp::detail {
 

@@ -17,6 +17,7 @@
 #include "comm/cuda_check.hpp"
 #include "data/batch_builders.hpp"
 #include "data/image_dataset.hpp"
+#include "data/jpeg.hpp"
 #include "data/jpeg_scan.hpp"
 #include "data/nvjpeg.hpp"
 #include "data/resample_kernels.hpp"

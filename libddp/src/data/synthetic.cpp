@@ -8,7 +8,7 @@
 
 #include "data/image_source.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/detail/counter_rng.hpp"
+#include "ddp/data/sample_rng.hpp"
 
 namespace ddp::detail {
 

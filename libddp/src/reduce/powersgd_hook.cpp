@@ -10,7 +10,7 @@
 #include <map>
 
 #include "ddp/core/error.hpp"
-#include "ddp/reduce/comm_hook.hpp"
+#include "reduce/comm_hook_table.hpp"
 
 namespace ddp {
 namespace {
@@ -208,7 +208,7 @@ class PowerSgdHook final : public CommHook {
 
 std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options) {
   const auto refuse = [](const char* name, auto value, const char* limit) {
-    throw SettingsError(concat("make_powersgd_hook: ", name, "=", value, " must be ", limit));
+    throw SettingsError(concat("PowerSGD: ", name, "=", value, " must be ", limit));
   };
   if (options.rank < 1) {
     refuse("rank", options.rank, "1 or more, because rank 0 would send every matrix as zeros");

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "ddp/core/launch_environment.hpp"
+#include "core/launch_environment.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/checkpoint_texts.hpp"

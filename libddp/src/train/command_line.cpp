@@ -28,7 +28,7 @@ bool is_first_rank() {
 std::string answer_to(const CommandLine& line, const std::string& program,
                       const std::vector<Section>& own_sections) {
   if (line.version) {
-    return version_text();
+    return detail::version_text();
   }
   const SettingRows defaults = Config::default_rows(own_sections);
   if (!line.completion.empty()) {
@@ -62,7 +62,7 @@ bool answer_command_line(int argc, const char* const* argv, const std::string& u
     return false;
   }
   if (is_first_rank()) {
-    print_paged(help ? usage : version_text());
+    print_paged(help ? usage : detail::version_text());
   }
   return true;
 }

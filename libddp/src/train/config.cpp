@@ -201,10 +201,19 @@ SettingRows default_rows_of(const std::vector<Section>& own_sections, const Rows
 template <typename T>
 void read_announced(Section section, Settings& settings, T& options) {
   const SettingRows defaults = rows_of(section);
-  if (!defaults.empty()) {  // else there is no such section, and its keys are unknown
-    settings.read_section(section.name, section.describe);
-    apply_rows(section.name, rows_of(section), options);
+  if (defaults.empty()) {  // there is no such section, and its keys are unknown
+    return;
   }
+  for (const SettingRow& row : list_settings(section.name, options)) {
+    if (settings.has(row.key) && !has_key(defaults, row.key)) {
+      throw SettingsError(concat(settings.origin(row.key), ": unknown setting '", row.key,
+                                 "': libddp has it, but ", "this program's section ", section.name,
+                                 " does not; fix: leave it out, or visit ",
+                                 "it in the describe_fields of that section"));
+    }
+  }
+  settings.read_section(section.name, section.describe);
+  apply_rows(section.name, rows_of(section), options);
 }
 
 // Two keys for one number. An unset key follows the other one, and a file's key follows an

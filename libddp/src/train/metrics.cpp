@@ -19,6 +19,9 @@ using SteadyClock = std::chrono::steady_clock;
 
 namespace {
 
+/// The sums of MetricsImpl::losses_, in the order in which add_losses() adds them.
+enum LossSum : std::size_t { kLossSum, kCorrectSum, kNumLossSums };
+
 /// Removes the metric of that name; nothing if there is none.
 std::optional<double> take_out(std::vector<OwnResult>& results, const std::string& name) {
   const auto found = std::find_if(results.begin(), results.end(),
@@ -172,10 +175,12 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
 
 void MetricsImpl::read() {
   LossSums losses;
-  for (const OwnNumber& sum : losses_.take()) {
-    const bool is_loss = sum.name == "loss";
-    (is_loss ? losses.loss_sum : losses.correct) = sum.value;
-    (is_loss ? losses.loss_samples : losses.correct_samples) = sum.weight;
+  const auto sums = losses_.take();  // empty before the first step
+  if (sums.size() == kNumLossSums) {
+    losses = {.loss_sum = sums[kLossSum].value,
+              .correct = sums[kCorrectSum].value,
+              .loss_samples = sums[kLossSum].weight,
+              .correct_samples = sums[kCorrectSum].weight};
   }
   wait_for_device();
   RankCounter::Reading reading{.losses = losses};

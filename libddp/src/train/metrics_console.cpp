@@ -16,9 +16,9 @@ constexpr std::chrono::milliseconds kBarInterval{100};
 
 MetricsConsole::MetricsConsole(const MetricsOptions& options, bool is_main)
     : lines_(options.progress != ProgressStyle::Off),
+      is_terminal_(::isatty(STDERR_FILENO) == 1),
       bar_(is_main && (options.progress == ProgressStyle::Bar ||
-                       (options.progress == ProgressStyle::Auto && ::isatty(STDERR_FILENO) == 1))) {
-}
+                       (options.progress == ProgressStyle::Auto && is_terminal_))) {}
 
 MetricsConsole::~MetricsConsole() {
   clear_bar();
@@ -32,7 +32,8 @@ void MetricsConsole::clear_bar() {
 
 void MetricsConsole::log_step(const LoggedNumbers& numbers) {
   if (lines_) {
-    log_info(log_line(numbers, max_steps_, eta_seconds(numbers, numbers.step), last_));
+    log_info(log_line(numbers, max_steps_, eta_seconds(numbers, numbers.step), last_,
+                      is_terminal_ ? kLogColumns : std::string::npos));
   }
   last_ = numbers;
 }

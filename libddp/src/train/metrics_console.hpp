@@ -36,6 +36,7 @@ class MetricsConsole {
   double eta_seconds(const LoggedNumbers& last, int64_t done) const;
 
   const bool lines_;
+  const bool is_terminal_;  ///< standard error: there long lines are shortened
   const bool bar_;
   int64_t max_steps_ = 0;
   Clock::time_point bar_time_{};

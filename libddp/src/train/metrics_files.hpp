@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/core/launch_environment.hpp"
+#include "core/launch_environment.hpp"
 #include "ddp/train/options.hpp"
 #include "train/metrics_format.hpp"
 #include "train/metrics_ranks.hpp"

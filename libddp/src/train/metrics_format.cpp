@@ -53,8 +53,6 @@ std::optional<double> if_matters(std::optional<double> wait_ms, std::optional<do
   return wait_ms && *wait_ms < 0.01 * step_ms.value_or(0) ? std::nullopt : wait_ms;
 }
 
-constexpr size_t kColumns = 120 - std::char_traits<char>::length("[22:43:25.111] [info] rank 0: ");
-
 /// The parts of a log line, in order.
 class LineParts {
  public:
@@ -68,6 +66,13 @@ class LineParts {
     if (number) {
       add(rank, format(pattern, std::isnan(*number) ? NAN : *number));  // printf shows a sign
     }
+  }
+  std::string joined() const {
+    std::string text;
+    for (const auto& [rank, part] : parts_) {
+      text += (text.empty() ? "" : " | ") + part;
+    }
+    return text;
   }
   std::string line(size_t columns) {
     auto text = joined();
@@ -84,14 +89,6 @@ class LineParts {
   }
 
  private:
-  std::string joined() const {
-    std::string text;
-    for (const auto& [rank, part] : parts_) {
-      text += (text.empty() ? "" : " | ") + part;
-    }
-    return text;
-  }
-
   std::vector<std::pair<int, std::string>> parts_;
 };
 
@@ -216,7 +213,7 @@ Row step_row(const LoggedNumbers& n, double unix_time) {
 }
 
 std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_seconds,
-                     const LoggedNumbers& previous) {
+                     const LoggedNumbers& previous, size_t columns) {
   LineParts parts;
   parts.add(0, step_text(n.step, max_steps));
   parts.add(4, "epoch %.2f", n.epoch);
@@ -239,7 +236,7 @@ std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_secon
   if (n.step < max_steps && !std::isnan(eta_seconds)) {
     parts.add(0, "ETA " + format_duration(eta_seconds));
   }
-  return parts.line(kColumns);
+  return parts.line(columns);
 }
 
 std::string evaluation_line(const EvaluationNumbers& n, int64_t max_steps) {
@@ -251,7 +248,7 @@ std::string evaluation_line(const EvaluationNumbers& n, int64_t max_steps) {
   for (const OwnResult& result : n.own) {
     parts.add(0, own_text(result));
   }
-  return parts.line(kColumns);
+  return parts.joined();
 }
 
 std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds,
@@ -271,7 +268,7 @@ std::string progress_bar(int64_t done, int64_t max_steps, double eta_seconds,
     parts.add(0, "ETA " + format_duration(eta_seconds));
   }
   parts.add(0, "loss %.4f", loss);
-  auto text = parts.line(kColumns);
+  auto text = parts.joined();
   if (columns > 1 && text.size() >= static_cast<std::size_t>(columns)) {
     text.resize(static_cast<std::size_t>(columns) - 1);
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -53,11 +54,14 @@ inline std::optional<double> if_measured(double number) {
 void add_own(Row& row, const std::vector<OwnResult>& own);
 Row step_row(const LoggedNumbers& numbers, double unix_time);
 
+/// What fits 120 columns of a terminal, beside the prefix of a log line.
+inline constexpr size_t kLogColumns =
+    120 - std::char_traits<char>::length("[22:43:25.111] [info] rank 0: ");
 /// "step 120/1000 | epoch 1.20 | loss 1.2345 | …". max_steps 0: unknown. Omits unknown numbers,
 /// waits of less than 1 % of a step, and a learning rate and a memory that the `previous` line has.
-/// If the line and its prefix do not fit 120 columns, it also omits the least important numbers.
+/// If the line has more than `columns`, it also omits the least important numbers.
 std::string log_line(const LoggedNumbers& numbers, int64_t max_steps, double eta_seconds,
-                     const LoggedNumbers& previous = {});
+                     const LoggedNumbers& previous = {}, size_t columns = kLogColumns);
 struct EvaluationNumbers {
   int64_t done = 0;  ///< steps done
   std::optional<double> epoch = {};

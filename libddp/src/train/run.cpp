@@ -129,7 +129,7 @@ void log_start(const Context& context) {
   if (context.is_main()) {
     log_info(concat(context.world_size(), context.world_size() == 1 ? " rank" : " ranks", " on ",
                     context.num_nodes(), context.num_nodes() == 1 ? " node (" : " nodes (",
-                    to_string(context.launch().source), "), ", context.device().str(), ", ",
+                    context.launcher(), "), ", context.device().str(), ", ",
                     context.communicator()->backend()));
   }
 }

@@ -6,8 +6,8 @@
 #include <sstream>
 #include <string>
 
-#include "ddp/train/command_line.hpp"
 #include "ddp_commit.hpp"
+#include "train/answers.hpp"
 #if DDP_HAS_CUDA
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -106,7 +106,7 @@ std::string mpi_line() {
 
 }  // namespace
 
-std::string version_text() {
+std::string detail::version_text() {
   const std::string commit = DDP_COMMIT;
   return version_line("libddp",
                       DDP_VERSION_STRING + (commit.empty() ? "" : concat(" (commit ", commit, ")")),

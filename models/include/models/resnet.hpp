@@ -149,9 +149,8 @@ TORCH_MODULE(Stage);
 
 }  // namespace detail
 
-/// Input [batch, in_channels, height, width] (with the ImageNet stem of 3 channels also the output
-/// of ddp::ops::stem_space_to_depth), output logits [batch, num_classes]. The output keeps the
-/// input's memory format: give channels_last images to a model of channels_last weights
+/// Input [batch, in_channels, height, width], output logits [batch, num_classes]. The output keeps
+/// the input's memory format: give channels_last images to a model of channels_last weights
 /// (to_channels_last). Weights of 16 bits (to_half_but_norms) cast the images to their dtype, and
 /// logits have it too.
 class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::NormOwner {

@@ -168,16 +168,6 @@ TEST_CASE("clip_and_step skips non-finite steps on request", "[amp]") {
   f.weight.mutable_grad()[1] = std::numeric_limits<float>::infinity();
   scaler.clip_and_step(*f.optimizer, {.lr = 1.0}, max_norm, skips);
   CHECK(at::equal(f.weight.detach(), before) == skips);
-  int calls = 0;
-  scaler.set_found_inf_reduction([&](at::Tensor& found_inf) {
-    ++calls;
-    found_inf.fill_(1.0);  // another rank found an inf
-  });
-  f.weight.mutable_grad().fill_(1.0);
-  const at::Tensor last = f.weight.detach().clone();
-  scaler.clip_and_step(*f.optimizer, {.lr = 1.0}, max_norm, skips);
-  CHECK(calls == (skips ? 1 : 0));
-  CHECK((!skips || at::equal(f.weight.detach(), last)));
 }
 
 TEST_CASE("clip_and_step cannot follow unscale_ or step", "[amp]") {
@@ -265,23 +255,6 @@ TEST_CASE("unscaling from elementary operations equals ATen's kernel", "[amp]") 
       CHECK(at::equal(found, found_by_kernel));
     }
   }
-}
-
-TEST_CASE("found_inf is agreed through the reduction that the user sets", "[amp]") {
-  GradScaler scaler(enabled());
-  Fixture f;
-  int calls = 0;
-  scaler.set_found_inf_reduction([&](at::Tensor& found_inf) {
-    ++calls;
-    CHECK(found_inf.item<float>() == 0.0F);
-    found_inf.fill_(1.0);  // another rank found an inf
-  });
-  f.backward(scaler);
-  scaler.step(*f.optimizer, 0.5);
-  scaler.update();
-  CHECK(calls == 1);
-  CHECK(at::equal(f.weight.detach(), at::ones({3})));
-  CHECK(scaler.get_scale() == 512.0);
 }
 
 TEST_CASE("scaler state has PyTorch's keys and resumes exactly", "[amp]") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/core/launch_environment.hpp"
+#include "core/launch_environment.hpp"
 
 #include <map>
 #include <string>

@@ -356,3 +356,23 @@ TEST_CASE("loaders with a wrong sampler or impossible settings are refused", "[l
   REQUIRE(contains(error(sampler, {.num_workers = -1}), "loader.num_workers=-1"));
   REQUIRE(contains(error(sampler, {.prefetch_batches = 0}), "loader.prefetch_batches=0"));
 }
+
+TEST_CASE("workers run each op on one thread, other threads as before", "[loader]") {
+  struct Threads {
+    int64_t size() const { return 8; }
+    torch::Tensor get(int64_t) const { return torch::tensor(at::get_num_threads()); }
+  };
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);
+  const auto stack = [](const std::vector<torch::Tensor>& counts) { return torch::stack(counts); };
+  for (const int64_t num_workers : {0, 2}) {
+    DataLoader loader(std::make_shared<Threads>(), DistributedSampler(8, 0, 1), kCpu,
+                      {.batch_size = 8, .num_workers = num_workers}, stack);
+    CHECK(torch::equal(loader.next(), torch::full({8}, num_workers == 0 ? 2 : 1)));
+  }
+  int later = 0;
+  std::thread([&] { later = at::get_num_threads(); }).join();
+  CHECK(later == 2);
+  CHECK(at::get_num_threads() == 2);
+  at::set_num_threads(before);
+}

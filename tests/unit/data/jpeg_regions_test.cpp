@@ -8,7 +8,7 @@
 #include "data/jpeg.hpp"
 #include "data_test_support.hpp"
 #include "ddp/data/data_loader.hpp"
-#include "ddp/detail/counter_rng.hpp"
+#include "ddp/data/sample_rng.hpp"
 #include "jpeg_writer.hpp"
 #include "support/catch.hpp"
 #include "tar_writer.hpp"

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/detail/counter_rng.hpp"
+#include "ddp/data/sample_rng.hpp"
 
 namespace data_test {
 

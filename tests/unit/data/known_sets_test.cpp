@@ -209,6 +209,34 @@ TEST_CASE("damaged gzip files are named with the place", "[known_sets]") {
                  ": 4 bytes follow the end of the compressed data; fix: decompress it"));
 }
 
+TEST_CASE("a gzip file that expands beyond the limit is refused", "[known_sets]") {
+  // A MiB of zeros as one block, which may follow itself any number of times: its compressor was
+  // flushed at the end. The file has no end, because the limit comes first.
+  std::string zeros(1 << 20, '\0'), block(1 << 16, '\0');
+  z_stream stream{};
+  REQUIRE(deflateInit2(&stream, 9, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+  stream.next_in = reinterpret_cast<uint8_t*>(zeros.data());
+  stream.avail_in = static_cast<uInt>(zeros.size());
+  stream.next_out = reinterpret_cast<uint8_t*>(block.data());
+  stream.avail_out = static_cast<uInt>(block.size());
+  REQUIRE(deflate(&stream, Z_FULL_FLUSH) == Z_OK);
+  block.resize(stream.total_out);
+  deflateEnd(&stream);
+  constexpr size_t kHeader = 10;
+  std::string packed = block.substr(0, kHeader);
+  for (int mib = 0; mib < 1025; ++mib) {
+    packed.append(block, kHeader);
+  }
+  TempFolder folder;
+  write_mnist(folder.path(), 4, 4);
+  const std::string images = "train-images-idx3-ubyte";
+  fs::remove(folder.path() / images);
+  write_file(folder.path() / (images + ".gz"), packed);
+  CHECK(contains(data_error({.path = folder.path()}),
+                 images + ".gz expands to more than 1073741824 bytes, the limit; fix: decompress "
+                          "it"));
+}
+
 TEST_CASE("two MNIST sets in one folder are not chosen from", "[known_sets]") {
   TempFolder folder;
   write_mnist(folder.path() / "MNIST" / "raw", 4, 4);

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "data/prefetch_ring.hpp"
-#include "ddp/detail/counter_rng.hpp"
+#include "ddp/data/sample_rng.hpp"
 #include "support/catch.hpp"
 #include "unit/data/data_test_support.hpp"
 

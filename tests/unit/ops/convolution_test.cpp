@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "ddp/ops/language.hpp"
-#include "ddp/ops/vision.hpp"
 #include "ops/grad_slot.hpp"
+#include "ops/vision/convolution_algorithms.hpp"
 #include "support/catch.hpp"
 
 using ddp::ops::Conv2dAlgorithm;

@@ -233,7 +233,10 @@ TEST_CASE("a program can change defaults of the library's settings and leave set
   CHECK(parse({}, sections).train.max_steps == 120);  // announced once, read many times
 
   has(refusal({"data.path=images"}, sections), "unknown setting 'data.path'");
-  has(refusal({"train.mixup=0.2"}, sections), "unknown setting 'train.mixup'");
+  has(refusal({"train.mixup=0.2"}, sections),
+      "argument: unknown setting 'train.mixup': libddp has it, but this program's section train "
+      "does not; fix: leave it out");
+  has(refusal({"train.max_step=7"}, sections), "did you mean train.max_steps?");
   CHECK(refusal({"data.path=images"}) == "(accepted)");
   Settings saved;  // a checkpoint stores a file for the same program
   saved.add_yaml(changed.to_yaml(), "saved.yaml");

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Log lines and the progress bar as a terminal receives them.
 #include "train/metrics_console.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
 #include "ddp/core/logging.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
@@ -19,6 +27,25 @@ ddp::MetricsOptions shown_as(ProgressStyle progress) {
 }
 
 const std::string kClear = "\r\033[K";
+
+// What `function` writes to a terminal that is standard error.
+template <typename F>
+std::string written_to_terminal(F&& function) {
+  const int reader = posix_openpt(O_RDWR | O_NOCTTY);
+  REQUIRE((reader >= 0 && grantpt(reader) == 0 && unlockpt(reader) == 0));
+  const int terminal = open(ptsname(reader), O_RDWR | O_NOCTTY);
+  REQUIRE(terminal >= 0);
+  const int before = dup(STDERR_FILENO);
+  dup2(terminal, STDERR_FILENO);
+  function();
+  dup2(before, STDERR_FILENO);
+  char text[1024];
+  const auto size = read(reader, text, sizeof(text));
+  for (const int file : {before, terminal, reader}) {
+    close(file);
+  }
+  return {text, static_cast<size_t>(std::max<ssize_t>(size, 0))};
+}
 
 }  // namespace
 
@@ -71,4 +98,28 @@ TEST_CASE("progress=off shows nothing, plain shows lines, other ranks show no ba
   const auto plain = output(ProgressStyle::Plain, true);
   REQUIRE(num_found(plain, "step 4/10") == 1);
   REQUIRE(num_found(plain, "\r") == 0);
+}
+
+TEST_CASE("a log line in a file has all numbers, one on a terminal fits it") {
+  const auto write_line = [] {
+    MetricsConsole console(shown_as(ProgressStyle::Plain), /*is_main=*/true);
+    console.log_step({.step = 150,
+                      .epoch = 1.6125,
+                      .loss = 2.0123,
+                      .accuracy = 0.2438,
+                      .lr = 6.62e-5,
+                      .grad_norm = 2.18,
+                      .step_ms = 141.42,
+                      .samples_per_second = 226.24,
+                      .exposed_comm_ms = 1.5,
+                      .peak_memory_gib = 0.593});
+  };
+  CHECK_THAT(stderr_of(write_line),
+             Catch::Contains("step 150 | epoch 1.61 | loss 2.0123 | accuracy 24.38 % | lr 6.62e-05 "
+                             "| grad_norm 2.18 | 141.4 ms/step | 226.2 samples/s | exposed comm "
+                             "1.50 ms | peak 0.59 GiB\n"));
+  const auto line = written_to_terminal(write_line);
+  CHECK_THAT(line, Catch::Contains("step 150 | loss 2.0123 | accuracy 24.38 % | 226.2 samples/s"));
+  CHECK_THAT(line, !Catch::Contains("GiB"));
+  CHECK(line.size() <= 120 + std::string("\r\n").size());
 }

@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -92,11 +91,6 @@ class GradScaler : public Stateful {
   void set_growth_factor(double growth_factor);
   void set_backoff_factor(double backoff_factor);
   void set_growth_interval(int64_t growth_interval);
-
-  /// For gradients that are not equal on all ranks after the reduction (sharded ones, or a comm
-  /// hook that gives each rank another result). `reduce` must set each found_inf (0-dim float32) to
-  /// the maximum over the ranks.
-  void set_found_inf_reduction(std::function<void(at::Tensor&)> reduce);
 
   std::string state_name() const override { return "scaler"; }
   /// PyTorch's keys; empty if disabled. Call it after update(). A disabled scaler loads nothing.

@@ -11,10 +11,10 @@
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/fields.hpp"
-#include "ddp/core/launch_environment.hpp"
 
 namespace ddp {
 
+struct LaunchEnvironment;
 namespace detail {
 class ContextHandle;
 }
@@ -58,7 +58,8 @@ class Context {
   int num_nodes() const;
   bool is_main() const { return rank() == 0; }
   at::Device device() const;
-  const LaunchEnvironment& launch() const;
+  const char* launcher() const;             ///< for messages: "torchrun", "a Slurm step", …
+  const LaunchEnvironment& launch() const;  ///< internal
   CommunicatorPtr communicator() const;
   ControlPlane& control_plane() const;
 

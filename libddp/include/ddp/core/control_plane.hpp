@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,15 @@
 #include "ddp/detail/failure_reports.hpp"
 
 namespace ddp {
+
+/// Arguments set by the program. A value that contradicts the launcher is an error.
+struct LaunchArguments {
+  std::optional<int> rank = {};
+  std::optional<int> world_size = {};
+  std::optional<int> local_rank = {};
+  std::optional<int> local_world_size = {};
+  std::optional<std::string> rendezvous = {};  ///< "host:port" of rank 0's control plane
+};
 
 struct ControlPlaneOptions {
   std::chrono::milliseconds rendezvous_timeout{300'000};

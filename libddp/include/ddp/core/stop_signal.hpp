@@ -3,11 +3,7 @@
 // ends) and Ctrl-C request a stop at a step boundary that all ranks agree on.
 #pragma once
 
-#include <chrono>
 #include <memory>
-#include <string>
-
-#include "ddp/core/control_plane.hpp"
 
 namespace ddp {
 
@@ -24,30 +20,8 @@ class StopSignalHandlers {
 };
 
 void request_stop();        ///< of this process, like a signal; any thread
-bool stop_requested();      ///< was this process asked to stop? Other ranks may not know yet
+bool stop_requested();      ///< was this process asked to stop? Other ranks may not know yet:
+                            ///< ControlPlane::agree_any(stop_requested()) is equal on all
 void clear_stop_request();  ///< before a program trains again in the same process
-
-/// The ranks' agreement to stop, polled at every step boundary:
-///
-///   if (stop_signal.should_stop()) { save; throw ddp::Stop("..."); }
-///
-/// A request takes effect when all ranks know it, so all stop at the same step. Ranks exchange
-/// requests every `check_interval`, in large jobs up to five times less often.
-class StopSignal {
- public:
-  explicit StopSignal(ControlPlane& control_plane,
-                      std::chrono::duration<double> check_interval = std::chrono::seconds(1));
-  ~StopSignal();
-
-  /// True on all ranks in the same call, and in all later calls. Some calls are collective: every
-  /// rank must call it equally often, between the same other control-plane collectives.
-  bool should_stop();
-
-  const std::string& reason() const;  ///< "rank 2 received SIGUSR1"; empty before a stop
-
- private:
-  class Agreement;
-  std::unique_ptr<Agreement> agreement_;
-};
 
 }  // namespace ddp

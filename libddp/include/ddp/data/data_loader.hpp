@@ -6,10 +6,10 @@
 //   for (auto& batch : eval_loader) { … }  // the batches left in the current epoch
 //
 // A user's data set is any class with `size()` and a thread-safe `get(index)`, or, if it augments,
-// `get_for_epoch(index, epoch)`. A collate function turns a std::vector of get()'s results into a
-// batch of any movable type. Without a collate function, `get_batch(std::vector<int64_t> indices)`
-// may make whole batches. Worker threads call get_batch concurrently. visit_tensors.hpp says how a
-// batch names its tensors.
+// `get_for_epoch(index, epoch)`, which draws from a SampleRng. A collate function turns a
+// std::vector of get()'s results into a batch of any movable type. Without a collate function,
+// `get_batch(std::vector<int64_t> indices)` may make whole batches. Worker threads call get_batch
+// concurrently. visit_tensors.hpp says how a batch names its tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>

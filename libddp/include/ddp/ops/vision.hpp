@@ -14,54 +14,27 @@
 
 namespace ddp::ops {
 
-/// Exact rearrangements of a convolution over three channels into shapes for tensor cores.
-enum class StemAlgorithm {
-  Auto,          ///< CUDA with bf16 or fp16: one of the rearrangements; otherwise Library
-  Library,       ///< at::conv2d, which defines the result
-  SpaceToDepth,  ///< 7x7: 2x2 cells of pixels become channels; any device and dtype
-  Im2col,  ///< each output pixel's patch is a row of a matrix. 7x7: any device and dtype; 3x3: 64
-           ///< filters, at most 32 pixels per row, bf16 or fp16
-};
-
 /// conv2d without bias, with stride 2 and padding 3; with a 3x3 weight stride 1 and padding 1.
 ///
 ///   image   [batch, 3, height, width], any layout; float32, float64, bf16, fp16, or uint8 (cast,
-///           not normalised), or the result of stem_space_to_depth()
+///           not normalised)
 ///   weight  [filters, 3, 7, 7] or [filters, 3, 3, 3]
 ///   result  [batch, filters, (height - 1) / 2 + 1, (width - 1) / 2 + 1] or [batch, filters,
-///           height, width], channels last unless Library ran
+///           height, width], channels last from the kernels
 ///
-/// Computes in autocast's dtype, else in weight's. If the image requires a gradient, Library is
-/// used. The result of stem_space_to_depth() must not require one.
-at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
-                            StemAlgorithm algorithm = StemAlgorithm::Auto);
-
-/// The input of SpaceToDepth, for loaders that can make it in their own kernel:
-///
-///   result [batch, 16, rows + 3, columns + 3], channels last, of `dtype`, with rows and columns
-///   those of the convolution's result;
-///   result[n, (dy * 2 + dx) * 4 + c, i, j] = padded[n, c, 2 i + dy, 2 j + dx], padded being the
-///   image with 3 zeros before its first row and column and zeros behind its last; c = 3 is zero
-at::Tensor stem_space_to_depth(const at::Tensor& image, at::ScalarType dtype);
-
-enum class Conv2dAlgorithm {
-  Auto,     ///< CUDA with bf16 or fp16: Product if there is such a form; else Library
-  Library,  ///< at::conv2d's kernels, which define the result
-  Product,  ///< dense products, on any device and dtype; raises if there is no such form
-};
+/// Computes in autocast's dtype, else in weight's. On CUDA in bf16 or fp16 an exact rearrangement
+/// of the image makes it a product for tensor cores, unless the image requires a gradient.
+at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight);
 
 /// conv2d(x, weight, stride, padding), without bias, groups or dilation.
 ///
 ///   x [batch, channels, height, width]; weight [filters, channels, 1, 1] with padding 0, or
 ///   [filters, channels, 3, 3] with padding 1
 ///
-/// Forms of Product, which are exact: 1x1 with stride 1, or with one output pixel; 3x3 on 1x1
-/// pixels, or on 2x2 with stride 1 or 2. Filter elements that only see padding get a zero gradient.
-///
-/// Computes in autocast's dtype, else in x's. On CUDA in bf16 or fp16 the result is channels last.
-/// With cuDNN's benchmark enabled, Library times cuDNN's engines at the first call of a shape.
-at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride, int64_t padding,
-                  Conv2dAlgorithm algorithm = Conv2dAlgorithm::Auto);
+/// Computes in autocast's dtype, else in x's. On CUDA in bf16 or fp16 the result is channels last,
+/// and convolutions that are one dense product (1x1, and few pixels) run as such. Otherwise, with
+/// cuDNN's benchmark enabled, cuDNN's engines are timed at the first call of a shape.
+at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride, int64_t padding);
 
 class StatisticsExchange;  // of SyncBatchNorm
 

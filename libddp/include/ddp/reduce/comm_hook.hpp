@@ -55,20 +55,6 @@ class CommHook {
   virtual bool capturable() const { return true; }
 };
 
-/// Divides by the divisor, then sums: PyTorch's default_hooks.allreduce_hook.
-std::shared_ptr<CommHook> make_all_reduce_hook();
-/// Casts to `wire_dtype` (kHalf or kBFloat16), divides, sums, casts back, as PyTorch's hooks.
-std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype);
-
-struct PowerSgdOptions {
-  int64_t rank = 1;                 ///< rank of each matrix's approximation
-  int64_t start_step = 1000;        ///< backwards with a plain all-reduce before compression starts
-  double min_compression_rate = 2;  ///< matrices that shrink no more than this are sent in full
-  uint64_t seed = 0;                ///< seed of the first Q; equal on all ranks
-};
-/// Low-rank compression with error feedback and warm start (Vogels et al., 2019, algorithm 2).
-std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options);
-
 /// Makes a hook whose start() is `start`, which divides by bucket.divisor and returns the work.
 /// finish() waits for that work. In weighted_backward it then multiplies by inverse_count *
 /// divisor.

@@ -42,11 +42,12 @@ class Config {
   /// Reads all sections above from "[--config FILE] [key=value ...]" and checks every key and
   /// value. Ignores --help and the other options that ddp::run reads. Throws SettingsError.
   ///
-  /// If `own_sections` declares sections, an unknown key is an error, and a section with a library
-  /// section's name replaces it. Otherwise unknown sections are kept for section(), and a name
-  /// close to a library key is an error. grad_accum_steps, max_grad_norm, non_finite,
-  /// label_smoothing, mixup, cutmix, cuda_graph and eval_… of section train are refused unless
-  /// uses() names them or the program declares section train.
+  /// If `own_sections` declares sections, an unknown key is an error. A section with a library
+  /// section's name sets the defaults of the keys that it describes, for the member of this class;
+  /// the library's other keys of that section are then unknown. Without declared sections unknown
+  /// ones are kept for section(), and a name close to a library key is an error. grad_accum_steps,
+  /// max_grad_norm, non_finite, label_smoothing, mixup, cutmix, cuda_graph and eval_… of section
+  /// train are refused unless uses() names them or the program declares section train.
   ///
   /// Fills in unset settings: loader.batch_size and train.batch_size from each other, and
   /// lr_schedule.total_steps from train.max_steps. If only train.epochs is set, max_steps is 0.

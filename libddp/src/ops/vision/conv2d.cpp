@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/vision.hpp"
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -12,6 +10,7 @@
 #include "ops/streams/side_streams.hpp"
 #include "ops/streams/weight_gradient.hpp"
 #include "ops/tensor_launch.hpp"
+#include "ops/vision/convolution_algorithms.hpp"
 #include "ops/vision/cudnn_convolution.hpp"
 #include "ops/vision/tap_packing.hpp"
 
@@ -283,6 +282,10 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride,
   }
   const AutocastOff no_autocast(x.device().type());
   return at::conv2d(x.to(dtype), weight.to(dtype), {}, stride, padding);
+}
+
+at::Tensor conv2d(const at::Tensor& x, const at::Tensor& weight, int64_t stride, int64_t padding) {
+  return conv2d(x, weight, stride, padding, Conv2dAlgorithm::Auto);
 }
 
 }  // namespace ddp::ops

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/vision.hpp"
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -8,6 +6,7 @@
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/tensor_launch.hpp"
+#include "ops/vision/convolution_algorithms.hpp"
 #include "ops/vision/stem_packing.hpp"
 
 namespace ddp::ops {
@@ -144,6 +143,10 @@ at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight,
     return DepthStem::apply(stem_space_to_depth(image, dtype), weight);
   }
   return PatchStem::apply(image, weight, dtype);
+}
+
+at::Tensor stem_convolution(const at::Tensor& image, const at::Tensor& weight) {
+  return stem_convolution(image, weight, StemAlgorithm::Auto);
 }
 
 }  // namespace ddp::ops

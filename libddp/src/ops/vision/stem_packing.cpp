@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "ddp/ops/vision.hpp"
 #include "ops/tensor_launch.hpp"
+#include "ops/vision/convolution_algorithms.hpp"
 #ifdef DDP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>
 

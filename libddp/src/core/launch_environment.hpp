@@ -2,7 +2,6 @@
 // This process's rank and place in the job, computed only from environment variables and arguments.
 #pragma once
 
-#include <optional>
 #include <string>
 
 namespace ddp {
@@ -10,15 +9,6 @@ namespace ddp {
 /// In the order of precedence.
 enum class LaunchSource { Arguments, Torchrun, OpenMpi, Slurm, Pmix, Single };
 const char* to_string(LaunchSource source);  ///< for messages: "torchrun", "a Slurm step", …
-
-/// Arguments set by the program. A value that contradicts the launcher is an error.
-struct LaunchArguments {
-  std::optional<int> rank = {};
-  std::optional<int> world_size = {};
-  std::optional<int> local_rank = {};
-  std::optional<int> local_world_size = {};
-  std::optional<std::string> rendezvous = {};  ///< "host:port" of rank 0's control plane
-};
 
 struct LaunchEnvironment {
   LaunchSource source = LaunchSource::Single;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random numbers as a pure function of (seed, epoch, sample index, draw): any thread, rank or GPU
-// that asks for sample 17 of epoch 3 gets the same bits, in any order.
+// Random numbers for data sets that augment.
 //
-// Philox4x32-10 of Salmon et al. (SC'11), keyed by the seed. Compiles as device code too.
+//   Example get_for_epoch(int64_t index, int64_t epoch) const {
+//     ddp::SampleRng random(seed, epoch, index);
+//     const bool flip = random.coin(); …
 #pragma once
 
 #include <cstdint>
@@ -11,13 +12,15 @@
 
 namespace ddp {
 
+/// A stream that is a pure function of (seed, epoch, sample index): equal for any number of ranks
+/// and workers, on CPU and GPU, and after a resume. Philox4x32-10 (Salmon et al., SC'11), keyed by
+/// the seed. Epochs count modulo 2^32. One object serves one thread.
 class SampleRng {
  public:
   DDP_HOST_DEVICE SampleRng(uint64_t seed, uint64_t epoch, uint64_t index)
       : key_(seed),
         counter_{{0, static_cast<uint32_t>(epoch), static_cast<uint32_t>(index),
-                  static_cast<uint32_t>(index >> 32)}},
-        block_{{0, 0, 0, 0}} {}
+                  static_cast<uint32_t>(index >> 32)}} {}
 
   DDP_HOST_DEVICE uint32_t next() {
     if (draw_ % 4 == 0) {
@@ -26,21 +29,18 @@ class SampleRng {
     }
     return block_.word[draw_++ % 4];
   }
-
   /// In [0, 1), with 24 bits: every value is exact in float.
   DDP_HOST_DEVICE float uniform() { return static_cast<float>(next() >> 8) * 0x1p-24f; }
-
   /// In 0 .. n - 1, n > 0, by multiplication (Lemire). Deviates from uniform by at most n / 2^32.
   DDP_HOST_DEVICE uint32_t below(uint32_t n) {
     return static_cast<uint32_t>((uint64_t{next()} * n) >> 32);
   }
-
   DDP_HOST_DEVICE bool coin() { return (next() >> 31) != 0; }
 
  private:
   uint64_t key_;
   detail::Philox4x32 counter_;
-  detail::Philox4x32 block_;
+  detail::Philox4x32 block_{{0, 0, 0, 0}};
   uint32_t draw_ = 0;
 };
 
