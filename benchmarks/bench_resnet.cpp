@@ -203,9 +203,8 @@ class Trainer {
     }
     if (wrapped) {
       ddp::DdpOptions options;
-      options.bucket_cap_mb = settings.text("bucket_cap_mb") == "auto"
-                                  ? ddp::kAutoBuckets
-                                  : ddp::NumberOrAuto(settings.real("bucket_cap_mb"));
+      options.bucket_cap_mb =
+          settings.library("ddp.bucket_cap_mb", "bucket_cap_mb").ddp.bucket_cap_mb;
       options.comm_hook = comm_hook(settings);
       options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<Model>(module_, context.communicator(), options);
