@@ -18,17 +18,17 @@ namespace models {
 
 /// The defaults are BERT-base uncased's (110M).
 struct BertOptions {
-  int64_t vocab_size = 30522;
-  int64_t max_positions = 512;
-  int64_t num_token_types = 2;
-  int64_t hidden_size = 768;
-  int64_t num_layers = 12;
-  int64_t num_heads = 12;
-  int64_t intermediate_size = 0;   ///< 0: 4 * hidden_size
-  double hidden_dropout = 0.1;     ///< for embeddings and residual branches
-  double attention_dropout = 0.1;  ///< for attention weights
-  double layer_norm_eps = 1e-12;
-  double initializer_range = 0.02;
+  int64_t vocab_size = 30522;       ///< rows of the embedding
+  int64_t max_positions = 512;      ///< longest sequence
+  int64_t num_token_types = 2;      ///< rows of the token-type embedding
+  int64_t hidden_size = 768;        ///< width; a multiple of num_heads
+  int64_t num_layers = 12;          ///< encoder blocks
+  int64_t num_heads = 12;           ///< of the attention
+  int64_t intermediate_size = 0;    ///< 0: 4 * hidden_size
+  double hidden_dropout = 0.1;      ///< for embeddings and residual branches
+  double attention_dropout = 0.1;   ///< for attention weights
+  double layer_norm_eps = 1e-12;    ///< added to the variance
+  double initializer_range = 0.02;  ///< standard deviation of initial weights
   /// Starts with a zero embedding, which gets a gradient from the decoder alone. -1: none.
   int64_t pad_token_id = 0;
 };
@@ -59,12 +59,12 @@ class BertImpl : public LanguageModel {
   LmOutput forward(const TokenInput& input, const torch::Tensor& labels) override;
 
   const torch::Tensor& head_weight() const override { return word_embeddings_; }
-  int64_t num_layers() const override { return options_.num_layers; }
-  int64_t max_positions() const override { return options_.max_positions; }
+  int64_t num_layers() const override { return options_.num_layers; }        ///< of options()
+  int64_t max_positions() const override { return options_.max_positions; }  ///< of options()
   /// Attention is not causal and counts whole. The head counts for computation().head_share of the
   /// tokens.
   double flops_per_token(int64_t seq_len) const override;
-  const BertOptions& options() const { return options_; }
+  const BertOptions& options() const { return options_; }  ///< as given to the constructor
 
  private:
   bool is_matrix_product(const std::string& name) const override;

@@ -15,10 +15,10 @@ namespace models {
 /// Keys and values of the tokens so far, one pair per layer: [batch, kv_heads, max_length,
 /// head_dim].
 struct KeyValueCache {
-  std::vector<torch::Tensor> keys;
-  std::vector<torch::Tensor> values;
-  int64_t length = 0;      ///< tokens held
-  int64_t max_length = 0;  ///< tokens that fit
+  std::vector<torch::Tensor> keys;    ///< by layer
+  std::vector<torch::Tensor> values;  ///< by layer
+  int64_t length = 0;                 ///< tokens held
+  int64_t max_length = 0;             ///< tokens that fit
 };
 
 class CausalLm : public LanguageModel {
@@ -27,6 +27,7 @@ class CausalLm : public LanguageModel {
   /// (one token, or any number into an empty cache), is appended to the cache, and gets no
   /// gradient.
   virtual torch::Tensor hidden_states(const TokenInput& input, KeyValueCache* cache = nullptr) = 0;
+  /// An empty cache in the model's dtype, on its device.
   virtual KeyValueCache make_cache(int64_t batch, int64_t max_length) const = 0;
 
   /// Maps hidden [..., dim] to logits [..., vocab], in hidden's dtype.
@@ -53,10 +54,11 @@ std::vector<std::vector<int64_t>> generate_greedy(CausalLm& model,
 /// Draws from softmax(logits / temperature) of the `top_k` largest (0: all) instead. The call has
 /// its own generator, seeded with `seed`.
 struct SamplingOptions {
-  double temperature = 1;
-  int64_t top_k = 0;
-  uint64_t seed = 0;
+  double temperature = 1;  ///< > 0; below 1, likely tokens become likelier
+  int64_t top_k = 0;       ///< draws from this many tokens; 0: from all
+  uint64_t seed = 0;       ///< equal seeds give equal texts
 };
+/// Continues one prompt as generate_greedy(), with draws.
 std::vector<int64_t> generate_sampled(CausalLm& model, const std::vector<int64_t>& prompt,
                                       int64_t max_new_tokens,
                                       const std::vector<int64_t>& end_tokens,

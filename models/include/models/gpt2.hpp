@@ -18,15 +18,15 @@ namespace models {
 
 /// The defaults are GPT-2 small's (124M).
 struct Gpt2Options {
-  int64_t vocab_size = 50257;
-  int64_t max_positions = 1024;
-  int64_t hidden_size = 768;
-  int64_t num_layers = 12;
-  int64_t num_heads = 12;
-  int64_t intermediate_size = 0;  ///< 0: 4 * hidden_size
-  double dropout = 0.1;           ///< for embeddings, residual branches and attention weights
-  double layer_norm_eps = 1e-5;
-  double initializer_range = 0.02;
+  int64_t vocab_size = 50257;       ///< rows of the embedding
+  int64_t max_positions = 1024;     ///< longest sequence
+  int64_t hidden_size = 768;        ///< width; a multiple of num_heads
+  int64_t num_layers = 12;          ///< blocks
+  int64_t num_heads = 12;           ///< of the attention
+  int64_t intermediate_size = 0;    ///< 0: 4 * hidden_size
+  double dropout = 0.1;             ///< for embeddings, residual branches and attention weights
+  double layer_norm_eps = 1e-5;     ///< added to the variance
+  double initializer_range = 0.02;  ///< standard deviation of initial weights
 };
 
 namespace detail {
@@ -47,11 +47,11 @@ class Gpt2Impl : public CausalLm {
 
   torch::Tensor hidden_states(const TokenInput& input, KeyValueCache* cache = nullptr) override;
   const torch::Tensor& head_weight() const override { return wte_; }
-  int64_t num_layers() const override { return options_.num_layers; }
-  int64_t max_positions() const override { return options_.max_positions; }
-  KeyValueCache make_cache(int64_t batch, int64_t max_length) const override;
+  int64_t num_layers() const override { return options_.num_layers; }          ///< of options()
+  int64_t max_positions() const override { return options_.max_positions; }    ///< of options()
+  KeyValueCache make_cache(int64_t batch, int64_t max_length) const override;  ///< empty
   double flops_per_token(int64_t seq_len) const override;
-  const Gpt2Options& options() const { return options_; }
+  const Gpt2Options& options() const { return options_; }  ///< as given to the constructor
 
  private:
   bool is_matrix_product(const std::string& name) const override;

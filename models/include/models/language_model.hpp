@@ -30,6 +30,7 @@ struct TokenInput {
   torch::Tensor target_positions{};
 };
 
+/// The loss of one batch and its hits.
 struct LmOutput {
   torch::Tensor loss_sum;     ///< float32, 0-dim: sum over the counted labels
   torch::Tensor num_correct;  ///< int64, 0-dim: counted labels that have the largest logit
@@ -40,7 +41,7 @@ inline void for_each_tensor(LmOutput& output, const ddp::TensorVisitor& visit) {
 
 /// How results are computed. Only the last two change the results, in training.
 struct LanguageModelOptions {
-  ddp::ops::AttentionBackend attention = ddp::ops::AttentionBackend::Auto;
+  ddp::ops::AttentionBackend attention = ddp::ops::AttentionBackend::Auto;  ///< of all layers
   int64_t loss_chunk_tokens = 0;  ///< tokens per chunk of logits; 0: the whole batch at once
   int64_t checkpoint_every = 0;   ///< recompute every k-th layer in the backward; 0: none, 1: all
   double head_share = 1;          ///< share of tokens that the head sees, for flops_per_token()
@@ -52,31 +53,32 @@ class LanguageModel : public torch::nn::Module {
  public:
   /// [vocab, dim]; tied models return their embedding.
   virtual const torch::Tensor& head_weight() const = 0;
-  virtual int64_t num_layers() const = 0;
-  virtual int64_t max_positions() const = 0;
+  virtual int64_t num_layers() const = 0;     ///< blocks
+  virtual int64_t max_positions() const = 0;  ///< longest sequence
   /// FLOPs of forward and backward per token: two per multiply-add, causal attention counted half,
   /// nothing recomputed. That is 6 per trained matrix parameter and 4 per frozen one (no weight
   /// gradient).
   virtual double flops_per_token(int64_t seq_len) const = 0;
 
-  int64_t vocab_size() const { return head_weight().size(0); }
+  int64_t vocab_size() const { return head_weight().size(0); }  ///< rows of the head
 
   /// `labels` is int64 [batch, seq]; labels[t] is the token that position t predicts. Causal models
   /// get them already shifted: the token after input_ids[t]. Labels equal to ops::kIgnoreIndex do
   /// not count.
   virtual LmOutput forward(const TokenInput& input, const torch::Tensor& labels) = 0;
 
-  LanguageModelOptions& computation() { return computation_; }
-  const LanguageModelOptions& computation() const { return computation_; }
+  LanguageModelOptions& computation() { return computation_; }  ///< may change between steps
+  const LanguageModelOptions& computation() const { return computation_; }  ///< the same
 
  protected:
   /// The part of flops_per_token() that grows with the parameters.
   double matrix_flops_per_token() const;
+  /// The loss's options in the current mode (training or evaluation).
   ddp::ops::LinearCrossEntropyOptions loss_options(const torch::Tensor& bias = {}) const;
   /// True if a token is multiplied by the parameter `name`, false for a lookup table.
   virtual bool is_matrix_product(const std::string& name) const = 0;
 
-  LanguageModelOptions computation_;
+  LanguageModelOptions computation_;  ///< see computation()
 };
 
 }  // namespace models

@@ -19,10 +19,11 @@
 
 namespace models {
 
+/// Settings of add_lora(); the defaults suit Qwen2 and Llama.
 struct LoraOptions {
-  int64_t rank = 64;
-  double alpha = 128;
-  double dropout = 0.05;
+  int64_t rank = 64;      ///< of the update, > 0
+  double alpha = 128;     ///< the update is scaled by alpha / rank
+  double dropout = 0.05;  ///< of the branch's input, in training
   /// Shell patterns, matched against the last part of a linear layer's name or the full name.
   std::vector<std::string> target_modules = {"q_proj",    "k_proj",  "v_proj",   "o_proj",
                                              "gate_proj", "up_proj", "down_proj"};
@@ -54,7 +55,7 @@ class LinearImpl : public torch::nn::Module {
   /// Memory is not initialised: call reset_parameters(), or load weights.
   LinearImpl(int64_t in_features, int64_t out_features, bool with_bias,
              const torch::TensorOptions& tensor_options = {});
-  torch::Tensor forward(const torch::Tensor& input);
+  torch::Tensor forward(const torch::Tensor& input);  ///< [..., in] -> [..., out]
   /// forward(input) + residual; without an adapter in one product. `skips_result` is that of
   /// ops::linear().
   torch::Tensor forward_add(const torch::Tensor& input, const torch::Tensor& residual,
@@ -64,13 +65,13 @@ class LinearImpl : public torch::nn::Module {
   void add_lora(const LoraOptions& options, const std::string& name = "");
   /// Adds scale * B A to the weight and removes the adapter.
   void merge_lora();
-  bool has_lora() const { return lora_a.defined(); }
-  double lora_scale() const { return lora_scale_; }  ///< alpha / rank
-  double lora_alpha() const { return lora_alpha_; }
-  double lora_dropout() const { return lora_dropout_; }
+  bool has_lora() const { return lora_a.defined(); }  ///< after add_lora() and before merge_lora()
+  double lora_scale() const { return lora_scale_; }   ///< alpha / rank
+  double lora_alpha() const { return lora_alpha_; }   ///< LoraOptions::alpha
+  double lora_dropout() const { return lora_dropout_; }  ///< LoraOptions::dropout
   /// Scale and, in training, dropout of the adapter.
   ddp::ops::LoraLinearOptions lora_call() const;
-  bool has_fp8_base() const { return fp8_base_; }
+  bool has_fp8_base() const { return fp8_base_; }    ///< LoraOptions::fp8_base
   const std::string& name() const { return name_; }  ///< as add_lora() was told
 
   torch::Tensor weight;  ///< [out, in]

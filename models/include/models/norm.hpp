@@ -38,6 +38,7 @@ class Norm {
   /// Replaces the layer registered with `owner` under `name`.
   void replace(torch::nn::Module& owner, const std::string& name, torch::nn::AnyModule layer);
 
+  /// norm(input); [batch, channels, height, width], as all inputs and results here
   torch::Tensor forward(const torch::Tensor& input);
   /// relu(norm(input))
   torch::Tensor forward_relu(const torch::Tensor& input);
@@ -50,7 +51,7 @@ class Norm {
                                   const torch::Tensor& other_input);
   /// max_pool2d(relu(norm(input)), kernel 3, stride 2, padding 1)
   ddp::ops::Fork forward_relu_max_pool(const torch::Tensor& input);
-  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
+  const std::shared_ptr<torch::nn::Module>& module() const { return module_; }  ///< the layer
   /// Appends num_batches_tracked if the model has to increment it.
   void append_counter(std::vector<torch::Tensor>& counters) const;
   /// Zeroes the layer's weight, if it has one.

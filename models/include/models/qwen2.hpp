@@ -20,26 +20,26 @@ namespace models {
 
 /// Sizes; the defaults are Qwen2-7B's.
 struct Qwen2Options {
-  int64_t vocab_size = 152064;
-  int64_t hidden_size = 3584;
-  int64_t intermediate_size = 18944;
-  int64_t num_layers = 28;
-  int64_t num_heads = 28;
-  int64_t num_kv_heads = 4;
-  int64_t head_dim = 128;
-  int64_t max_positions = 32768;
-  double rms_norm_eps = 1e-6;
-  double rope_theta = 1e6;
-  bool qkv_bias = true;  ///< Llama: false
-  bool o_bias = false;   ///< Llama with attention_bias: true
-  bool mlp_bias = false;
-  bool tie_word_embeddings = false;
-  double initializer_range = 0.02;
+  int64_t vocab_size = 152064;             ///< rows of the embedding
+  int64_t hidden_size = 3584;              ///< width
+  int64_t intermediate_size = 18944;       ///< width of the MLP
+  int64_t num_layers = 28;                 ///< blocks
+  int64_t num_heads = 28;                  ///< of the queries
+  int64_t num_kv_heads = 4;                ///< of keys and values; a divisor of num_heads
+  int64_t head_dim = 128;                  ///< even
+  int64_t max_positions = 32768;           ///< longest sequence
+  double rms_norm_eps = 1e-6;              ///< added to the mean square
+  double rope_theta = 1e6;                 ///< base of the wavelengths
+  bool qkv_bias = true;                    ///< Llama: false
+  bool o_bias = false;                     ///< Llama with attention_bias: true
+  bool mlp_bias = false;                   ///< Llama with mlp_bias: true
+  bool tie_word_embeddings = false;        ///< the head is the embedding
+  double initializer_range = 0.02;         ///< standard deviation of initial weights
   ddp::ops::RotaryOptions rope_scaling{};  ///< head_dim and theta are taken from the fields above
 };
-Qwen2Options qwen2_0_5b();
-Qwen2Options qwen2_1_5b();
-Qwen2Options qwen2_7b();
+Qwen2Options qwen2_0_5b();  ///< sizes of Qwen2-0.5B
+Qwen2Options qwen2_1_5b();  ///< sizes of Qwen2-1.5B
+Qwen2Options qwen2_7b();    ///< sizes of Qwen2-7B
 
 namespace detail {
 class Qwen2Layer;
@@ -58,11 +58,11 @@ class Qwen2Impl : public CausalLm {
 
   torch::Tensor hidden_states(const TokenInput& input, KeyValueCache* cache = nullptr) override;
   const torch::Tensor& head_weight() const override;
-  int64_t num_layers() const override { return options_.num_layers; }
-  int64_t max_positions() const override { return options_.max_positions; }
-  KeyValueCache make_cache(int64_t batch, int64_t max_length) const override;
+  int64_t num_layers() const override { return options_.num_layers; }          ///< of options()
+  int64_t max_positions() const override { return options_.max_positions; }    ///< of options()
+  KeyValueCache make_cache(int64_t batch, int64_t max_length) const override;  ///< empty
   double flops_per_token(int64_t seq_len) const override;
-  const Qwen2Options& options() const { return options_; }
+  const Qwen2Options& options() const { return options_; }  ///< as given to the constructor
 
  private:
   bool is_matrix_product(const std::string& name) const override;

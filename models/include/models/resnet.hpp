@@ -24,15 +24,17 @@ class SideStreams;
 
 namespace models {
 
+/// The layers before the stages.
 enum class Stem {
   Imagenet,  ///< 7x7 convolution of stride 2 and a 3x3 max pool of stride 2
   Cifar,     ///< 3x3 convolution of stride 1, no pool: for 32-pixel images
 };
 
+/// The defaults are torchvision's.
 struct ResNetOptions {
-  int64_t num_classes = 1000;
-  int64_t in_channels = 3;  ///< of the images
-  Stem stem = Stem::Imagenet;
+  int64_t num_classes = 1000;       ///< width of the logits
+  int64_t in_channels = 3;          ///< of the images
+  Stem stem = Stem::Imagenet;       ///< for the images' size
   NormFactory norm = {};            ///< empty: BatchNorm2d
   bool zero_init_residual = false;  ///< each block starts as the identity (arXiv:1706.02677)
   bool fused_ops = true;  ///< false: only ATen's ops (convolutions, BatchNorm2d, sum, ReLU, pools)
@@ -158,10 +160,10 @@ class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::Nor
   /// `num_blocks` of the four stages; `bottleneck` selects the kind of block.
   ResNetImpl(ResNetOptions options, std::vector<int64_t> num_blocks, bool bottleneck);
   void reset() override;
-  torch::Tensor forward(const torch::Tensor& input);
-  const ResNetOptions& options() const { return options_; }
+  torch::Tensor forward(const torch::Tensor& input);         ///< logits [batch, num_classes]
+  const ResNetOptions& options() const { return options_; }  ///< as given to the constructor
   std::vector<std::string> norm_names() const override { return {"bn1"}; }
-  std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
+  std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;  ///< that child
   void replace_norm(const std::string& name, torch::nn::AnyModule replacement) override;
 
  private:
@@ -181,11 +183,11 @@ class ResNetImpl : public torch::nn::Cloneable<ResNetImpl>, public ddp::ops::Nor
 };
 TORCH_MODULE(ResNet);
 
-ResNet resnet18(const ResNetOptions& options = {});
-ResNet resnet34(const ResNetOptions& options = {});
-ResNet resnet50(const ResNetOptions& options = {});
-ResNet resnet101(const ResNetOptions& options = {});
-ResNet resnet152(const ResNetOptions& options = {});
+ResNet resnet18(const ResNetOptions& options = {});   ///< 11.7M parameters with 1000 classes
+ResNet resnet34(const ResNetOptions& options = {});   ///< 21.8M
+ResNet resnet50(const ResNetOptions& options = {});   ///< 25.6M
+ResNet resnet101(const ResNetOptions& options = {});  ///< 44.5M
+ResNet resnet152(const ResNetOptions& options = {});  ///< 60.2M
 /// Selects by name, "resnet18" … "resnet152"; throws std::invalid_argument that lists the names.
 ResNet make_resnet(const std::string& name, const ResNetOptions& options = {});
 

@@ -14,13 +14,14 @@
 
 namespace models {
 
+/// Sizes of a SimpleCnn.
 struct SimpleCnnOptions {
-  int64_t in_channels = 3;
+  int64_t in_channels = 3;  ///< of the images
   std::vector<int64_t> channels = {32, 64,
                                    128};  ///< one stage each; all but the last halve the image
-  int64_t num_classes = 10;
-  double dropout = 0.0;   ///< before the classifier
-  NormFactory norm = {};  ///< empty: BatchNorm2d
+  int64_t num_classes = 10;               ///< width of the logits
+  double dropout = 0.0;                   ///< before the classifier
+  NormFactory norm = {};                  ///< empty: BatchNorm2d
 };
 
 /// Stages of 3x3 convolution, normalisation and ReLU with 2x2 max pooling between them, then the
@@ -29,12 +30,12 @@ struct SimpleCnnOptions {
 /// …, fc.
 class SimpleCnnImpl : public torch::nn::Cloneable<SimpleCnnImpl>, public ddp::ops::NormOwner {
  public:
-  explicit SimpleCnnImpl(SimpleCnnOptions options = {});
+  explicit SimpleCnnImpl(SimpleCnnOptions options = {});  ///< throws without a stage
   void reset() override;
-  torch::Tensor forward(torch::Tensor input);
-  const SimpleCnnOptions& options() const { return options_; }
+  torch::Tensor forward(torch::Tensor input);                   ///< logits [batch, num_classes]
+  const SimpleCnnOptions& options() const { return options_; }  ///< as given to the constructor
   std::vector<std::string> norm_names() const override;
-  std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;
+  std::shared_ptr<torch::nn::Module> norm(const std::string& name) const override;  ///< that child
   void replace_norm(const std::string& name, torch::nn::AnyModule replacement) override;
 
  private:

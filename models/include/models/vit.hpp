@@ -19,12 +19,12 @@ namespace models {
 
 /// The defaults are ViT-B/16's (86.6M).
 struct VitOptions {
-  int64_t image_size = 224;  ///< height and width of all images, in pixels
-  int64_t patch_size = 16;   ///< a divisor of image_size
-  int64_t num_classes = 1000;
-  int64_t hidden_size = 768;
-  int64_t num_layers = 12;
-  int64_t num_heads = 12;
+  int64_t image_size = 224;       ///< height and width of all images, in pixels
+  int64_t patch_size = 16;        ///< a divisor of image_size
+  int64_t num_classes = 1000;     ///< width of the logits
+  int64_t hidden_size = 768;      ///< width; a multiple of num_heads
+  int64_t num_layers = 12;        ///< encoder blocks
+  int64_t num_heads = 12;         ///< of the attention
   int64_t intermediate_size = 0;  ///< 0: 4 * hidden_size
   double dropout = 0;             ///< of embeddings, residual branches and inside the MLP
   double attention_dropout = 0;   ///< of the attention weights
@@ -53,7 +53,7 @@ class VitImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& images);
   /// Patches and the class token.
   int64_t seq_len() const;
-  const VitOptions& options() const { return options_; }
+  const VitOptions& options() const { return options_; }  ///< as given to the constructor
 
  private:
   void check_images(const torch::Tensor& images) const;

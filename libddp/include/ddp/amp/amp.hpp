@@ -16,7 +16,7 @@
 
 namespace ddp {
 
-enum class AmpDtype { Off, Bf16, Fp16 };
+enum class AmpDtype { Off, Bf16, Fp16 };  ///< autocast's compute dtype; Off: none
 /// Auto: on with fp16 only, because bfloat16 has float32's range.
 enum class GradScaling { Auto, On, Off };
 
@@ -36,8 +36,8 @@ void describe_fields(AmpOptions& options, FieldVisitor& visitor);
 /// scope. Scopes nest. Run backward() after the scope.
 class Autocast {
  public:
-  explicit Autocast(const AmpOptions& options);
-  explicit Autocast(AmpDtype dtype);
+  explicit Autocast(const AmpOptions& options);  ///< with options.dtype
+  explicit Autocast(AmpDtype dtype);             ///< until the object is destroyed
   ~Autocast();
 
  private:
@@ -83,14 +83,14 @@ class GradScaler : public Stateful {
   /// Forgets unscale_ and step since the last update(), after an exception.
   void reset_step();
 
-  bool is_enabled() const;
-  double get_scale() const;  ///< the host waits; 1 if disabled
-  double get_growth_factor() const;
-  double get_backoff_factor() const;
-  int64_t get_growth_interval() const;
-  void set_growth_factor(double growth_factor);
-  void set_backoff_factor(double backoff_factor);
-  void set_growth_interval(int64_t growth_interval);
+  bool is_enabled() const;                         ///< false: every method passes its input through
+  double get_scale() const;                        ///< the host waits; 1 if disabled
+  double get_growth_factor() const;                ///< of the scale, after growth_interval steps
+  double get_backoff_factor() const;               ///< of the scale, after inf or NaN
+  int64_t get_growth_interval() const;             ///< steps without inf or NaN
+  void set_growth_factor(double growth_factor);    ///< not checked; for later update()s
+  void set_backoff_factor(double backoff_factor);  ///< not checked; for later update()s
+  void set_growth_interval(int64_t growth_interval);  ///< not checked; for later update()s
 
   std::string state_name() const override { return "scaler"; }
   /// PyTorch's keys; empty if disabled. Call it after update(). A disabled scaler loads nothing.

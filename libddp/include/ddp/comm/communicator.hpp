@@ -37,10 +37,10 @@ class Work {
   virtual bool is_completed() = 0;  ///< never blocks
 };
 
-using WorkPtr = std::shared_ptr<Work>;
+using WorkPtr = std::shared_ptr<Work>;  ///< shared by the caller and the backend
 
-enum class ReduceOp { Sum, Avg, Min, Max, Product };
-const char* to_string(ReduceOp op);
+enum class ReduceOp { Sum, Avg, Min, Max, Product };  ///< Avg: the sum / world_size
+const char* to_string(ReduceOp op);                   ///< for messages: "sum", "avg", …
 
 class Communicator : public detail::GroupParts {
  public:
@@ -56,7 +56,7 @@ class Communicator : public detail::GroupParts {
   virtual WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) {
     return all_reduce(std::move(tensor), op);
   }
-  virtual WorkPtr broadcast(at::Tensor tensor, int root = 0) = 0;
+  virtual WorkPtr broadcast(at::Tensor tensor, int root = 0) = 0;  ///< root's elements, in place
   /// `input` has world_size times the elements of `output`. Rank r receives the reduced r-th part.
   /// `output` may be that part of `input`.
   virtual WorkPtr reduce_scatter(at::Tensor output, at::Tensor input,
@@ -64,13 +64,13 @@ class Communicator : public detail::GroupParts {
   /// `output` has world_size times the elements of `input`, in rank order. `input` may be this
   /// rank's part of `output`.
   virtual WorkPtr all_gather(at::Tensor output, at::Tensor input) = 0;
-  virtual WorkPtr send(at::Tensor tensor, int destination) = 0;
-  virtual WorkPtr recv(at::Tensor tensor, int source) = 0;
+  virtual WorkPtr send(at::Tensor tensor, int destination) = 0;  ///< to that rank's recv()
+  virtual WorkPtr recv(at::Tensor tensor, int source) = 0;       ///< in place, as sent
   virtual void barrier() = 0;  ///< the host waits until every rank of the group has called
 
   /// NCCL launches the operations between the two calls together. Use GroupScope.
   virtual void group_start() {}
-  virtual void group_end() {}
+  virtual void group_end() {}  ///< launches the group
 
   /// Collective. Ranks with equal `color` form a group, ordered by (`key`, rank). A negative color
   /// gives nullptr.
@@ -93,13 +93,13 @@ class Communicator : public detail::GroupParts {
   explicit Communicator(const Communicator* parent = nullptr);
 };
 
-using CommunicatorPtr = std::shared_ptr<Communicator>;
+using CommunicatorPtr = std::shared_ptr<Communicator>;  ///< shared by all objects that communicate
 
 /// Launches the operations called in its lifetime together. Wait for their works after it ends.
 /// Scopes of one communicator nest. Calling another one in this thread throws SettingsError.
 class GroupScope {
  public:
-  explicit GroupScope(Communicator& communicator);
+  explicit GroupScope(Communicator& communicator);  ///< calls group_start()
   ~GroupScope();
   GroupScope(const GroupScope&) = delete;
   GroupScope& operator=(const GroupScope&) = delete;

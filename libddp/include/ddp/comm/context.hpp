@@ -26,7 +26,7 @@ struct ContextOptions {
   DeviceChoice device = DeviceChoice::Auto;
   CommunicatorOptions communicator{};
   ControlPlaneOptions control_plane{};
-  LaunchArguments launch;
+  LaunchArguments launch;  ///< not settings: for programs with a launcher of their own
   /// Seeds the default generators of all ranks equally; see DdpOptions::seed_ranks.
   int64_t seed = 0;
   /// Rank 0 reads this file at the start and writes it after choices were measured; empty: none.
@@ -50,18 +50,18 @@ class Context {
   /// other ranks. Only ddp::run sends them the exception's message.
   ~Context();
 
-  int rank() const;
-  int world_size() const;
-  int local_rank() const;
-  int local_world_size() const;
-  int node_rank() const;
-  int num_nodes() const;
-  bool is_main() const { return rank() == 0; }
-  at::Device device() const;
-  const char* launcher() const;             ///< for messages: "torchrun", "a Slurm step", …
-  const LaunchEnvironment& launch() const;  ///< internal
-  CommunicatorPtr communicator() const;
-  ControlPlane& control_plane() const;
+  int rank() const;                             ///< in the job, 0 … world_size - 1
+  int world_size() const;                       ///< number of ranks of the job
+  int local_rank() const;                       ///< on this node; chooses the GPU
+  int local_world_size() const;                 ///< ranks on this node
+  int node_rank() const;                        ///< of this node, 0 … num_nodes - 1
+  int num_nodes() const;                        ///< nodes of the job
+  bool is_main() const { return rank() == 0; }  ///< is this rank 0?
+  at::Device device() const;                    ///< of this rank: a GPU or the CPU
+  const char* launcher() const;                 ///< for messages: "torchrun", "a Slurm step", …
+  const LaunchEnvironment& launch() const;      ///< internal
+  CommunicatorPtr communicator() const;         ///< of all ranks of the job
+  ControlPlane& control_plane() const;          ///< lives as long as the Context
 
   /// Shows this rank's step and place in log lines and to peers (ControlPlane::set_progress).
   void set_progress(int64_t step, const std::string& where) const;

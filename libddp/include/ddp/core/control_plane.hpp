@@ -20,18 +20,18 @@ namespace ddp {
 
 /// Arguments set by the program. A value that contradicts the launcher is an error.
 struct LaunchArguments {
-  std::optional<int> rank = {};
-  std::optional<int> world_size = {};
-  std::optional<int> local_rank = {};
-  std::optional<int> local_world_size = {};
+  std::optional<int> rank = {};                ///< 0 … world_size - 1
+  std::optional<int> world_size = {};          ///< ranks of the job
+  std::optional<int> local_rank = {};          ///< on this node; chooses the GPU
+  std::optional<int> local_world_size = {};    ///< ranks on this node
   std::optional<std::string> rendezvous = {};  ///< "host:port" of rank 0's control plane
 };
 
 struct ControlPlaneOptions {
-  std::chrono::milliseconds rendezvous_timeout{300'000};
-  std::chrono::milliseconds heartbeat_interval{5'000};
+  std::chrono::milliseconds rendezvous_timeout{300'000};  ///< for all ranks to connect at the start
+  std::chrono::milliseconds heartbeat_interval{5'000};    ///< between heartbeats of a rank
   int heartbeat_misses = 3;  ///< a peer silent for interval * misses counts as lost
-  std::chrono::milliseconds collective_timeout{600'000};
+  std::chrono::milliseconds collective_timeout{600'000};  ///< of one call, then PeerLostError
   std::string bind_address;  ///< rank 0's; empty: one that peers can reach, loopback on one node
   /// Folder that all nodes share, for the file with the job's secret: srun without MPI (empty:
   /// $SLURM_SUBMIT_DIR, else $HOME), torchrun without DDP_SECRET (empty: /tmp on one host).
@@ -40,8 +40,8 @@ struct ControlPlaneOptions {
 
 class ControlPlane : public detail::FailureReports {
  public:
-  virtual int rank() const = 0;
-  virtual int world_size() const = 0;
+  virtual int rank() const = 0;        ///< of this process
+  virtual int world_size() const = 0;  ///< number of ranks
 
   /// Returns root's value on every rank. Collective; at most 1 MiB.
   virtual std::string broadcast(const std::string& value, int root = 0) = 0;

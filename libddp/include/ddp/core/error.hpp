@@ -27,9 +27,10 @@ enum class ExitCode : int {
 /// (or file), its value, the limit and the fix.
 class Error : public std::runtime_error {
  public:
+  /// `message` is what() and the last line that users read.
   Error(ExitCode exit_code, const std::string& message)
       : std::runtime_error(message), exit_code_(exit_code) {}
-  ExitCode exit_code() const noexcept { return exit_code_; }
+  ExitCode exit_code() const noexcept { return exit_code_; }  ///< returned by ddp::run
 
  private:
   ExitCode exit_code_;

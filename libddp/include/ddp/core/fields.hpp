@@ -22,6 +22,7 @@
 
 namespace ddp {
 
+/// One setting, as messages, --help and docs/configuration.md show it.
 struct Field {
   std::string name;       ///< the key, snake_case
   std::string doc;        ///< one line
@@ -40,6 +41,7 @@ using NumberOrAuto = std::optional<double>;
 class FieldVisitor {
  public:
   virtual ~FieldVisitor() = default;
+  /// Visits one setting: a reader checks the value that it sets. Throws SettingsError.
   virtual void field(const Field& field, bool& value) = 0;
   virtual void field(const Field& field, int64_t& value) = 0;
   virtual void field(const Field& field, double& value) = 0;
@@ -71,19 +73,20 @@ class FieldVisitor {
   }
 
  protected:
-  virtual void enter_section(const std::string& name) = 0;
-  virtual void leave_section() = 0;
+  virtual void enter_section(const std::string& name) = 0;  ///< before the fields of a section
+  virtual void leave_section() = 0;                         ///< after them
 };
 
 /// A program's own section, declared before settings are read. --help shows its keys, and unknown
 /// keys are refused at the start. What uses() returns has an empty name and no options.
 struct Section {
-  std::string name;
+  std::string name;                             ///< first part of its keys: "<name>.<key>"
   std::function<void(FieldVisitor&)> describe;  ///< visits the section's options (defaults first)
   std::vector<std::string> used_keys{};         ///< set by uses()
   std::string doc{};                            ///< one line for --help
 };
 
+/// Declares section `name` with the options of T, which has describe_fields().
 template <typename T>
 Section declare_section(std::string name, std::string doc = {}) {
   return {std::move(name),

@@ -13,8 +13,9 @@ namespace ddp {
 /// Tensors by name. Messages about "the first" key follow the order of names.
 using TensorMap = std::map<std::string, at::Tensor>;
 
+/// Contents of one file.
 struct Safetensors {
-  TensorMap tensors;
+  TensorMap tensors;                            ///< on the CPU
   std::map<std::string, std::string> metadata;  ///< the file's __metadata__
 };
 

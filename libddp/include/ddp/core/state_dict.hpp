@@ -14,20 +14,21 @@ namespace ddp {
 
 /// A parameter or buffer and its dotted name, as in torch::nn::Module::named_parameters.
 struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
+  std::string name;   ///< "layer1.0.conv1.weight"
+  at::Tensor tensor;  ///< shares the module's memory
 };
-using NamedParameters = std::vector<NamedParameter>;
+using NamedParameters = std::vector<NamedParameter>;  ///< in registration order
 
 /// 16 hexadecimal digits (XXH3) over names, dtypes, shapes and every bit of the values. The host
 /// waits for the device; device memory is copied in pieces.
 std::string fingerprint_of(const NamedParameters& parameters);
 
-using StateValue = std::variant<bool, int64_t, double, std::string>;
+using StateValue = std::variant<bool, int64_t, double, std::string>;  ///< an entry without tensor
 
+/// What one object saves: entries by key.
 struct StateDict {
-  std::map<std::string, at::Tensor> tensors;
-  std::map<std::string, StateValue> values;
+  std::map<std::string, at::Tensor> tensors;  ///< on any device
+  std::map<std::string, StateValue> values;   ///< counters and settings
 };
 
 /// Any object a Checkpointer can store: model, optimizer, scaler, loader, or a user's own.

@@ -11,7 +11,7 @@ namespace ddp {
 /// at once. ddp::run makes one. A program without ddp::run makes one object per process.
 class StopSignalHandlers {
  public:
-  StopSignalHandlers();
+  StopSignalHandlers();  ///< installs the handlers; the destructor restores the previous ones
   ~StopSignalHandlers();
 
  private:

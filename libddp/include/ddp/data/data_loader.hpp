@@ -63,7 +63,7 @@ class DeviceImageLoader {
 template <typename DatasetT = Dataset, typename Collate = DefaultCollate>
 class DataLoader : public Stateful {
  public:
-  using BatchType = detail::BatchOf<DatasetT, Collate>;
+  using BatchType = detail::BatchOf<DatasetT, Collate>;  ///< what next() returns
 
   /// Throws SettingsError for a sampler of another data set and for impossible batch sizes. Does
   /// not compile for unsuitable types: the message says what is missing.
@@ -88,7 +88,7 @@ class DataLoader : public Stateful {
 
   /// Iterates over the batches left in the current epoch.
   auto begin() { return detail::BatchIterator<DataLoader>(this, batches_left()); }
-  auto end() { return detail::BatchIterator<DataLoader>(nullptr, 0); }
+  auto end() { return detail::BatchIterator<DataLoader>(nullptr, 0); }  ///< see begin()
 
   int64_t epoch() const { return source_->place().epoch; }         ///< of the batch of next()
   int64_t position() const { return source_->place().position; }   ///< consumed by all ranks in it
@@ -97,7 +97,7 @@ class DataLoader : public Stateful {
   double wait_ms() const { return source_->wait_ms(); }  ///< of next() for workers, in total
   /// The loader of a data set in GPU memory, else nullptr.
   DeviceImageLoader* device_images() { return dynamic_cast<DeviceImageLoader*>(source_.get()); }
-  const DatasetT& dataset() const { return *dataset_; }
+  const DatasetT& dataset() const { return *dataset_; }  ///< as given to the constructor
 
   std::string state_name() const override { return "loader"; }
   StateDict state_dict() const override { return batches_.state_of(source_->place()); }

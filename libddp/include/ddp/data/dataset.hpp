@@ -16,22 +16,23 @@
 
 namespace ddp {
 
+/// N samples, on the loader's device.
 struct Batch {
-  at::Tensor data;    ///< [N, …]
-  at::Tensor target;  ///< [N]
-  int64_t size() const { return data.size(0); }
+  at::Tensor data;                               ///< [N, …]
+  at::Tensor target;                             ///< [N]
+  int64_t size() const { return data.size(0); }  ///< N
 };
 void for_each_tensor(Batch& batch, const TensorVisitor& visit);
 
 /// One sample: `data` of any shape, and `target`, an int64 scalar for classification.
 struct Example {
-  at::Tensor data;
-  at::Tensor target;
+  at::Tensor data;    ///< float32 of one shape for all samples
+  at::Tensor target;  ///< the class, or any tensor
 };
 
 /// Stacks examples along a new first dimension.
 struct DefaultCollate {
-  Batch operator()(std::vector<Example> examples) const;
+  Batch operator()(std::vector<Example> examples) const;  ///< all of one shape and dtype
 };
 
 /// All examples are float32 of one shape, with an int64 class as target.
@@ -43,7 +44,7 @@ struct ExampleLayout {
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  virtual int64_t size() const = 0;
+  virtual int64_t size() const = 0;  ///< number of samples
 
   /// Sample `index`, as in epoch 0. Thread safe. Throws DataError naming file and offset.
   virtual Example get(int64_t index) const = 0;
@@ -52,6 +53,7 @@ class Dataset {
 
   /// If set, loaders call write() with the batch's memory instead of get().
   virtual std::optional<ExampleLayout> layout() const { return std::nullopt; }
+  /// Writes get_for_epoch() in that layout. Thread safe.
   virtual void write(int64_t index, int64_t epoch, float* data, int64_t* target) const;
 
   virtual int64_t num_classes() const { return 0; }  ///< 0: no classes
@@ -60,7 +62,7 @@ class Dataset {
   virtual int64_t num_skipped() const { return 0; }  ///< corrupt samples replaced so far
 };
 
-enum class Split { Train, Test };
+enum class Split { Train, Test };  ///< training or evaluation data
 
 /// Opens the data set of `options`: the training split with augmentation, or the test split
 /// without. Throws SettingsError for unsuitable settings, DataError for missing or broken files.

@@ -28,7 +28,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// Starts epoch `epoch` at position 0 with a new permutation. As in PyTorch, the order stays the
   /// same without this call. ddp::DataLoader makes it itself.
   void set_epoch(int64_t epoch);
-  int64_t epoch() const { return epoch_; }
+  int64_t epoch() const { return epoch_; }  ///< as set_epoch() set it; 0 at first
 
   int64_t num_samples() const;  ///< of this rank in a whole epoch, padding included
   /// Entries of all ranks in a whole epoch: the size padded, cut or unchanged (`pad = false`).
@@ -43,20 +43,20 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// Entries of the epoch that all ranks together have consumed. set_position() deals the remaining
   /// ones again: rank r takes position + r + k * world_size.
   int64_t position() const;
-  void set_position(int64_t position);
+  void set_position(int64_t position);  ///< see position()
 
-  int64_t size() const { return size_; }
-  int rank() const { return rank_; }
-  int world_size() const { return world_size_; }
-  const SamplerOptions& options() const { return options_; }
+  int64_t size() const { return size_; }                      ///< samples in the data set
+  int rank() const { return rank_; }                          ///< whose samples these are
+  int world_size() const { return world_size_; }              ///< ranks that share an epoch
+  const SamplerOptions& options() const { return options_; }  ///< as given to the constructor
 
   /// Starts an epoch, with another size if given. If next() was called, this is the next epoch;
   /// otherwise the epoch and position that were set. torch::data's loaders call it at each begin().
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   /// Up to `batch_size` samples of this rank; nullopt at the end of the epoch.
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
+  void save(torch::serialize::OutputArchive& archive) const override;  ///< epoch and position
+  void load(torch::serialize::InputArchive& archive) override;         ///< as save() wrote them
 
  private:
   void permute();

@@ -17,11 +17,13 @@ namespace ddp {
 /// the seed. Epochs count modulo 2^32. One object serves one thread.
 class SampleRng {
  public:
+  /// Starts the stream of sample `index` in `epoch`.
   DDP_HOST_DEVICE SampleRng(uint64_t seed, uint64_t epoch, uint64_t index)
       : key_(seed),
         counter_{{0, static_cast<uint32_t>(epoch), static_cast<uint32_t>(index),
                   static_cast<uint32_t>(index >> 32)}} {}
 
+  /// All 32 bits are random.
   DDP_HOST_DEVICE uint32_t next() {
     if (draw_ % 4 == 0) {
       counter_.word[0] = draw_ / 4;
@@ -35,7 +37,7 @@ class SampleRng {
   DDP_HOST_DEVICE uint32_t below(uint32_t n) {
     return static_cast<uint32_t>((uint64_t{next()} * n) >> 32);
   }
-  DDP_HOST_DEVICE bool coin() { return (next() >> 31) != 0; }
+  DDP_HOST_DEVICE bool coin() { return (next() >> 31) != 0; }  ///< true with probability 1/2
 
  private:
   uint64_t key_;

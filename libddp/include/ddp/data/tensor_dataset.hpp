@@ -33,9 +33,9 @@ class TensorListDataset {
  public:
   /// Throws SettingsError for tensors whose first dimensions differ or that are not on the CPU.
   explicit TensorListDataset(std::vector<at::Tensor> tensors);
-  int64_t size() const { return size_; }
-  std::vector<at::Tensor> get(int64_t index) const;
-  std::vector<at::Tensor> get_batch(const std::vector<int64_t>& indices) const;
+  int64_t size() const { return size_; }             ///< rows of each tensor
+  std::vector<at::Tensor> get(int64_t index) const;  ///< views
+  std::vector<at::Tensor> get_batch(const std::vector<int64_t>& indices) const;  ///< copies
 
  private:
   std::vector<at::Tensor> tensors_;
@@ -45,10 +45,11 @@ class TensorListDataset {
 /// The same for two tensors, with named fields.
 class TensorDataset {
  public:
+  /// Throws as TensorListDataset.
   TensorDataset(const at::Tensor& data, const at::Tensor& target) : rows_({data, target}) {}
-  int64_t size() const { return rows_.size(); }
-  Example get(int64_t index) const;
-  Batch get_batch(const std::vector<int64_t>& indices) const;
+  int64_t size() const { return rows_.size(); }                ///< rows of each tensor
+  Example get(int64_t index) const;                            ///< views
+  Batch get_batch(const std::vector<int64_t>& indices) const;  ///< copies
 
  private:
   TensorListDataset rows_;

@@ -16,17 +16,19 @@
 
 namespace ddp::ops {
 
+/// Kernel of attention().
 enum class AttentionBackend {
   Auto,   ///< the first that can serve: Cudnn (with shapes_recur), Flash, Math; CPU: LibTorch's
   Cudnn,  ///< CUDA, bfloat16 or float16
   Flash,  ///< FlashAttention 2; CUDA, bfloat16 or float16
   Math,   ///< plain matrix products and a softmax: the definition; any device and dtype
 };
+/// Names for settings.
 const std::vector<std::pair<std::string, AttentionBackend>>& attention_backend_names();
 
 struct AttentionOptions {
-  AttentionBackend backend = AttentionBackend::Auto;
-  bool is_causal = true;
+  AttentionBackend backend = AttentionBackend::Auto;  ///< if it cannot serve the inputs: an error
+  bool is_causal = true;                              ///< position i reads 0 … i
   double dropout_p = 0;           ///< of the attention weights; 0 outside training
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
   /// Added to the scores, broadcast to [batch, heads, q_len, k_len]: 0 if a query reads a key, else
@@ -63,33 +65,35 @@ at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, cons
 /// Rotary position embedding (Su et al., arXiv:2104.09864) in the layout of Hugging Face's Llama
 /// and Qwen2: element i of a head is rotated with element i + head_dim / 2.
 struct RotaryOptions {
-  int64_t head_dim = 128;
-  double theta = 10000;  ///< base of the wavelengths
+  int64_t head_dim = 128;  ///< even
+  double theta = 10000;    ///< base of the wavelengths
   /// none; linear: positions / factor; llama3: long wavelengths / factor, blended between
   /// low_freq_factor and high_freq_factor of original_max_positions
   std::string scaling = "none";
-  double factor = 1;
-  double low_freq_factor = 1;
-  double high_freq_factor = 4;
-  int64_t original_max_positions = 8192;
+  double factor = 1;                      ///< of linear and llama3
+  double low_freq_factor = 1;             ///< of llama3
+  double high_freq_factor = 4;            ///< of llama3, above low_freq_factor
+  int64_t original_max_positions = 8192;  ///< of llama3: positions that the model was trained on
 };
 
 /// Cosines and sines by position, float32 [positions, head_dim / 2] each.
 struct RotaryTables {
-  at::Tensor cos, sin;
+  at::Tensor cos, sin;  ///< float32 [positions, head_dim / 2] each
 };
+/// Makes the tables of positions 0 … num_positions - 1.
 RotaryTables make_rotary_tables(const RotaryOptions& options, int64_t num_positions,
                                 at::Device device);
 
 /// Of `positions` int64 [..., seq], once for all layers: float32 [..., seq, 1, head_dim / 2] each.
 struct RotaryAngles {
-  at::Tensor cos, sin;
+  at::Tensor cos, sin;  ///< float32 [..., seq, 1, head_dim / 2] each
 };
+/// Reads the tables at `positions`, which must be below num_positions.
 RotaryAngles rotary_angles(const RotaryTables& tables, const at::Tensor& positions);
 
 /// [batch, seq, heads or kv_heads, head_dim] each
 struct AttentionHeads {
-  at::Tensor query, key, value;
+  at::Tensor query, key, value;  ///< views of qkv, or rotated copies
 };
 
 struct SplitHeadsOptions {
@@ -125,8 +129,9 @@ struct LinearOptions {
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                   const LinearOptions& options = {});
 
+/// Result of linear_and_residual().
 struct LinearResidual {
-  at::Tensor product;
+  at::Tensor product;   ///< linear(input)
   at::Tensor residual;  ///< the input
 };
 /// linear() of an input that is also a residual connection. Take that from the result: its gradient
@@ -134,8 +139,9 @@ struct LinearResidual {
 LinearResidual linear_and_residual(const at::Tensor& input, const at::Tensor& weight,
                                    const LinearOptions& options = {});
 
+/// Result of a norm whose input is also a residual connection.
 struct NormedResidual {
-  at::Tensor normed;
+  at::Tensor normed;    ///< [..., dim]
   at::Tensor residual;  ///< the norm's input
 };
 
@@ -149,8 +155,9 @@ struct NormedResidual {
 /// to x's dtype, also under autocast.
 NormedResidual layer_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                           double eps);
-NormedResidual rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+NormedResidual rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);  ///< see above
 
+/// Options of add_branch().
 struct BranchOptions {
   at::Tensor bias{};     ///< [dim], added to the branch
   double dropout_p = 0;  ///< of branch + bias; 0 outside training
@@ -215,12 +222,12 @@ struct LoraLinearOptions {
 at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& lora_a,
                        const at::Tensor& lora_b, LoraLinearOptions options = {});
 
-inline constexpr int64_t kIgnoreIndex = -100;
+inline constexpr int64_t kIgnoreIndex = -100;  ///< label of rows that do not count
 
 struct LinearCrossEntropyOptions {
-  int64_t chunk_tokens = 0;  ///< rows of logits in memory at a time; 0: all
-  int64_t ignore_index = kIgnoreIndex;
-  at::Tensor bias{};           ///< [vocab], added to the logits
+  int64_t chunk_tokens = 0;             ///< rows of logits in memory at a time; 0: all
+  int64_t ignore_index = kIgnoreIndex;  ///< label of rows that do not count
+  at::Tensor bias{};                    ///< [vocab], added to the logits
   double label_smoothing = 0;  ///< s in [0, 1]: share of the target spread over the vocabulary
   double z_loss = 0;  ///< z >= 0: weight of the squared log-partition (PaLM, arXiv:2204.02311)
 };

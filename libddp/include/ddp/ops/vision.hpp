@@ -43,12 +43,12 @@ class StatisticsExchange;  // of SyncBatchNorm
 /// float32, their results do not depend on timing, and their backward is not differentiable.
 /// Training updates running_mean and running_var in place.
 struct BatchNormLayer {
-  at::Tensor weight, bias;
-  at::Tensor running_mean, running_var;
-  bool training = true;  ///< true: batch statistics; false: running estimates
-  double momentum = 0.1;
-  double eps = 1e-5;
-  bool fused = true;  ///< false: always ATen's ops
+  at::Tensor weight, bias;               ///< [channels]
+  at::Tensor running_mean, running_var;  ///< [channels]
+  bool training = true;                  ///< true: batch statistics; false: running estimates
+  double momentum = 0.1;                 ///< of the running estimates: the new batch's share
+  double eps = 1e-5;                     ///< added to the variance
+  bool fused = true;                     ///< false: always ATen's ops
   /// From batch_norm_kernel_counters(), kept with the layer. If undefined, each call makes its own.
   /// Like the running estimates, only one stream at a time may use them.
   at::Tensor kernel_counters;
@@ -62,7 +62,7 @@ class NormOwner {
  public:
   virtual ~NormOwner() = default;
   virtual std::vector<std::string> norm_names() const = 0;  ///< of children: "bn1", "bn2", …
-  virtual std::shared_ptr<torch::nn::Module> norm(const std::string& name) const = 0;
+  virtual std::shared_ptr<torch::nn::Module> norm(const std::string& name) const = 0;  ///< a child
   /// Registers `replacement` (forward(Tensor) -> Tensor) under the child's name.
   virtual void replace_norm(const std::string& name, torch::nn::AnyModule replacement) = 0;
 };
@@ -70,14 +70,14 @@ class NormOwner {
 /// One activation that two consumers read: the next block's convolutions and its shortcut. The
 /// tensors share memory: do not modify them in place.
 struct Fork {
-  at::Tensor branch, shortcut;
+  at::Tensor branch, shortcut;  ///< equal values; their gradients are added
 };
 
 /// bn(x), always by ATen's ops.
 at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
 /// relu(bn(x)). The Fork version serves a stem without pool whose result is read twice.
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
-Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn);
+Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn);  ///< see above
 /// relu(bn(x) + residual), the end of a residual block. `residual` is shaped as x.
 Fork batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn, const at::Tensor& residual);
 /// relu(bn(x) + bn_z(z)), the end of a block whose shortcut is a convolution. z is shaped as x.

@@ -30,7 +30,7 @@ class Ema : public Stateful {
   /// Puts the averages into the weights' memory until the returned object is destroyed, which
   /// restores the previous bits. update() throws ddp::Error meanwhile.
   class Swap;
-  [[nodiscard]] std::shared_ptr<Swap> swap_in();
+  [[nodiscard]] std::shared_ptr<Swap> swap_in();  ///< see Swap
 
   const NamedParameters& averages() const;  ///< ordered and named as the constructor's list
 

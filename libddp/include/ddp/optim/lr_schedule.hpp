@@ -49,7 +49,7 @@ class LrSchedule {
 
   /// The learning rate of optimizer step `step` (the first is 0). Past the end: the last value.
   double at(int64_t step) const;
-  const LrScheduleOptions& options() const { return options_; }
+  const LrScheduleOptions& options() const { return options_; }  ///< as resolved by the constructor
 
  private:
   LrScheduleOptions options_;

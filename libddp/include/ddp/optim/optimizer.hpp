@@ -43,10 +43,10 @@ struct NonFiniteReport {
 /// their state. After a step with inverse_scale or clip_factor, `.grad` is unspecified.
 class Optimizer : public Stateful {
  public:
-  virtual void step(const StepScalars& scalars) = 0;
-  void step(double lr) { step(StepScalars{.lr = lr}); }
+  virtual void step(const StepScalars& scalars) = 0;     ///< applies the gradients
+  void step(double lr) { step(StepScalars{.lr = lr}); }  ///< with this learning rate
 
-  virtual const NamedParameters& named_parameters() const = 0;
+  virtual const NamedParameters& named_parameters() const = 0;  ///< that it updates
   /// The defined gradients that the next step reads: a GradScaler unscales and checks them.
   virtual std::vector<at::Tensor> gradients() const;
 
@@ -71,7 +71,7 @@ class Optimizer : public Stateful {
   /// index of the first such parameter in the last of them.
   const at::Tensor& non_finite_counts(at::Device device);
 
-  int64_t capture_version_ = 0;
+  int64_t capture_version_ = 0;  ///< see capture_version()
 
  private:
   at::Tensor non_finite_counts_;

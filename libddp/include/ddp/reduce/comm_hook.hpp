@@ -14,6 +14,7 @@
 
 namespace ddp {
 
+/// What a hook sees of a bucket.
 struct GradBucket {
   int index = 0;                  ///< in launch order
   bool is_last = false;           ///< the last bucket of this backward
@@ -21,13 +22,13 @@ struct GradBucket {
                                   ///< overlaps with them
   at::Tensor buffer;  ///< flat 1-D, the undivided gradients with padding (zeros) between them
   at::Tensor shard;   ///< the part that this rank averages with ZeRO-1, else the whole `buffer`
-  std::vector<at::Tensor> gradients;  ///< views of `buffer`, shaped like the parameters
-  std::vector<at::Tensor> parameters;
-  double divisor = 1;  ///< divisor of the sum over ranks: usually the world size
+  std::vector<at::Tensor> gradients;   ///< views of `buffer`, shaped like the parameters
+  std::vector<at::Tensor> parameters;  ///< of the gradients, in their order
+  double divisor = 1;                  ///< divisor of the sum over ranks: usually the world size
   /// 1 / sum(counts) on the device in weighted_backward, else undefined. If it is defined, finish()
   /// multiplies the sum by it instead of dividing by `divisor`. start() must not read it.
   at::Tensor inverse_count;
-  Communicator* communicator = nullptr;
+  Communicator* communicator = nullptr;  ///< of the model; outlives the hook's calls
 };
 
 /// One hook serves one model. start() and finish() run with autocast and gradient recording off,
@@ -42,9 +43,9 @@ struct GradBucket {
 class CommHook {
  public:
   virtual ~CommHook() = default;
-  virtual std::string name() const = 0;
-  virtual void start(GradBucket& bucket) = 0;
-  virtual void finish(GradBucket& bucket) = 0;
+  virtual std::string name() const = 0;         ///< compared across ranks
+  virtual void start(GradBucket& bucket) = 0;   ///< divides, starts the sum
+  virtual void finish(GradBucket& bucket) = 0;  ///< leaves the mean in `buffer`
   /// Called when the buckets change and after a backward threw. Drops all state of buckets.
   virtual void reset() {}
   /// True if start() only enqueues operations, so that buckets may share one group call.

@@ -55,26 +55,26 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor);
 /// PyTorch's DDPLoggingData. Times are in milliseconds, averaged over the measured backwards (the
 /// first 10, then every 100th); 0 before the first measurement.
 struct DdpLoggingData {
-  int64_t num_parameter_tensors = 0;
-  int64_t total_parameter_bytes = 0;
+  int64_t num_parameter_tensors = 0;          ///< trained parameters
+  int64_t total_parameter_bytes = 0;          ///< of the trained parameters
   std::vector<int64_t> bucket_sizes;          ///< bytes, at construction
   std::vector<int64_t> rebuilt_bucket_sizes;  ///< bytes; empty before the rebuild
-  std::vector<std::vector<int>> rebuilt_per_bucket_param_indices;
-  std::vector<int> prev_iteration_grad_ready_order_indices;
-  bool has_rebuilt_buckets = false;
+  std::vector<std::vector<int>> rebuilt_per_bucket_param_indices;  ///< parameters, in launch order
+  std::vector<int> prev_iteration_grad_ready_order_indices;  ///< parameters, in the last backward
+  bool has_rebuilt_buckets = false;                          ///< true after the one rebuild
   int64_t unused_parameter_size = 0;  ///< parameters without a local gradient in the last backward
   bool can_set_static_graph = false;  ///< the same parameters were unused in every backward so far
-  int64_t num_synchronised_backwards = 0;
-  double avg_forward_compute_time = 0;
-  double avg_backward_compute_time = 0;
-  double avg_backward_comm_time = 0;
-  double avg_backward_compute_comm_overlap_time = 0;
+  int64_t num_synchronised_backwards = 0;  ///< so far
+  double avg_forward_compute_time = 0;     ///< ms
+  double avg_backward_compute_time = 0;    ///< ms
+  double avg_backward_comm_time = 0;       ///< ms, from the first launch to the last result
+  double avg_backward_compute_comm_overlap_time = 0;  ///< ms
 };
 
 /// What DataParallelModel needs to know about a model. The std::function members may be empty.
 struct ModelTensors {
   NamedParameters parameters = {};  ///< in registration order, also frozen parameters
-  NamedParameters buffers = {};
+  NamedParameters buffers = {};     ///< in registration order
   std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
   std::function<bool()> is_training{};                 ///< empty: always in training mode
   std::function<uint64_t()> training_modes{};          ///< hash of all submodules' training flags
@@ -108,13 +108,13 @@ class DataParallelModel : public Stateful {
   /// Parameters that required a gradient at construction, in registration order. They may be frozen
   /// between steps (docs/semantics.md, "Frozen parameters").
   const NamedParameters& trained_parameters() const;
-  NamedParameters named_buffers() const;
-  const CommunicatorPtr& communicator() const;
-  const DdpOptions& options() const;
-  bool is_training() const;
-  bool require_backward_grad_sync() const;  ///< false inside no_sync()
-  bool is_joining() const;                  ///< true inside join()
-  Reducer& reducer() const;                 ///< internal
+  NamedParameters named_buffers() const;        ///< of the module, without ignored ones
+  const CommunicatorPtr& communicator() const;  ///< as given to the constructor
+  const DdpOptions& options() const;            ///< as given to the constructor
+  bool is_training() const;                     ///< the module's mode
+  bool require_backward_grad_sync() const;      ///< false inside no_sync()
+  bool is_joining() const;                      ///< true inside join()
+  Reducer& reducer() const;                     ///< internal
 
   /// Makes the .grad of each of trained_parameters() undefined; writes no memory.
   void zero_grad();
@@ -150,7 +150,7 @@ class DataParallelModel : public Stateful {
   /// Milliseconds that the compute stream (CPU: the thread) waited for reductions in the last
   /// backward. The host waits until the device has finished that backward.
   double exposed_communication_ms();
-  DdpLoggingData logging_data();
+  DdpLoggingData logging_data();  ///< the host may wait for the last measured backward
 
   /// After this call state_dict() holds a hash of the parameters frozen at construction instead of
   /// their values. Do not change them. load_state_dict() throws MismatchError if the hash differs.
@@ -163,7 +163,8 @@ class DataParallelModel : public Stateful {
   void load_state_dict(const StateDict& state) override;
 
  protected:
-  void before_forward();
+  void before_forward();  ///< for wrappers: sends buffers that are due
+  /// For wrappers: prepares the backward. `output_type` is for messages.
   void after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known,
                      const char* output_type);
 

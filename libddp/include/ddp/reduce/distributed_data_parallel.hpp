@@ -51,14 +51,15 @@ class DistributedDataParallel : public DataParallelModel {
     return output;
   }
 
+  /// The same as forward().
   template <typename... Args>
   auto operator()(Args&&... args) {
     return forward(std::forward<Args>(args)...);
   }
 
-  Module& module() { return module_; }
+  Module& module() { return module_; }  ///< as wrapped
 
-  void train(bool on = true) { detail::module_of(module_).train(on); }
+  void train(bool on = true) { detail::module_of(module_).train(on); }  ///< sets the module's mode
   /// Collective with broadcast_buffers=before_eval: sends rank 0's buffers to all ranks.
   void eval() {
     if (options().broadcast_buffers == BroadcastBuffers::BeforeEval) {

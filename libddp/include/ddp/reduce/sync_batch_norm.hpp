@@ -20,6 +20,7 @@ namespace ddp {
 /// forward and backward are collective. DistributedDataParallel averages the gradients.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public ops::FusableNorm {
  public:
+  /// `communicator` joins the ranks whose batches count.
   SyncBatchNormImpl(int64_t num_features, CommunicatorPtr communicator,
                     const torch::nn::BatchNormOptions& options);
   SyncBatchNormImpl(int64_t num_features, CommunicatorPtr communicator)
@@ -27,13 +28,13 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public
                           torch::nn::BatchNormOptions(num_features)) {}
 
   void reset() override;
-  torch::Tensor forward(const torch::Tensor& input);
-  void pretty_print(std::ostream& stream) const override;
-  std::optional<ops::BatchNormLayer> fusable_layer() const override;
-  torch::Tensor batch_counter() const override { return num_batches_tracked; }
+  torch::Tensor forward(const torch::Tensor& input);                  ///< collective in training
+  void pretty_print(std::ostream& stream) const override;             ///< one line
+  std::optional<ops::BatchNormLayer> fusable_layer() const override;  ///< for fused ops of models
+  torch::Tensor batch_counter() const override { return num_batches_tracked; }  ///< of fused ops
 
-  torch::nn::BatchNormOptions options;
-  torch::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
+  torch::nn::BatchNormOptions options;  ///< as given to the constructor
+  torch::Tensor weight, bias, running_mean, running_var, num_batches_tracked;  ///< BatchNorm's
 
  private:
   std::shared_ptr<ops::StatisticsExchange> exchange_;

@@ -84,7 +84,7 @@ class Checkpointer {
   /// "plan" from the communicator. After restore(), text() returns the checkpoint's text, or an
   /// empty one.
   void set_text(const std::string& name, const std::string& text);
-  std::string text(const std::string& name) const;
+  std::string text(const std::string& name) const;  ///< see set_text()
 
   /// Sets the test for a stop request on this rank. Default: ddp::stop_requested.
   void set_stop_check(std::function<bool()> stop_requested);

@@ -45,15 +45,16 @@ namespace ddp {
 
 /// The objects that a step uses. All of them outlive the GraphedStep.
 struct GraphedParts {
-  std::vector<DataParallelModel*> models = {};
-  std::vector<const Optimizer*> optimizers = {};
-  GradScaler* scaler = nullptr;
-  std::vector<at::Generator> generators = {};  ///< CUDA generators besides the device's default
+  std::vector<DataParallelModel*> models = {};    ///< whose forwards and backwards run in the step
+  std::vector<const Optimizer*> optimizers = {};  ///< that step in it
+  GradScaler* scaler = nullptr;                   ///< nullptr without mixed precision in fp16
+  std::vector<at::Generator> generators = {};     ///< CUDA generators besides the device's default
 };
 
+/// Numbers of one step: they may change without a new capture, but for `variant`.
 struct StepNumbers {
-  double lr = 0;
-  int64_t step = 0;
+  double lr = 0;     ///< becomes StepScalars::lr
+  int64_t step = 0;  ///< becomes StepScalars::step
   /// A number that you choose, the same on all ranks in a step. Steps with different numbers get
   /// different graphs. Use another number in steps in which only some ranks' shapes change.
   int64_t variant = 0;
@@ -68,7 +69,7 @@ template <typename Outputs>
 struct StepResult {
   /// The lambda's result. A graph's outputs are valid until the next replay in its pool.
   Outputs outputs;
-  StepLog log;
+  StepLog log;  ///< the outputs' numbers, in their order
 
   /// The logged number of one of `outputs`; none if that tensor is undefined. Throws SettingsError
   /// for a tensor that is not among them or has more than one element.
@@ -77,10 +78,11 @@ struct StepResult {
   }
 };
 
+/// What a GraphedStep has done so far.
 struct GraphedStepCounts {
-  int64_t eager = 0;  ///< steps so far
-  int64_t replayed = 0;
-  int64_t captures = 0;
+  int64_t eager = 0;           ///< steps so far
+  int64_t replayed = 0;        ///< steps that replayed a graph
+  int64_t captures = 0;        ///< successful ones
   int64_t graphs = 0;          ///< cached now
   std::string why_eager = {};  ///< why no step is captured; empty if it can be
 };
@@ -93,7 +95,7 @@ struct GraphedStepCounts {
 template <typename BatchT, typename Outputs>
 class GraphedStep {
  public:
-  using Function = std::function<Outputs(const BatchT&, const StepScalars&)>;
+  using Function = std::function<Outputs(const BatchT&, const StepScalars&)>;  ///< one whole step
 
   /// Throws SettingsError for options out of range, and for CudaGraph::On without a GPU.
   GraphedStep(Context& context, GraphedParts parts, Function step, GraphedStepOptions options = {},
@@ -112,7 +114,7 @@ class GraphedStep {
   /// replaced buffers, modules outside `models`, values that the lambda read at capture.
   void recapture() { core_.drop_graphs(); }
 
-  GraphedStepCounts counts() const { return core_.counts(); }
+  GraphedStepCounts counts() const { return core_.counts(); }  ///< so far
   /// For another GraphedStep that never runs at the same time.
   const std::shared_ptr<GraphPool>& pool() const { return core_.pool(); }
 
@@ -121,6 +123,7 @@ class GraphedStep {
   detail::GraphedStepCore core_;
 };
 
+/// Takes the template's arguments from the lambda.
 template <typename Step, typename... Rest>
 GraphedStep(Context&, GraphedParts, Step, Rest...) -> GraphedStep<
     typename detail::StepTypes<decltype(std::function(std::declval<Step>()))>::Batch,

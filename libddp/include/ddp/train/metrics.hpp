@@ -32,27 +32,29 @@ class MetricsImpl;
 
 /// The numbers of one step on this rank.
 struct StepMetrics {
-  MetricValue loss = {};    ///< mean over the targets
-  int64_t num_samples = 0;  ///< the unit of the rates
-  std::optional<double> lr = {};
-  MetricValue grad_norm = {};
-  MetricValue num_correct = {};  ///< correct targets, for the accuracy
+  MetricValue loss = {};          ///< mean over the targets
+  int64_t num_samples = 0;        ///< the unit of the rates
+  std::optional<double> lr = {};  ///< of the step
+  MetricValue grad_norm = {};     ///< before clipping
+  MetricValue num_correct = {};   ///< correct targets, for the accuracy
   /// Targets over which `loss` is the mean, for example tokens with a label; unset: num_samples.
   std::optional<int64_t> num_targets = {};
 };
 
+/// What an evaluation found, for its line and row.
 struct EpochMetrics {
-  std::optional<double> test_loss = {};
+  std::optional<double> test_loss = {};      ///< mean over the samples
   std::optional<double> test_accuracy = {};  ///< 0..1
   std::map<std::string, double> own = {};    ///< further numbers of the evaluation, not reduced
 };
 
+/// What an epoch's row holds, on every rank.
 struct EpochResult {
-  std::optional<double> train_loss = {};
-  std::optional<double> train_accuracy = {};
-  double seconds = 0;                      ///< training time without ClockPause
-  double samples_per_second = NAN;         ///< NaN if nothing was timed
-  std::map<std::string, double> own = {};  ///< log_epoch's metrics, over all ranks
+  std::optional<double> train_loss = {};      ///< mean over the epoch's targets
+  std::optional<double> train_accuracy = {};  ///< 0..1
+  double seconds = 0;                         ///< training time without ClockPause
+  double samples_per_second = NAN;            ///< NaN if nothing was timed
+  std::map<std::string, double> own = {};     ///< log_epoch's metrics, over all ranks
 };
 
 /// Collective methods are called by all ranks, in the same order, from the training thread.
@@ -77,8 +79,9 @@ class Metrics {
       set_loader_wait([&object] { return double(object.wait_ms()); });
     }
   }
+  /// For models that observe() does not know.
   void set_exposed_comm(std::function<double()> last_backward_ms);
-  void set_loader_wait(std::function<double()> total_ms);
+  void set_loader_wait(std::function<double()> total_ms);  ///< for other loaders
 
   /// Collective. Call before the first step, at least if that is not step 0: a trace may begin
   /// there. `num_steps` is for the bar and the time that is left, `steps_per_epoch` for the epoch
@@ -106,7 +109,7 @@ class Metrics {
   /// current stream, whose steps count as training.
   class ClockPause {
    public:
-    explicit ClockPause(Metrics& metrics);
+    explicit ClockPause(Metrics& metrics);  ///< until the object is destroyed
     ~ClockPause();
     ClockPause(const ClockPause&) = delete;
     ClockPause& operator=(const ClockPause&) = delete;

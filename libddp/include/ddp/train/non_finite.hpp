@@ -50,10 +50,11 @@ class NonFiniteGuard {
  public:
   /// What a step logged. The gradients of a step without `first_non_finite` are not checked.
   struct Logged {
-    LoggedScalar loss = {};
+    LoggedScalar loss = {};              ///< as watch() got it, unscaled
     LoggedScalar first_non_finite = {};  ///< GradientScan::first_non_finite
   };
 
+  /// `action` is train.non_finite.
   NonFiniteGuard(const Context& context, NonFinite action, const Optimizer& optimizer,
                  const GradScaler& scaler);
   ~NonFiniteGuard();

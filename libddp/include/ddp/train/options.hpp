@@ -17,8 +17,9 @@ enum class CudaGraph {
   Off
 };
 
+/// Settings of a GraphedStep.
 struct GraphedStepOptions {
-  CudaGraph mode = CudaGraph::Auto;
+  CudaGraph mode = CudaGraph::Auto;  ///< train.cuda_graph
   /// Eager steps before the first capture, at least 1. A capture also waits until the buckets were
   /// rebuilt. Each later capture needs one eager step of the same batch shape.
   int64_t warmup_steps = 3;
@@ -86,10 +87,10 @@ void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
 
 /// Constants of a run, written to every epoch row. Empty or 0 if unknown.
 struct RunInfo {
-  std::string precision{};          ///< "fp32", "bf16", "fp16"
-  int64_t batch_size_per_rank = 0;  ///< samples per optimizer step and rank
-  int64_t global_batch_size = 0;    ///< of all ranks; 0: batch_size_per_rank times the ranks
-  double bucket_cap_mb = 0;
+  std::string precision{};              ///< "fp32", "bf16", "fp16"
+  int64_t batch_size_per_rank = 0;      ///< samples per optimizer step and rank
+  int64_t global_batch_size = 0;        ///< of all ranks; 0: batch_size_per_rank times the ranks
+  double bucket_cap_mb = 0;             ///< MiB
   std::string sample_unit = "samples";  ///< of StepMetrics::num_samples; rates: samples_per_second
   std::string settings_text{};          ///< the resolved settings, saved in the run folder
 };

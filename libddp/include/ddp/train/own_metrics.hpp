@@ -13,20 +13,21 @@ namespace ddp {
 /// interval's seconds, called "<name>_per_second". A NaN stays NaN.
 enum class MetricReduction { Mean, Sum, Min, Max, Rate };
 
+/// How Metrics::log treats a value.
 struct LogOptions {
-  MetricReduction reduction = MetricReduction::Mean;
+  MetricReduction reduction = MetricReduction::Mean;  ///< equal in all calls with one name
   double weight = 1;  ///< of this value in a mean, for example a batch's samples
 };
 
 /// A column's value: text, an integer, or a number; nothing and empty text mean "unknown". A NaN is
 /// a number, so that a NaN loss is visible.
 struct MetricsCell {
-  std::string name;
-  std::string text = "";
-  std::optional<double> number = {};
-  std::optional<int64_t> integer = {};
+  std::string name;                     ///< of the column
+  std::string text = "";                ///< if the value is a text
+  std::optional<double> number = {};    ///< if it is a number
+  std::optional<int64_t> integer = {};  ///< if it is a count
 };
-using MetricsRow = std::vector<MetricsCell>;
+using MetricsRow = std::vector<MetricsCell>;  ///< in the order of the columns
 
 /// Called on rank 0, from the training thread. An exception ends the run.
 class MetricsWriter {

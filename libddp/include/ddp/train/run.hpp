@@ -10,7 +10,7 @@
 
 namespace ddp {
 
-using RunFunction = std::function<void(Context& context, const Config& config)>;
+using RunFunction = std::function<void(Context& context, const Config& config)>;  ///< training
 
 /// Reads the settings, joins the job, calls `function` and returns the exit code for main.
 ///

@@ -18,8 +18,8 @@ class LoggedScalar {
  public:
   LoggedScalar() = default;
 
-  bool has_value() const { return index_ >= 0; }
-  bool is_ready() const;  ///< as StepLog::is_ready()
+  bool has_value() const { return index_ >= 0; }  ///< false if default-constructed
+  bool is_ready() const;                          ///< as StepLog::is_ready()
   /// The *host* waits until the step has finished. Throws PeerLostError if a rank of the job failed
   /// meanwhile, SettingsError if there is no number or its memory was reused.
   double value() const;
@@ -37,13 +37,13 @@ class LoggedScalar {
 /// The one-element results of a GraphedStep's step, in the order of for_each_tensor. Cheap to copy.
 class StepLog {
  public:
-  static constexpr int kMaxScalars = 16;
+  static constexpr int kMaxScalars = 16;  ///< of one step
   /// A GraphedStep's call waits while more steps than this are in flight.
   static constexpr int kMaxStepsAhead = 64;
 
   StepLog() = default;
 
-  int size() const { return size_; }
+  int size() const { return size_; }  ///< numbers of this step
   bool is_ready() const;  ///< has the device finished the step? Never waits, makes no CUDA call
   LoggedScalar operator[](int index) const;  ///< throws SettingsError if out of range
 

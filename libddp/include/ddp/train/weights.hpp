@@ -16,6 +16,7 @@ struct WeightDifferences {
   std::vector<std::string> missing;       ///< in the module, not in the file
   std::vector<std::string> unexpected;    ///< in the file, not in the module
   std::vector<std::string> wrong_shapes;  ///< "fc.weight: [10, 512] in the module, [9, 512] in …"
+  /// True if every key fits.
   bool empty() const { return missing.empty() && unexpected.empty() && wrong_shapes.empty(); }
   std::string to_string() const;  ///< one line, at most ten names of each kind
 };
@@ -24,6 +25,7 @@ struct WeightDifferences {
 WeightDifferences compare_weights(const TensorMap& module, const TensorMap& file);
 /// Parameters and buffers by name; they alias the module's memory.
 TensorMap named_weights(const torch::nn::Module& module);
+/// Writes named_weights() with save_safetensors(), which says what it throws.
 void save_weights(const torch::nn::Module& module, const std::string& path);
 
 /// Copies a file's tensors into the module, casting to its dtypes and devices.
@@ -33,7 +35,7 @@ void save_weights(const torch::nn::Module& module, const std::string& path);
 /// Returns the differences.
 WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
                                bool strict = true);
-/// Uses only the keys `<prefix>.<name>` of the file: of one of several models.
+/// Uses only the keys `PREFIX.NAME` of the file: of one of several models.
 ///   load_weights(*module, "…/step_0000000120/generator.safetensors", "generator");
 /// Throws MismatchError with the file's prefixes if no key has this one, also if not strict.
 WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,

@@ -20,10 +20,10 @@ namespace models {
 /// Contents of config.json for a language model.
 struct HfConfig {
   std::string model_type;  ///< qwen2, llama, mistral, gpt2 or bert
-  std::variant<Qwen2Options, Gpt2Options, BertOptions> options;
+  std::variant<Qwen2Options, Gpt2Options, BertOptions> options;  ///< of the kind of model
   std::optional<at::ScalarType> dtype{};  ///< dtype of the weights; unset if the file has none
-  std::optional<int64_t> bos_token_id{};
-  std::vector<int64_t> eos_token_ids{};  ///< tokens that end a text; empty: none given
+  std::optional<int64_t> bos_token_id{};  ///< token that begins a text
+  std::vector<int64_t> eos_token_ids{};   ///< tokens that end a text; empty: none given
 };
 
 /// Reads `path`, or `path`/config.json if `path` is a folder. Supports model_type gpt2, bert,
@@ -42,8 +42,8 @@ HfConfig read_hf_config(const std::string& path);
 
 /// Reads the options of one kind of model; throws ddp::SettingsError if the file is of the other.
 Qwen2Options read_qwen2_config(const std::string& path);
-Gpt2Options read_gpt2_config(const std::string& path);
-BertOptions read_bert_config(const std::string& path);
+Gpt2Options read_gpt2_config(const std::string& path);  ///< see read_qwen2_config()
+BertOptions read_bert_config(const std::string& path);  ///< see read_qwen2_config()
 
 /// Returns `config` as a config.json that transformers 4 and 5 load. Throws ddp::SettingsError if
 /// its model_type cannot express the options (see hf_model_type).
@@ -54,6 +54,7 @@ void write_hf_config(const std::string& folder, const HfConfig& config);
 /// The model_type whose biases match `options`: qwen2 with biases on q, k, v alone, else llama.
 /// Throws ddp::SettingsError if Hugging Face has no model_type for them.
 std::string hf_model_type(const Qwen2Options& options);
+/// The HfConfig of a model made here, without tokens.
 HfConfig make_hf_config(const Qwen2Options& options, at::ScalarType dtype);
 HfConfig make_hf_config(const Gpt2Options& options, at::ScalarType dtype);
 HfConfig make_hf_config(const BertOptions& options, at::ScalarType dtype);

@@ -24,17 +24,19 @@ enum class WeightRoute {
   Shared,  ///< each rank reads a part through page-locked memory, then all-gather
 };
 
+/// Options of load_pretrained().
 struct PretrainedLoadOptions {
-  bool strict = true;  ///< every key must fit; false: load the keys that fit
-  WeightRoute route = WeightRoute::Auto;
-  int64_t num_threads = 0;  ///< reading threads per rank; 0: cores / ranks, 1 to 8
-  int64_t chunk_mb = 256;   ///< Shared: data between two all-gathers; the device holds twice this
+  bool strict = true;                     ///< every key must fit; false: load the keys that fit
+  WeightRoute route = WeightRoute::Auto;  ///< equal on all ranks
+  int64_t num_threads = 0;                ///< reading threads per rank; 0: cores / ranks, 1 to 8
+  int64_t chunk_mb = 256;  ///< Shared: data between two all-gathers; the device holds twice this
 };
 
+/// Result of load_pretrained().
 struct PretrainedLoad {
-  ddp::WeightDifferences differences;
-  int64_t num_bytes = 0;  ///< size of the weights in the files, over all ranks
-  double seconds = 0;     ///< on this rank, until the weights are in the module
+  ddp::WeightDifferences differences;  ///< empty if strict
+  int64_t num_bytes = 0;               ///< size of the weights in the files, over all ranks
+  double seconds = 0;                  ///< on this rank, until the weights are in the module
 };
 
 /// Loads weights into `module`, cast to its dtypes, on its device. `path` is a folder with
@@ -71,6 +73,7 @@ ModelFiles read_model_files(const std::string& folder);
 /// Reads the tokenizer's files alone: tokenizer.json, tokenizer_config.json and similar.
 ModelFiles read_tokenizer_files(const std::string& folder);
 
+/// Options of save_pretrained().
 struct PretrainedSaveOptions {
   int64_t max_shard_bytes = 5'000'000'000;  ///< transformers' limit; a larger tensor is a shard
   std::optional<at::ScalarType> dtype{};    ///< dtype of all weights; unset: unchanged

@@ -22,6 +22,7 @@
 
 namespace models {
 
+/// The tokenizer that made a token file.
 struct TokenizerInfo {
   int64_t vocab_size = 0;    ///< ids are 0 .. vocab_size - 1
   std::string identity;      ///< hash over the vocabulary's entries; equal hashes mean equal ids
@@ -37,9 +38,9 @@ class Vocabulary {
   /// Reads `vocabulary.safetensors`. Throws DataError naming the file.
   explicit Vocabulary(const std::string& path);
 
-  const std::string& path() const;
-  const TokenizerInfo& tokenizer() const;
-  int64_t size() const { return tokenizer().vocab_size; }
+  const std::string& path() const;                         ///< as given to the constructor
+  const TokenizerInfo& tokenizer() const;                  ///< of the ids
+  int64_t size() const { return tokenizer().vocab_size; }  ///< ids
 
   std::string_view bytes(int64_t id) const;  ///< U+FFFD for an id beyond the vocabulary
   bool is_special(int64_t id) const;         ///< structure, not text, such as <|im_end|>
@@ -57,6 +58,7 @@ std::string valid_utf8(std::string_view text);
 
 inline constexpr int32_t kIgnoredLabel = -100;  ///< of a token that is not in the loss
 
+/// How documents become rows.
 enum class TokenLayout {
   Pack,   ///< several documents per row of max_seq_len; each attends to itself only
   Pad,    ///< one document per row, padded to the batch's longest
@@ -81,7 +83,7 @@ void describe_fields(TokenDataOptions& options, ddp::FieldVisitor& visitor);
 
 /// A row of a batch before it is collated.
 struct TokenExample {
-  std::vector<int32_t> input_ids;
+  std::vector<int32_t> input_ids;    ///< of the row's tokens
   std::vector<int32_t> labels;       ///< the token that follows, or kIgnoredLabel
   std::vector<int32_t> positions;    ///< inside each document
   std::vector<int32_t> doc_lengths;  ///< of the documents in the row, in order
@@ -91,24 +93,24 @@ struct TokenExample {
 
 /// Contents of a data set's rows in one epoch.
 struct TokenStatistics {
-  int64_t num_documents = 0;
-  int64_t num_long = 0;  ///< documents longer than max_seq_len: split, truncated or dropped
-  int64_t num_without_targets = 0;  ///< skipped: pieces and (truncated) documents without targets
-  int64_t num_rows = 0;
-  int64_t num_tokens = 0;   ///< in rows, without padding
-  int64_t num_targets = 0;  ///< labels in rows that are not kIgnoredLabel
-  int64_t num_tokens_left_out = 0;
-  int64_t num_targets_left_out = 0;
+  int64_t num_documents = 0;  ///< that the options select
+  int64_t num_long = 0;       ///< documents longer than max_seq_len: split, truncated or dropped
+  int64_t num_without_targets = 0;   ///< skipped: pieces and (truncated) documents without targets
+  int64_t num_rows = 0;              ///< TokenDataset::size()
+  int64_t num_tokens = 0;            ///< in rows, without padding
+  int64_t num_targets = 0;           ///< labels in rows that are not kIgnoredLabel
+  int64_t num_tokens_left_out = 0;   ///< by truncating, dropping and skipping
+  int64_t num_targets_left_out = 0;  ///< by truncating, dropping and skipping
   /// Pack: 1 - num_tokens / (num_rows * max_seq_len). Else 0: with Pad each batch has its own.
   double padding_share = 0;
 };
 
 /// A prompt (with the document's earlier answers) and its reference answer, up to its end of turn.
 struct PromptReference {
-  int64_t document = 0;
-  int64_t answer = 0;  ///< number in the document, from 0
-  std::vector<int64_t> prompt;
-  std::vector<int64_t> reference;
+  int64_t document = 0;            ///< number in the file, from 0
+  int64_t answer = 0;              ///< number in the document, from 0
+  std::vector<int64_t> prompt;     ///< ids before the answer
+  std::vector<int64_t> reference;  ///< ids of the answer
 };
 
 class TokenDataset {
@@ -119,8 +121,8 @@ class TokenDataset {
   /// the options. Ids beyond the first 2^26 tokens are checked when read.
   TokenDataset(const TokenDataOptions& options, ddp::Split split);
 
-  int64_t size() const;  ///< rows
-  TokenExample get(int64_t index) const { return get_for_epoch(index, 0); }
+  int64_t size() const;                                                      ///< rows
+  TokenExample get(int64_t index) const { return get_for_epoch(index, 0); }  ///< row of epoch 0
   /// Any thread. Pack and Pad return the same row in every epoch. With Stream, Split::Train's
   /// windows begin at an offset below max_seq_len drawn from (seed, epoch); up to two windows of
   /// tokens at the ends are skipped. Split::Test's cover all tokens; the last may be shorter.
@@ -132,11 +134,11 @@ class TokenDataset {
   /// before it. A span at the start of a document is left out, because it has no prompt.
   std::vector<PromptReference> prompt_references(int64_t limit = 0) const;
 
-  const std::string& path() const;         ///< of the token file
-  const TokenizerInfo& tokenizer() const;  ///< the token file's
-  const Vocabulary& vocabulary() const;    ///< throws DataError if the folder has none
-  const TokenDataOptions& options() const;
-  const TokenStatistics& statistics() const;
+  const std::string& path() const;            ///< of the token file
+  const TokenizerInfo& tokenizer() const;     ///< the token file's
+  const Vocabulary& vocabulary() const;       ///< throws DataError if the folder has none
+  const TokenDataOptions& options() const;    ///< as given to the constructor
+  const TokenStatistics& statistics() const;  ///< of any epoch
   /// The statistics in one log line. `masked`: without the counts of targets, which masks draw.
   std::string summary(bool masked = false) const;
 
@@ -147,7 +149,7 @@ class TokenDataset {
 
 /// Sequences of one length; tensors are int64 [batch, seq] unless stated.
 struct TokenBatch {
-  at::Tensor input_ids;
+  at::Tensor input_ids;             ///< padding: id 0
   at::Tensor labels;                ///< already shifted; kIgnoredLabel: not in the loss
   at::Tensor position_ids;          ///< Pack, and masked rows with padding; else undefined, which
                                     ///< means 0 … seq - 1
@@ -160,7 +162,7 @@ struct TokenBatch {
   int64_t num_documents = 0;        ///< without padding
   int64_t num_tokens = 0;           ///< without padding
   int64_t num_targets = 0;          ///< labels that are not kIgnoredLabel
-  int64_t size() const { return input_ids.size(0); }
+  int64_t size() const { return input_ids.size(0); }  ///< batch
 };
 void for_each_tensor(TokenBatch& batch, const ddp::TensorVisitor& visit);
 
@@ -173,11 +175,14 @@ class TokenMasking;
 /// 64, at most max_seq_len.
 class TokenCollate {
  public:
-  TokenCollate(TokenLayout layout, int64_t max_seq_len);
+  TokenCollate(TokenLayout layout, int64_t max_seq_len);  ///< without masks
+  /// For the layout and row length of `dataset`.
   explicit TokenCollate(const TokenDataset& dataset)
       : TokenCollate(dataset.options().layout, dataset.options().max_seq_len) {}
+  /// With masks: the labels are the hidden tokens.
   TokenCollate(const TokenDataset& dataset, std::shared_ptr<const TokenMasking> masking);
-  TokenBatch operator()(std::vector<TokenExample> examples) const;
+  TokenBatch operator()(
+      std::vector<TokenExample> examples) const;  ///< in the order of the examples
 
  private:
   bool packed_;

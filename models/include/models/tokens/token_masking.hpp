@@ -40,7 +40,7 @@ class TokenMasking {
 
   /// Upper bound of targets in a row of `length` tokens.
   int64_t max_targets(int64_t length) const;
-  const MaskingOptions& options() const { return options_; }
+  const MaskingOptions& options() const { return options_; }  ///< as given to the constructor
 
  private:
   MaskingOptions options_;
