@@ -47,7 +47,7 @@ void name_models(const std::vector<StatefulRef>& objects) {
   for (const auto& object : objects) {
     auto* model = dynamic_cast<DataParallelModel*>(&object.get());
     if (model != nullptr && object.name() != model->state_name()) {
-      model->reducer().set_model_name(object.name());
+      model->reducer().of_model() = " of model '" + object.name() + "'";
     }
   }
 }
