@@ -194,7 +194,8 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
               << trainable_line(run.summary) << '\n'
               << std::flush;
   }
-  const bool evaluates = run.run.mode == "evaluate";
+  const bool evaluates =
+      run.run.mode == "evaluate" || run.cfg.checkpoint.resume == ddp::Resume::Best;
   if (evaluates) {
     run.cfg.metrics.dir = "";
   }

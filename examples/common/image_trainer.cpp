@@ -135,7 +135,7 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const ImageData& data,
                                        ddp::eval_sampler_options(cfg.sampler));
   ddp::DataLoader eval_loader(data.test, eval_sampler, ctx.device(), eval_loader_options(cfg));
 
-  const auto plan = plan_run(cfg, ctx, train_loader.num_batches());
+  const auto num_steps = plan_run(cfg, ctx, train_loader.num_batches());
   cfg.metrics.run.sample_unit = "images";
   if (cfg.amp.dtype == ddp::AmpDtype::Off &&
       classifier.module.parameters().front().scalar_type() == torch::kBFloat16) {
@@ -166,14 +166,13 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const ImageData& data,
                                  .ema = ema.get()},
                                 {.train = cfg.train,
                                  .amp = cfg.amp,
-                                 .num_steps = plan.num_steps,
+                                 .num_steps = num_steps,
                                  .log_every = cfg.metrics.log_every,
                                  .keep_best = cfg.checkpoint.keep_best});
   auto checkpointer =
       ema ? ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader, ema})
           : ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader});
   const int64_t first_step = checkpointer.restore();
-  require_same_epochs(checkpointer, plan.epoch);
   const auto summary = loop.run(checkpointer, first_step);
   const auto hash = common_parameter_hash(model.trained_parameters(), ctx.control_plane());
   print_summary(summary, hash, corrupt_images(data, ctx, cfg), ctx, cfg, metrics,

@@ -116,7 +116,7 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
                     models::TokenCollate(*data.train, data.masking)),
       eval_loader_(data.eval, eval_sampler_, ctx.device(), eval_loader_options(cfg_),
                    models::TokenCollate(*data.eval, data.masking)),
-      plan_(plan_run(cfg_, ctx, train_loader_.num_batches())),
+      num_steps_(plan_run(cfg_, ctx, train_loader_.num_batches())),
       lr_schedule_(cfg_.lr_schedule),
       metrics_(ctx, cfg_.metrics),
       task_(
@@ -144,7 +144,7 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
                  }},
             {.train = cfg_.train,
              .amp = cfg_.amp,
-             .num_steps = plan_.num_steps,
+             .num_steps = num_steps_,
              .log_every = cfg_.metrics.log_every,
              .keep_best = cfg_.checkpoint.keep_best}),
       adapters_(adapters) {
@@ -184,7 +184,9 @@ int64_t LanguageTrainer::restore() {
 int64_t LanguageTrainer::restore_model() {
   auto options = cfg_.checkpoint;
   options.read_only = true;
-  options.resume = ddp::Resume::Require;
+  if (options.resume != ddp::Resume::Best) {
+    options.resume = ddp::Resume::Require;
+  }
   ddp::Checkpointer reader(ctx_, options, {model_});
   const int64_t steps_done = reader.restore();
   require_same_meaning(reader);
@@ -193,7 +195,6 @@ int64_t LanguageTrainer::restore_model() {
 
 LanguageSummary LanguageTrainer::train() {
   restore();
-  require_same_epochs(checkpointer_, plan_.epoch);
   LanguageSummary summary;
   summary.training = loop_.run(checkpointer_, *first_step_);
   summary.best_steps_done = best_.steps_done();

@@ -66,8 +66,9 @@ class LanguageTrainer {
   /// Restores everything from the newest checkpoint, for train(); returns the steps done. Call it
   /// once.
   int64_t restore();
-  /// Restores the model alone from the newest checkpoint of a run that may still be training; its
-  /// folder is not changed. Returns the steps done. Throws ReadError if there is no checkpoint.
+  /// Restores the model alone from the newest checkpoint (with checkpoint.resume=best: the best) of
+  /// a run that may still be training; its folder is not changed. Returns the steps done. Throws
+  /// ReadError if there is no checkpoint.
   int64_t restore_model();
 
  private:
@@ -83,7 +84,7 @@ class LanguageTrainer {
   ddp::GradScaler scaler_;
   ddp::DistributedSampler sampler_, eval_sampler_;
   TokenLoader train_loader_, eval_loader_;
-  RunPlan plan_;
+  int64_t num_steps_;
   ddp::LrSchedule lr_schedule_;
   ddp::Metrics metrics_;
   LanguageTask task_;

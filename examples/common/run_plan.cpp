@@ -2,7 +2,6 @@
 #include "common/run_plan.hpp"
 
 #include <algorithm>
-#include <string_view>
 
 #include "ddp/core/error.hpp"
 
@@ -10,22 +9,15 @@ namespace examples {
 
 using ddp::concat;
 
-std::string EpochLength::to_string() const {
-  return concat(steps, " steps per epoch of ", samples_per_step, " samples");
-}
-
-RunPlan plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_epoch) {
+int64_t plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_epoch) {
   require_equal_batches(batches_per_epoch, ctx.control_plane());
-  const int64_t batch = cfg.loader.global_batch_size > 0 ? cfg.loader.global_batch_size
-                                                         : cfg.loader.batch_size * ctx.world_size();
-  RunPlan plan;
-  plan.epoch = {.steps = steps_per_epoch(batches_per_epoch, cfg.train.grad_accum_steps),
-                .samples_per_step = batch * cfg.train.grad_accum_steps};
-  plan.num_steps = cfg.train.num_steps(plan.epoch.steps);
+  const auto num_steps =
+      cfg.train.num_steps(steps_per_epoch(batches_per_epoch, cfg.train.grad_accum_steps));
   if (cfg.lr_schedule.total_steps == 0) {
-    cfg.lr_schedule.total_steps = plan.num_steps;
+    cfg.lr_schedule.total_steps = num_steps;
   }
-  return plan;
+  cfg.checkpoint.same_steps = true;
+  return cfg.checkpoint.resume == ddp::Resume::Best ? 0 : num_steps;
 }
 
 ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg) {
@@ -110,25 +102,6 @@ void require_same_classes(const ddp::Dataset& train, const ddp::Dataset& test) {
              " in the training data and ", name(of_test),
              " in the test data; fix: data.path must hold the same classes in both splits "
              "(tar shards: the same classes.txt)"));
-}
-
-void require_same_epochs(ddp::Checkpointer& checkpointer, const EpochLength& length) {
-  constexpr const char* kText = "epoch_length";
-  auto saved = checkpointer.text(kText);
-  // Version 0.1 wrote "steps an epoch".
-  constexpr std::string_view kOldWords = " an epoch ";
-  if (const auto found = saved.find(kOldWords); found != std::string::npos) {
-    saved.replace(found, kOldWords.size(), " per epoch ");
-  }
-  const auto now = length.to_string();
-  if (!saved.empty() && saved != now) {
-    throw ddp::SettingsError(concat(
-        "the checkpoint was saved by a run with ", saved, ", but this run has ", now,
-        ": its learning rates and its end would change; fix: set train.batch_size or "
-        "loader.global_batch_size so that all ranks together have the same batch (on the same "
-        "data), or start over in another checkpoint.dir"));
-  }
-  checkpointer.set_text(kText, now);
 }
 
 }  // namespace examples

@@ -1,35 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a run's settings mean before its first step: the length of the run and its epochs, the steps
-// that evaluate and log, and checks that resuming keeps this meaning.
+// that evaluate and log.
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "ddp/comm/context.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/data/dataset.hpp"
-#include "ddp/train/checkpoint.hpp"
 #include "ddp/train/config.hpp"
 
 namespace examples {
 
-/// Length of an epoch, which gives step numbers their meaning: epochs, learning rates and the end
-/// of the run follow from it.
-struct EpochLength {
-  int64_t steps = 0;             ///< optimizer steps per epoch
-  int64_t samples_per_step = 0;  ///< over all ranks
-  std::string to_string() const;
-};
-
-struct RunPlan {
-  int64_t num_steps = 0;  ///< optimizer steps of the whole run
-  EpochLength epoch;
-};
-
-/// Plans a run whose ranks have `batches_per_epoch` batches each; compares this number between
-/// ranks (collective). Fills in the length of the learning rate schedule if unset.
-RunPlan plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_epoch);
+/// Returns the optimizer steps of a run whose ranks have `batches_per_epoch` batches each; compares
+/// this number between ranks (collective). Returns 0 with checkpoint.resume=best, which evaluates
+/// only. Fills in the length of the learning rate schedule if unset. A resume must have the same
+/// samples per step, because steps decide evaluations, learning rates and the end of the run.
+int64_t plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_epoch);
 
 /// Options of a loader for an evaluation set: all samples, batches of train.eval_batch_size.
 ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg);
@@ -73,9 +60,5 @@ void require_equal_batches(int64_t batches_per_epoch, ddp::ControlPlane& control
 /// Throws DataError if both splits have class names and the names differ: the test figures would be
 /// meaningless.
 void require_same_classes(const ddp::Dataset& train, const ddp::Dataset& test);
-
-/// Call it after `restore`. Throws SettingsError if the checkpoint comes from a run with another
-/// epoch length. Records the length for later checkpoints.
-void require_same_epochs(ddp::Checkpointer& checkpointer, const EpochLength& length);
 
 }  // namespace examples

@@ -32,7 +32,9 @@ double TrainingSummary::samples_per_second() const {
 std::string TrainingSummary::first_lines() const {
   std::string text;
   if (first_step > 0) {
-    text += ddp::concat("resumed         at step ", first_step, " of ", num_steps, '\n');
+    text += num_steps > 0
+                ? ddp::concat("resumed         at step ", first_step, " of ", num_steps, '\n')
+                : ddp::concat("evaluated       the best checkpoint, of ", first_step, " steps\n");
   }
   if (first_epoch && first_epoch->train_loss && last_epoch.train_loss) {
     text += format("train loss      %.4f in this run's first epoch, %.4f in its last\n",

@@ -17,7 +17,7 @@ namespace examples {
 
 struct TrainingSummary {
   int64_t first_step = 0;                       ///< > 0: the run resumed at this step
-  int64_t num_steps = 0;                        ///< optimizer steps in total
+  int64_t num_steps = 0;                        ///< optimizer steps in total; 0: nothing trains
   std::optional<ddp::EpochResult> first_epoch;  ///< of this run
   ddp::EpochResult last_epoch;
   std::optional<EvalResult> test_before;  ///< result of train.eval_first

@@ -13,16 +13,34 @@ namespace {
 struct ScriptSettings {
   std::string path = "net.pt";
   std::string output = "trained.pt";
+  std::string weights = "";
 };
 void describe_fields(ScriptSettings& settings, ddp::FieldVisitor& visitor) {
   visitor.field({.name = "path", .doc = "A file of torch.jit.save."}, settings.path);
   visitor.field({.name = "output", .doc = "The trained module."}, settings.output);
+  visitor.field({.name = "weights", .doc = "A safetensors file to start from."}, settings.weights);
+}
+
+// As ddp::named_weights of a torch::nn module: the tensors alias the module's memory.
+ddp::TensorMap named_weights(const torch::jit::Module& module) {
+  ddp::TensorMap weights;
+  for (const auto& [name, tensor] : module.named_parameters()) {
+    weights.emplace(name, tensor.detach());
+  }
+  for (const auto& [name, tensor] : module.named_buffers()) {
+    weights.emplace(name, tensor.detach());
+  }
+  return weights;
 }
 
 void train(ddp::Context& ctx, const ddp::Config& cfg) {
   const auto script = cfg.section<ScriptSettings>("script");
   auto module = torch::jit::load(script.path, ctx.device());
   module.train();
+  if (!script.weights.empty()) {
+    const auto file = ddp::load_safetensors(script.weights).tensors;
+    ddp::load_weights(named_weights(module), file, script.weights);
+  }
   ddp::DistributedDataParallel model(module, ctx.communicator(), cfg.ddp);
   auto optimizer = ddp::make_optimizer(model, cfg.optimizer);
   auto dataset = ddp::make_dataset(cfg.data);
@@ -43,6 +61,7 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
   }
   if (ctx.is_main()) {
     module.save(script.output);  // a handle: it shares the parameters that the model trained
+    ddp::save_safetensors(script.output + ".safetensors", named_weights(module));
   }
 }
 

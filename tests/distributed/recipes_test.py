@@ -48,6 +48,10 @@ def torchscript():
     net, trained = torch.jit.load("net.pt"), torch.jit.load("trained.pt")
     for (name, before), after in zip(net.named_parameters(), trained.parameters()):
         assert not torch.equal(before, after), f"{name} was not trained"
+    # Weights alone go through a file and, with a learning rate of 0, through training.
+    train_on_images("script.path=net.pt", "script.weights=trained.pt.safetensors", "script.output=again.pt", "lr_schedule.lr=0")
+    for (name, before), after in zip(trained.named_parameters(), torch.jit.load("again.pt").parameters()):
+        assert torch.equal(before, after), f"{name} was not loaded"
     assert trained.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 

@@ -127,7 +127,7 @@ case $scenario in
     (run "$work/2.log" "${saving[@]}" train.batch_size=$((16 / ranks)))
     code=$?
     [ $code = 64 ] || fail "exit code $code with another batch, expected 64"
-    grep -q "saved by a run with 5 steps per epoch of 32 samples, but this run has 10 steps per epoch of 16" "$work/2.log" ||
+    grep -q "saved by a run with 32 samples per step on $ranks ranks*, but this run has 16 samples per step" "$work/2.log" ||
       fail "the message does not name both lengths"
     [ "$ranks" -gt 1 ] || exit 0
     # One image for each of the first 163 - 160 ranks of an extra batch.

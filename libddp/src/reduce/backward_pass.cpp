@@ -64,7 +64,7 @@ void BackwardPass::check_complete() {
     }
   }
   throw MismatchError(concat(
-      "the previous backward left ", count, " of ", parameters.size(),
+      "the previous backward", parts_.of_model, " left ", count, " of ", parameters.size(),
       " parameters without a gradient: ", missing, count > 10 ? ", …" : "",
       parts_.options.static_graph
           ? "; the graph changed although ddp.static_graph=true; fix: set it to false"
@@ -139,14 +139,14 @@ void BackwardPass::on_forward_reached() {
 }
 
 void BackwardPass::check_gradient(int index) const {
-  const auto& [name, tensor] = parts_.gradients.parameters()[static_cast<size_t>(index)];
+  const auto& tensor = parts_.gradients.parameters()[static_cast<size_t>(index)].tensor;
   if (at::GradMode::is_enabled()) {
-    throw SettingsError("backward(create_graph=true) reached parameter " + name +
+    throw SettingsError("backward(create_graph=true) reached parameter " + parts_.describe(index) +
                         ": gradients of gradients are not reduced; fix: use torch::autograd::grad");
   }
   if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
     throw SettingsError(
-        "parameter " + name +
+        "parameter " + parts_.describe(index) +
         " got a sparse gradient, and only dense ones are reduced; fix: for an embedding "
         "set sparse(false)");
   }
@@ -182,7 +182,7 @@ void BackwardPass::on_local_gradient(int index) {
   if (!local_forward_ && parts_.communicator->world_size() > 1 &&
       !std::exchange(has_warned_unannounced_, true)) {
     log_warning(concat(
-        "parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
+        "parameter ", parts_.describe(index),
         " got a gradient, but the wrapper's forward did not run: the gradient is not averaged and "
         "the replicas diverge; fix: call model.forward(x) instead of module->forward(x), or call "
         "model.prepare_for_backward({loss}) before the backward"));
@@ -212,8 +212,8 @@ void BackwardPass::count_static_gradient(int index) {
   }
   if (fires > expected) {
     throw MismatchError(concat(
-        "parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
-        " got its gradient ", fires, " times in this backward and ", expected,
+        "parameter ", parts_.describe(index), " got its gradient ", fires,
+        " times in this backward and ", expected,
         " times in the first one: the graph changed although ddp.static_graph=true; fix: set it "
         "to false"));
   }
@@ -259,7 +259,7 @@ void BackwardPass::mark_ready(int index) {
   const auto mark = pass_.scheduler.mark_ready(index);
   if (mark == Mark::Twice) {
     throw MismatchError(concat(
-        "parameter ", parts_.gradients.parameters()[static_cast<size_t>(index)].name,
+        "parameter ", parts_.describe(index),
         " got its gradient twice in one backward (re-entrant checkpointing, or a parameter used by "
         "several backwards of one forward); fix: set ddp.static_graph=true if every step does so"));
   }

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,8 +53,14 @@ struct ReducerParts {
         timing(communicator->device(), /*times_replays=*/communicator->world_size() > 1),
         buffers(communicator) {}
 
+  /// A parameter in messages: "0.weight", or "0.weight of model 'generator'".
+  std::string describe(int index) const {
+    return gradients.parameters()[static_cast<size_t>(index)].name + of_model;
+  }
+
   const CommunicatorPtr communicator;
   const DdpOptions options;
+  std::string of_model = {};  ///< " of model 'generator'"; empty without a name
   GradientArena gradients;
   WeightedMean mean;
   BucketReductions reductions;

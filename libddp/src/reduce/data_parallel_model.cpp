@@ -228,7 +228,7 @@ void DataParallelModel::before_forward() {
   const bool sends_buffers = sends_buffers_in_training(*this) && parts_->require_buffer_sync &&
                              !parts_->reducer->buffers().take_sent();
   if (synchronised) {
-    parts_->frozen->update(parts_->join != nullptr);
+    parts_->frozen->update(parts_->join != nullptr, parts_->reducer->of_model());
   }
   const bool reduces = synchronised && !parts_->frozen->covers_all();
   if (parts_->join != nullptr) {
@@ -273,7 +273,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
 void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
     parts_->reducer->join_broken_backward();
-    parts_->frozen->update(parts_->join != nullptr);
+    parts_->frozen->update(parts_->join != nullptr, parts_->reducer->of_model());
     const bool reduces = !parts_->frozen->covers_all();
     if (parts_->join != nullptr) {
       parts_->join->announce_forward(reduces, false);

@@ -32,7 +32,7 @@ FrozenParameters::FrozenParameters(NamedParameters parameters, CommunicatorPtr c
   }
 }
 
-void FrozenParameters::update(bool in_join) {
+void FrozenParameters::update(bool in_join, const std::string& of_model) {
   const auto is_trained = [&](size_t i) { return parameters_[i].tensor.requires_grad(); };
   const auto has_changed = [&](size_t i) { return is_trained(i) != (flags_[i] == kTrained); };
   size_t first_change = 0;  // of most forwards: none
@@ -45,18 +45,17 @@ void FrozenParameters::update(bool in_join) {
   std::string flags = flags_;
   for (size_t i = first_change; i < flags.size(); ++i) {
     if (has_changed(i)) {
-      refuse(i, in_join);
+      refuse(parameters_[i].name + of_model, flags_[i], in_join);
       flags[i] = is_trained(i) ? kTrained : kFrozen;
     }
   }
-  compare(first_change, flags);
+  compare(first_change, flags, of_model);
   flags_ = std::move(flags);
   covers_all_ = flags_.find(kTrained) == std::string::npos;
 }
 
-void FrozenParameters::refuse(size_t parameter, bool in_join) const {
-  const auto& name = parameters_[parameter].name;
-  if (flags_[parameter] == kAlwaysFrozen) {
+void FrozenParameters::refuse(const std::string& name, char flag, bool in_join) const {
+  if (flag == kAlwaysFrozen) {
     throw SettingsError(concat(
         "parameter ", name,
         " was frozen when the model was wrapped, so its gradient would not be "
@@ -77,7 +76,8 @@ void FrozenParameters::refuse(size_t parameter, bool in_join) const {
 
 // Over the control plane the exchange also works while a graph is captured, and if only some ranks
 // come here the others' waits show the deadlock.
-void FrozenParameters::compare(size_t parameter, const std::string& flags) const {
+void FrozenParameters::compare(size_t parameter, const std::string& flags,
+                               const std::string& of_model) const {
   if (communicator_->world_size() == 1) {
     return;
   }
@@ -91,8 +91,9 @@ void FrozenParameters::compare(size_t parameter, const std::string& flags) const
   for (size_t rank = 1; rank < all.size(); ++rank) {
     for (size_t i = 0; i < flags.size(); ++i) {
       if (all[rank][i] != all[0][i]) {
-        throw MismatchError(concat("parameter ", parameters_[i].name, " ", describe(all[0][i]),
-                                   " on rank 0 but ", describe(all[rank][i]), " on rank ", rank,
+        throw MismatchError(concat("parameter ", parameters_[i].name, of_model, " ",
+                                   describe(all[0][i]), " on rank 0 but ", describe(all[rank][i]),
+                                   " on rank ", rank,
                                    "; fix: set requires_grad in the same way on every rank"));
       }
     }

@@ -23,14 +23,14 @@ class FrozenParameters {
   ///   some ranks changed nothing, the control plane reports the deadlock and names a parameter;
   /// - SettingsError for a change with static_graph or inside a join, and for a parameter that was
   ///   frozen at construction and now requires a gradient.
-  void update(bool in_join);
+  void update(bool in_join, const std::string& of_model = "");
   /// Whether every parameter was frozen at the last update(): the forward's backward reduces
   /// nothing.
   bool covers_all() const { return covers_all_; }
 
  private:
-  void refuse(size_t parameter, bool in_join) const;
-  void compare(size_t parameter, const std::string& flags) const;
+  void refuse(const std::string& name, char flag, bool in_join) const;
+  void compare(size_t parameter, const std::string& flags, const std::string& of_model) const;
 
   const NamedParameters parameters_;
   const CommunicatorPtr communicator_;

@@ -10,7 +10,8 @@
 #include "core/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
-#include "ddp/detail/check.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
+#include "reduce/reducer.hpp"
 #include "train/checkpoint_impl.hpp"
 
 namespace ddp {
@@ -41,6 +42,23 @@ void check_names(const std::vector<StatefulRef>& objects) {
   }
 }
 
+// A program with several models names them here. Their parameters may have the same names.
+void name_models(const std::vector<StatefulRef>& objects) {
+  for (const auto& object : objects) {
+    auto* model = dynamic_cast<DataParallelModel*>(&object.get());
+    if (model != nullptr && object.name() != model->state_name()) {
+      model->reducer().of_model() = " of model '" + object.name() + "'";
+    }
+  }
+}
+
+// The best checkpoint is older than the newest one. A run that trained on from it would mix two
+// histories in one folder, and start from it again after each restart.
+CheckpointOptions without_saves_of_best(CheckpointOptions options) {
+  options.read_only = options.read_only || options.resume == Resume::Best;
+  return options;
+}
+
 }  // namespace
 
 CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device device,
@@ -49,14 +67,14 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
                                    const Context* context)
     : control_plane_(control_plane),
       device_(device),
-      options_(options),
+      options_(without_saves_of_best(options)),
       launch_(context == nullptr ? LaunchEnvironment() : context->launch()),
       objects_(std::move(objects)),
       context_(context == nullptr ? std::nullopt : std::optional(ContextHandle(*context))),
       stop_check_(stop_requested),
       exceptions_(std::uncaught_exceptions()),
       dir_(ops, options, launch_.job_id),
-      texts_(options, context == nullptr ? nullptr : context->communicator(),
+      texts_(options_, context == nullptr ? nullptr : context->communicator(),
              control_plane.rank() == 0),
       history_(options, control_plane.rank() == 0),
       schedule_(options, Clock::now()),
@@ -64,6 +82,7 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
              {.dir = dir_, .texts = texts_, .history = history_, .objects = objects_}) {
   options.usage.set();
   check_names(objects_);
+  name_models(objects_);
 }
 
 CheckpointerImpl::~CheckpointerImpl() {
@@ -115,6 +134,19 @@ int64_t CheckpointerImpl::restore() {
   return next_step;
 }
 
+void CheckpointerImpl::require_saving() const {
+  if (options_.read_only) {
+    throw SettingsError(concat(
+        "checkpoint.dir=", options_.dir, " is only read, but this program trains and saves: ",
+        options_.resume == Resume::Best
+            ? concat("checkpoint.resume=best is for evaluation; fix: set train.max_steps=",
+                     last_saved_step(), " to evaluate, or train on from a copy: copy this ",
+                     "checkpoint's folder into another checkpoint.dir and set ",
+                     "checkpoint.resume=auto")
+            : "the Checkpointer is read_only; fix: use another Checkpointer to save"));
+  }
+}
+
 void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
   if (!enabled()) {
     return;
@@ -138,6 +170,7 @@ void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
 }
 
 void CheckpointerImpl::begin_save(int64_t done, std::optional<double> metric) {
+  require_saving();
   schedule_.note_save(Clock::now());
   saver_.begin(done, metric, before_save_ ? before_save_() : "");
 }
@@ -237,6 +270,7 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<RankStatus>& statuse
 }
 
 void CheckpointerImpl::save_if_due(int64_t step) {
+  require_saving();
   history_.note_call(step);
   const int64_t done = step + 1;
   bool due = schedule_.is_due_by_steps(done);
@@ -282,11 +316,9 @@ int64_t Checkpointer::restore() {
   return impl_->restore();
 }
 void Checkpointer::save_if_due(int64_t step) {
-  DDP_CHECK(!impl_->is_read_only());
   impl_->save_if_due(step);
 }
 void Checkpointer::save(int64_t step, std::optional<double> metric) {
-  DDP_CHECK(!impl_->is_read_only());
   impl_->save(step, metric);
 }
 void Checkpointer::wait() {

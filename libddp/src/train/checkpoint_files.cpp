@@ -113,19 +113,20 @@ Inspected inspect(const std::string& dir, const CheckpointFolder& folder) {
   return result;
 }
 
-std::string best_checkpoint(const std::vector<Inspected>& checkpoints, bool finite, bool is_max) {
-  const Inspected* best = nullptr;
-  for (const auto& checkpoint : checkpoints) {  // newest first: of equal metrics the newest is kept
-    if (!checkpoint.is_complete || (finite && !checkpoint.is_finite) ||
-        std::isnan(checkpoint.metric)) {
-      continue;
-    }
-    if (best == nullptr ||
-        (is_max ? checkpoint.metric > best->metric : checkpoint.metric < best->metric)) {
-      best = &checkpoint;
-    }
-  }
-  return best == nullptr ? "" : best->folder.name;
+// Complete checkpoints with a metric, the best first: finite before others, and of equal metrics
+// the order of `checkpoints`.
+std::vector<Inspected> sorted_by_metric(std::vector<Inspected> checkpoints, bool is_max) {
+  std::erase_if(checkpoints, [](const Inspected& checkpoint) {
+    return !checkpoint.is_complete || std::isnan(checkpoint.metric);
+  });
+  std::stable_sort(checkpoints.begin(), checkpoints.end(),
+                   [is_max](const Inspected& a, const Inspected& b) {
+                     if (a.is_finite != b.is_finite) {
+                       return a.is_finite;
+                     }
+                     return is_max ? a.metric > b.metric : a.metric < b.metric;
+                   });
+  return checkpoints;
 }
 
 // The part of the path that exists and is not a folder; empty if there is none.
@@ -309,8 +310,8 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
   }
   std::string best;
   if (retention.keep_best) {
-    best = best_checkpoint(checkpoints, /*finite=*/true, retention.best_is_max);
-    best = best.empty() ? best_checkpoint(checkpoints, false, retention.best_is_max) : best;
+    const auto sorted = sorted_by_metric(checkpoints, retention.best_is_max);
+    best = sorted.empty() ? "" : sorted.front().folder.name;
   }
   // Damaged checkpoints do not count towards keep_last. They are removed once keep_last newer
   // complete ones exist.
@@ -326,6 +327,19 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
     }
   }
   return removed;
+}
+
+std::vector<CheckpointFolder> best_first(const CheckpointOptions& options,
+                                         const std::vector<CheckpointFolder>& folders) {
+  std::vector<Inspected> checkpoints;
+  for (const auto& folder : folders) {
+    checkpoints.push_back(inspect(options.dir, folder));
+  }
+  std::vector<CheckpointFolder> best;
+  for (const auto& checkpoint : sorted_by_metric(checkpoints, options.keep_best == KeepBest::Max)) {
+    best.push_back(checkpoint.folder);
+  }
+  return best;
 }
 
 void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept {

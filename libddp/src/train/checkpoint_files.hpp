@@ -84,6 +84,11 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
                                            const CheckpointFolder& newest,
                                            const Retention& retention);
 
+/// Those of `folders` (newest first) with a metric, in the order in which keep_best prefers them:
+/// finite ones, then the better metric, then the newer.
+std::vector<CheckpointFolder> best_first(const CheckpointOptions& options,
+                                         const std::vector<CheckpointFolder>& folders);
+
 /// Removes the remains of crashed saves, takeovers of DIR and try_writing. Best effort.
 void remove_stale_saves(FileOps& ops, const std::string& dir) noexcept;
 

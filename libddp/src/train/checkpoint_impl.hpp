@@ -43,7 +43,6 @@ class CheckpointerImpl {
   void save(int64_t step, std::optional<double> metric);
   void wait();
 
-  bool is_read_only() const { return options_.read_only; }
   int64_t last_saved_step() const { return history_.newest().done; }
   CheckpointTexts& texts() { return texts_; }
   void set_stop_check(std::function<bool()> check) { stop_check_ = std::move(check); }
@@ -55,6 +54,8 @@ class CheckpointerImpl {
 
  private:
   bool enabled() const { return !options_.dir.empty(); }
+  /// Throws SettingsError if the folder is only read.
+  void require_saving() const;
   std::vector<RankStatus> exchange();
   void call_after_save();
   void begin_save(int64_t done, std::optional<double> metric);

@@ -31,16 +31,25 @@ class Restorer : private RestoreParts {
       return std::nullopt;
     }
     const ActivityScope activity(control_plane, "restore");
+    if (is_best() && options.keep_best == KeepBest::Off) {
+      throw SettingsError(
+          "checkpoint.resume=best needs to know which metric is better; fix: set "
+          "checkpoint.keep_best=min or max, as in the run that saved");
+    }
     const auto candidates = agree_on_candidates();
     if (options.resume == Resume::Never && !candidates.empty()) {
       throw SettingsError(concat("checkpoint.resume=never, but checkpoint.dir=", options.dir,
                                  " already holds ", candidates.front().name,
                                  "; fix: set another checkpoint.dir, or checkpoint.resume=auto"));
     }
-    if (const auto newest = newest_complete(candidates)) {
-      const auto& [folder, manifest] = *newest;
-      load(folder, manifest);
-      log_loaded(folder, manifest);
+    if (const auto chosen = choose(candidates)) {
+      const auto& [folder, manifest] = *chosen;
+      const auto other_steps = describe_other_steps(folder, manifest);
+      if (options.same_steps && !other_steps.empty()) {
+        throw SettingsError(other_steps + ", or start over in another checkpoint.dir");
+      }
+      const auto unused = load(folder, manifest);
+      log_loaded(folder, manifest, unused, other_steps);
       return SavedStep{manifest.step, manifest.metric.has_value()};
     }
     if (!candidates.empty()) {
@@ -52,6 +61,12 @@ class Restorer : private RestoreParts {
       throw ReadError("checkpoint.resume=require, but there is no checkpoint in checkpoint.dir=" +
                       options.dir);
     }
+    if (is_best()) {
+      throw ReadError(
+          concat("checkpoint.resume=best, but no checkpoint in checkpoint.dir=", options.dir,
+                 " has a metric; fix: save with checkpoint.keep_best and a metric "
+                 "(Checkpointer::save), or set checkpoint.resume=require for the newest one"));
+    }
     warn_of_restart_at_zero();
     return std::nullopt;
   }
@@ -60,6 +75,7 @@ class Restorer : private RestoreParts {
   using Found = std::optional<std::pair<CheckpointFolder, Manifest>>;
 
   bool is_main() const { return control_plane.rank() == 0; }
+  bool is_best() const { return options.resume == Resume::Best; }
   bool reads_file(const std::string& name) const {
     return !name.starts_with("rank_") || name == rank_file_name(control_plane.rank());
   }
@@ -70,7 +86,9 @@ class Restorer : private RestoreParts {
     const auto folders = broadcast_from_main(control_plane, [&] {
       std::error_code ignored;
       const bool is_missing = !std::filesystem::exists(options.dir, ignored);
-      return dir.open(/*leave_untouched=*/options.read_only || (required && is_missing));
+      const auto found =
+          dir.open(/*leave_untouched=*/options.read_only || (required && is_missing));
+      return is_best() ? best_first(options, found) : found;
     });
     if (!options.read_only && !(folders.empty() && required)) {
       dir.require_writable(control_plane);
@@ -108,6 +126,18 @@ class Restorer : private RestoreParts {
     return manifest;
   }
 
+  Found choose(const std::vector<CheckpointFolder>& candidates) {
+    if (!is_best()) {
+      return newest_complete(candidates);
+    }
+    for (const auto& folder : candidates) {
+      if (auto manifest = check_everywhere(folder)) {
+        return std::pair(folder, std::move(*manifest));
+      }
+    }
+    return std::nullopt;
+  }
+
   // The newest checkpoint that is complete on every rank and finite; without a finite one, the
   // newest complete one. Checkpoints of older programs have no finite flag. Such a checkpoint is
   // loaded only if it is the newest complete one, since a model may contain inf permanently (a
@@ -134,7 +164,34 @@ class Restorer : private RestoreParts {
     return newest;
   }
 
-  void load(const CheckpointFolder& folder, const Manifest& manifest) {
+  // Step numbers decide the learning rate and the end of a run, so steps of other lengths change
+  // both. Returns an empty text if the steps are alike, or nothing trains.
+  std::string describe_other_steps(const CheckpointFolder& folder, const Manifest& manifest) const {
+    const auto setting = manifest.texts.find("settings");
+    const auto saved = setting == manifest.texts.end()
+                           ? std::nullopt
+                           : samples_per_step(setting->second, manifest.world_size);
+    const auto now = samples_per_step(texts.get("settings"), control_plane.world_size());
+    const bool is_known = saved && now;
+    if (options.read_only ||
+        (is_known ? *saved == *now : manifest.world_size == control_plane.world_size())) {
+      return "";
+    }
+    const auto length = [&](std::optional<int64_t> samples, int64_t ranks) {
+      return (is_known ? concat(*samples, " samples per step on ") : std::string()) +
+             concat(ranks, ranks == 1 ? " rank" : " ranks");
+    };
+    return concat(
+        "the checkpoint ", dir.path_of(folder), " was saved by a run with ",
+        length(saved, manifest.world_size), ", but this run has ",
+        length(now, control_plane.world_size()),
+        ": step numbers would stand for other amounts of data, so learning rates, epochs and the "
+        "end of the run would change; fix: set train.batch_size or loader.global_batch_size so "
+        "that all ranks together have the same batch");
+  }
+
+  // Returns the names of saved objects that this program does not have.
+  std::vector<std::string> load(const CheckpointFolder& folder, const Manifest& manifest) {
     const auto path = dir.path_of(folder);
     std::map<std::string, TensorMap> files;
     for (const auto& file : manifest.files) {
@@ -142,21 +199,35 @@ class Restorer : private RestoreParts {
         files[file.name] = load_safetensors(path + "/" + file.name).tensors;
       }
     }
+    std::vector<std::string> unused;
     try {
-      restore_snapshot(objects, manifest, files, control_plane.rank(), device, path);
+      unused = restore_snapshot(objects, manifest, files, control_plane.rank(), device);
     } catch (const MismatchError& error) {
       throw MismatchError(
           concat("the checkpoint ", path, " does not fit: ", error.what(),
                  "; fix: set another checkpoint.dir, or use the settings of the saved run"));
     }
     texts.load(manifest.texts, path);
+    return unused;
   }
 
-  void log_loaded(const CheckpointFolder& folder, const Manifest& manifest) const {
+  void log_loaded(const CheckpointFolder& folder, const Manifest& manifest,
+                  const std::vector<std::string>& unused, const std::string& other_steps) const {
     if (!is_main()) {
       return;
     }
-    log_info(concat("resumed from ", dir.path_of(folder), " after ", manifest.step, " steps"));
+    const auto path = dir.path_of(folder);
+    if (options.read_only) {  // the warnings below concern training
+      log_info(concat("loaded ", path, ", of ", manifest.step, " steps"));
+      return;
+    }
+    log_info(concat("resumed from ", path, " after ", manifest.step, " steps"));
+    for (const auto& name : unused) {
+      log_warning(concat(path, " also has state of '", name, "', which this program does not use"));
+    }
+    if (!other_steps.empty()) {
+      log_warning(other_steps + "; a loop that counts epochs or samples is right as it is");
+    }
     if (manifest.world_size != control_plane.world_size()) {
       log_warning(concat("the checkpoint was saved by ", manifest.world_size,
                          " ranks and is resumed by ", control_plane.world_size(),

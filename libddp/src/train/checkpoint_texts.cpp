@@ -6,6 +6,7 @@
 
 #include "comm/algorithm_choices.hpp"
 #include "comm/group_choices.hpp"
+#include "core/parse_number.hpp"
 #include "core/setting_row.hpp"
 #include "core/settings.hpp"
 #include "ddp/core/error.hpp"
@@ -16,13 +17,17 @@ namespace {
 
 using ValuesByKey = std::map<std::string, std::string>;
 
-ValuesByKey values_by_key(const std::string& yaml) {
-  static const std::set<std::string> kLeftOut{"checkpoint", "metrics", "context", "data", "loader"};
+SettingRows rows_of(const std::string& yaml) {
   Settings settings;
   settings.add_yaml(yaml, "settings");
+  return settings.unread_rows();
+}
+
+ValuesByKey values_by_key(const std::string& yaml) {
+  static const std::set<std::string> kLeftOut{"checkpoint", "metrics", "context", "data", "loader"};
   ValuesByKey values;
-  for (const auto& row : settings.unread_rows()) {
-    const bool left_out = kLeftOut.count(row.key.substr(0, row.key.find('.'))) != 0;
+  for (const auto& row : rows_of(yaml)) {
+    const bool left_out = kLeftOut.count(section_of(row.key)) != 0 && row.key != "loader.drop_last";
     if (!left_out && !is_removed_setting(row.key)) {  // a checkpoint may be of an earlier version
       values[row.key] = row.text();
     }
@@ -65,10 +70,30 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
   return changes;
 }
 
+std::optional<int64_t> samples_per_step(const std::string& settings, int64_t world_size) {
+  ValuesByKey values;
+  try {
+    for (const auto& row : rows_of(settings)) {
+      values[row.key] = row.text();
+    }
+  } catch (const SettingsError&) {
+    return std::nullopt;
+  }
+  const auto number = [&](const char* key, int64_t otherwise) {
+    const auto found = values.find(key);
+    return found == values.end() ? otherwise : parse_number<int64_t>(found->second).value_or(0);
+  };
+  const int64_t of_rank = number("train.batch_size", 0);
+  const int64_t of_all = number("loader.global_batch_size", 0);
+  const int64_t samples =
+      (of_all > 0 ? of_all : of_rank * world_size) * number("train.grad_accum_steps", 1);
+  return samples > 0 ? std::optional(samples) : std::nullopt;
+}
+
 CheckpointTexts::CheckpointTexts(const CheckpointOptions& options,
                                  std::weak_ptr<Communicator> communicator, bool is_main)
     : default_settings_(options.default_settings_text),
-      pins_plan_(!options.read_only),
+      is_resume_(!options.read_only),
       communicator_(std::move(communicator)),
       is_main_(is_main) {
   if (!options.settings_text.empty()) {
@@ -87,7 +112,7 @@ std::string CheckpointTexts::get(const std::string& name) const {
 void CheckpointTexts::adopt_plan(const std::string& path) const {
   const auto communicator = communicator_.lock();
   const auto plan = texts_.find("plan");
-  if (plan == texts_.end() || communicator == nullptr || !pins_plan_) {
+  if (plan == texts_.end() || communicator == nullptr || !is_resume_) {
     return;
   }
   try {
@@ -105,7 +130,7 @@ void CheckpointTexts::load(const std::map<std::string, std::string>& saved,
   const auto own = std::exchange(texts_, saved);
   if (const auto settings = own.find("settings"); settings != own.end()) {
     const auto changes = changed_settings(texts_["settings"], settings->second, default_settings_);
-    for (std::size_t i = 0; i < changes.size() && is_main_; ++i) {
+    for (std::size_t i = 0; i < changes.size() && is_main_ && is_resume_; ++i) {
       log_warning(concat("a setting differs from the checkpoint ", path, ": ", changes[i]));
     }
     texts_["settings"] = settings->second;

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ namespace ddp::detail {
 std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
                                           const std::string& defaults);
 
+/// Samples that a step of all ranks takes; nothing if `settings` is not settings_yaml()'s text.
+std::optional<int64_t> samples_per_step(const std::string& settings, int64_t world_size);
+
 /// Every rank has the same texts, but rank 0 alone saves them and logs.
 class CheckpointTexts {
  public:
@@ -32,7 +36,7 @@ class CheckpointTexts {
   std::string get(const std::string& name) const;
 
   /// Takes over the texts of the checkpoint at `path`, except the settings: later checkpoints are
-  /// saved with this run's. Logs each changed setting. Collective.
+  /// saved with this run's. Logs each changed setting, unless read_only. Collective.
   void load(const std::map<std::string, std::string>& saved, const std::string& path);
   /// The texts of the next checkpoint. Rank 0 adds choices that were measured since the last one.
   const std::map<std::string, std::string>& collect();
@@ -41,7 +45,7 @@ class CheckpointTexts {
   void adopt_plan(const std::string& path) const;
 
   const std::string default_settings_;
-  const bool pins_plan_;
+  const bool is_resume_;  ///< not read_only
   const std::weak_ptr<Communicator> communicator_;
   const bool is_main_;
   std::map<std::string, std::string> texts_;

@@ -68,8 +68,8 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
       set_progress_(std::move(set_progress)),
       files_(options, launch, is_main()),
       losses_(device),
-      own_(device),
-      own_of_epoch_(device),
+      own_(device, column_names(step_row({.sample_unit = options.run.sample_unit}, 0))),
+      own_of_epoch_(device, files_.columns_of_epochs()),
       sensors_(pci_bus_id(device), SteadyClock::now()),
       console_(options, is_main()) {
   options.usage.set();
@@ -148,6 +148,7 @@ void MetricsImpl::add_losses(const StepMetrics& metrics) {
 }
 
 void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
+  files_.begin(step);
   steps_done_ = step + 1;
   add_losses(metrics);
   own_.poll();
@@ -247,6 +248,9 @@ void MetricsImpl::add_evaluation(int64_t step, const EpochMetrics& metrics) {
                                   .accuracy = metrics.test_accuracy,
                                   .own = results_of(metrics.own)};
   evaluated_steps_ = numbers.done;
+  if (numbers.done == 0) {
+    files_.begin(0);
+  }
   console_.log_evaluation(numbers);
   files_.add_evaluation(numbers);
 }

@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "train/metrics_writers.hpp"
+#include "train/outdated_rows.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -61,6 +63,23 @@ void MetricsFiles::write(const std::string& table, const Row& row) {
   }
 }
 
+void MetricsFiles::remove_rows(const std::string& table, const std::string& column, int64_t first) {
+  const bool is_first = folder_.aside().empty();
+  if (remove_rows_from(folder_, table, column, first) && is_first) {
+    log_info(concat("the run folder ", path(), " has rows of an earlier start, which this one ",
+                    "repeats: its files move to ", folder_.aside()));
+  }
+}
+
+// A run that begins at step 0 also repeats the evaluation before the first step.
+void MetricsFiles::begin(int64_t steps_done) {
+  if (!path().empty() && !std::exchange(has_begun_, true)) {
+    const int64_t first = steps_done > 0 ? steps_done + 1 : 0;
+    remove_rows("steps", "step", first);
+    remove_rows("evals", "step", first);
+  }
+}
+
 void MetricsFiles::add_step(const LoggedNumbers& numbers) {
   write("steps", step_row(numbers, unix_time()));
 }
@@ -76,7 +95,16 @@ void MetricsFiles::add_evaluation(const EvaluationNumbers& evaluation) {
 }
 
 void MetricsFiles::add_epoch(const Epoch& epoch, const JobNumbers& job) {
+  if (!path().empty() && !std::exchange(has_epochs_, true)) {
+    remove_rows("epochs", "epoch", epoch.epoch);
+  }
   write("epochs", epoch_row(epoch, job));
+}
+
+std::vector<std::string> MetricsFiles::columns_of_epochs() const {
+  auto columns = column_names(epoch_row({}, JobNumbers(std::vector<RankNumbers>(1))));
+  std::erase_if(columns, [](const std::string& column) { return column.starts_with("test_"); });
+  return columns;
 }
 
 Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {

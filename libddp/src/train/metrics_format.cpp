@@ -212,6 +212,14 @@ Row step_row(const LoggedNumbers& n, double unix_time) {
   return row;
 }
 
+std::vector<std::string> column_names(const Row& row) {
+  std::vector<std::string> names;
+  for (const Cell& cell : row) {
+    names.push_back(cell.name);
+  }
+  return names;
+}
+
 std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_seconds,
                      const LoggedNumbers& previous, size_t columns) {
   LineParts parts;

@@ -53,6 +53,7 @@ inline std::optional<double> if_measured(double number) {
 /// Appends a cell for each metric. Throws SettingsError for a name that the row has.
 void add_own(Row& row, const std::vector<OwnResult>& own);
 Row step_row(const LoggedNumbers& numbers, double unix_time);
+std::vector<std::string> column_names(const Row& row);
 
 /// What fits 120 columns of a terminal, beside the prefix of a log line.
 inline constexpr size_t kLogColumns =

@@ -13,14 +13,6 @@ void MetricsWriter::begin(const std::string& /*folder*/, const std::string& /*se
 namespace detail {
 namespace {
 
-std::vector<std::string> names_of(const MetricsRow& row) {
-  std::vector<std::string> names;
-  for (const MetricsCell& cell : row) {
-    names.push_back(cell.name);
-  }
-  return names;
-}
-
 bool has(const std::vector<std::string>& columns, const std::string& name) {
   return std::find(columns.begin(), columns.end(), name) != columns.end();
 }
@@ -49,7 +41,7 @@ CsvWriter::Columns& CsvWriter::columns_of(const std::string& table, const Metric
   auto& columns = columns_[table];
   if (columns.empty()) {
     const auto text = folder_.read(table + ".csv");  // of the run that this one continues
-    columns = text.empty() ? names_of(row) : csv_fields(text.substr(0, text.find('\n')));
+    columns = text.empty() ? column_names(row) : csv_fields(text.substr(0, text.find('\n')));
   }
   return columns;
 }

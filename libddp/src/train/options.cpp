@@ -135,9 +135,13 @@ void describe_fields(CheckpointOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "resume",
                  .doc = "auto: resume from the newest valid checkpoint, if any. never: start "
                         "at step 0; an error if dir holds checkpoints. require: fail without a "
-                        "checkpoint."},
+                        "checkpoint. best: evaluate the best one by keep_best; nothing is "
+                        "saved."},
                 options.resume,
-                {{"auto", Resume::Auto}, {"never", Resume::Never}, {"require", Resume::Require}});
+                {{"auto", Resume::Auto},
+                 {"never", Resume::Never},
+                 {"require", Resume::Require},
+                 {"best", Resume::Best}});
   visitor.field({.name = "every_steps",
                  .doc = "Steps between checkpoints. 0: not by steps.",
                  .unit = "steps",

@@ -43,11 +43,10 @@ OwnMetrics::Entry& OwnMetrics::find(const std::string& name, MetricReduction red
   const auto found = std::find_if(entries_.begin(), entries_.end(),
                                   [&](const Entry& entry) { return entry.total.name == name; });
   if (found == entries_.end()) {
-    if (name.empty()) {
-      throw SettingsError("a metric has an empty name");
-    }
+    const OwnNumber number{.name = name, .reduction = reduction};
+    check_new(number);
     Entry& entry = entries_.emplace_back();
-    entry.total = {.name = name, .reduction = reduction};
+    entry.total = number;
     entry.total.clear();
     return entry;
   }
@@ -55,6 +54,28 @@ OwnMetrics::Entry& OwnMetrics::find(const std::string& name, MetricReduction red
     throw SettingsError(concat("metric \"", name, "\" was logged with another reduction before"));
   }
   return *found;
+}
+
+void OwnMetrics::check_new(const OwnNumber& number) const {
+  if (number.name.empty()) {
+    throw SettingsError("a metric has an empty name");
+  }
+  const auto column = number.column();
+  if (std::find(reserved_.begin(), reserved_.end(), column) != reserved_.end()) {
+    std::string names;
+    for (const auto& name : reserved_) {
+      names += (names.empty() ? "" : ", ") + name;
+    }
+    throw SettingsError(concat("metric \"", number.name, "\" would have libddp's column ", column,
+                               "; fix: choose another name than ", names));
+  }
+  for (const Entry& entry : entries_) {
+    if (entry.total.column() == column) {
+      throw SettingsError(concat("metrics \"", entry.total.name, "\" and \"", number.name,
+                                 "\" would have one column ", column,
+                                 "; fix: choose another name"));
+    }
+  }
 }
 
 void OwnMetrics::add_tensor(Entry& entry, const at::Tensor& value, double weight) const {

@@ -19,7 +19,9 @@ void check_one_element(const std::string& name, const at::Tensor& value);
 
 class OwnMetrics {
  public:
-  explicit OwnMetrics(at::Device device) : device_(device) {}
+  /// `columns`: the library's own, which no metric may have.
+  explicit OwnMetrics(at::Device device, std::vector<std::string> columns = {})
+      : device_(device), reserved_(std::move(columns)) {}
 
   /// The host does not wait. Throws SettingsError for a name or weight that cannot be used.
   void add(const std::string& name, const MetricValue& value, const LogOptions& options);
@@ -39,11 +41,14 @@ class OwnMetrics {
   };
 
   Entry& find(const std::string& name, MetricReduction reduction);
+  /// Throws SettingsError for a name that is empty or whose column exists.
+  void check_new(const OwnNumber& number) const;
   void add_tensor(Entry& entry, const at::Tensor& value, double weight) const;
   /// Without `all`, reads only available numbers: the host does not wait.
   static void read_logged(Entry& entry, bool all);
 
   at::Device device_;
+  std::vector<std::string> reserved_;
   std::vector<Entry> entries_;
 };
 

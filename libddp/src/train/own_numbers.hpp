@@ -24,6 +24,9 @@ struct OwnNumber {
     return std::tie(n.name, n.reduction, n.value, n.weight, n.count, n.is_logged);
   }
   bool is_valid() const { return reduction <= MetricReduction::Rate && count >= 0; }
+  std::string column() const {
+    return name + (reduction == MetricReduction::Rate ? "_per_second" : "");
+  }
 
   void clear();
   void add(double number, double number_weight);

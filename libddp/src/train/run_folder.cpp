@@ -82,6 +82,25 @@ void RunFolder::write(const std::string& file, const std::string& text) {
   }
 }
 
+void RunFolder::set_aside(const std::string& file) {
+  if (!is_ours()) {
+    return;
+  }
+  std::error_code error;
+  for (int n = 1; aside_.empty(); ++n) {
+    const auto path = concat(path_, "/attempt-", n);
+    if (!std::filesystem::exists(path, error)) {
+      std::filesystem::create_directory(path, error);
+      aside_ = path;
+    }
+  }
+  open_.erase(file);
+  std::filesystem::rename(path_ + "/" + file, aside_ + "/" + file, error);
+  if (error) {
+    warn_once(file, error.message());
+  }
+}
+
 bool RunFolder::is_ours() {
   if (owner_ != nullptr && owner_->lost()) {
     warn_once("*", "another run took over the folder while this process was suspended");

@@ -27,6 +27,11 @@ class RunFolder {
   std::string read(const std::string& file) const;
   /// Replaces a whole file: readers see the old text or the new.
   void write(const std::string& file, const std::string& text);
+  /// Moves a file to the folder attempt-<n> in this one, with the first n that is free when this
+  /// object first moves a file.
+  void set_aside(const std::string& file);
+  /// That folder; empty if no file was moved.
+  const std::string& aside() const { return aside_; }
 
  private:
   void warn_once(const std::string& file, const std::string& reason = "");
@@ -35,6 +40,7 @@ class RunFolder {
   std::string path_;
   std::shared_ptr<FolderOwner> owner_;
   std::map<std::string, std::ofstream> open_;
+  std::string aside_;
   bool warned_ = false;
 };
 

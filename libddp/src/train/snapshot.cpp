@@ -10,7 +10,6 @@
 
 #include "core/serialize_tensors.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/logging.hpp"
 #include "ddp/optim/optimizer.hpp"
 
 namespace ddp::detail {
@@ -231,9 +230,10 @@ Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::De
   return snapshot;
 }
 
-void restore_snapshot(const std::vector<StatefulRef>& objects, const Manifest& manifest,
-                      const std::map<std::string, TensorMap>& files, int rank, at::Device device,
-                      const std::string& checkpoint) {
+std::vector<std::string> restore_snapshot(const std::vector<StatefulRef>& objects,
+                                          const Manifest& manifest,
+                                          const std::map<std::string, TensorMap>& files, int rank,
+                                          at::Device device) {
   std::map<std::string, StateDict> states;
   for (const auto& [object, values] : manifest.values) {
     states[object].values = values;
@@ -258,15 +258,24 @@ void restore_snapshot(const std::vector<StatefulRef>& objects, const Manifest& m
     if (state == states.end()) {
       throw MismatchError(concat("it has no state of '", name, "', which this program saves"));
     }
-    object.get().load_state_dict(state->second);
+    try {
+      object.get().load_state_dict(state->second);
+    } catch (const MismatchError& error) {
+      if (name == object.get().state_name()) {
+        throw;
+      }
+      throw MismatchError(concat("'", name, "': ", error.what()));  // the program has several
+    }
     states.erase(state);
-  }
-  for (const auto& [name, state] : states) {
-    log_warning(checkpoint + " also has state of '" + name + "', which this program does not use");
   }
   if (rank_file != files.end()) {
     restore_generators(rank_file->second, device);
   }
+  std::vector<std::string> unused;
+  for (const auto& [name, state] : states) {
+    unused.push_back(name);
+  }
+  return unused;
 }
 
 }  // namespace ddp::detail

@@ -41,9 +41,11 @@ Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::De
                        HostBuffers& buffers);
 
 /// Loads the state into the objects, then into the generators. `files` maps file names to tensors.
-/// Throws MismatchError if an object is not in the checkpoint or does not fit.
-void restore_snapshot(const std::vector<StatefulRef>& objects, const Manifest& manifest,
-                      const std::map<std::string, TensorMap>& files, int rank, at::Device device,
-                      const std::string& checkpoint);
+/// Returns the names of saved objects that `objects` lacks. Throws MismatchError if an object is
+/// not in the checkpoint or does not fit.
+std::vector<std::string> restore_snapshot(const std::vector<StatefulRef>& objects,
+                                          const Manifest& manifest,
+                                          const std::map<std::string, TensorMap>& files, int rank,
+                                          at::Device device);
 
 }  // namespace ddp::detail

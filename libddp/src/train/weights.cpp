@@ -104,7 +104,11 @@ WeightDifferences load_weights(torch::nn::Module& module, const std::string& pat
 
 WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
                                const std::string& source, bool strict) {
-  const TensorMap weights = named_weights(module);
+  return load_weights(named_weights(module), tensors, source, strict);
+}
+
+WeightDifferences load_weights(const TensorMap& weights, const TensorMap& tensors,
+                               const std::string& source, bool strict) {
   auto differences = compare_weights(weights, tensors);
   if (!differences.wrong_shapes.empty() || (strict && !differences.empty())) {
     throw MismatchError("the weights in " + source +
@@ -113,8 +117,7 @@ WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tenso
   torch::NoGradGuard no_grad;
   for (const auto& [name, tensor] : weights) {
     if (const auto found = tensors.find(name); found != tensors.end()) {
-      // The tensor is detached, but shares memory with the parameter.
-      tensor.copy_(found->second);
+      tensor.detach().copy_(found->second);  // shares memory with the parameter
     }
   }
   return differences;

@@ -100,45 +100,6 @@ TEST_CASE("ranks with different numbers of batches are refused on all") {
   }
 }
 
-TEST_CASE("a run is not resumed with epochs of another length") {
-  testing::TemporaryFolder folder;
-  testing::ThreadJob job(1);
-  testing::ThreadControlPlane plane(job, 0);
-  ddp::CheckpointOptions options;
-  options.dir = folder.file("checkpoints");
-  const auto start = [&](const examples::EpochLength& length) {
-    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {});
-    const auto step = checkpointer.restore();
-    examples::require_same_epochs(checkpointer, length);
-    checkpointer.save(step);
-  };
-  start({.steps = 6, .samples_per_step = 32});
-  start({.steps = 6, .samples_per_step = 32});
-  for (const examples::EpochLength other : {examples::EpochLength{3, 64}, {5, 32}}) {
-    CHECK_THAT(message_of<ddp::SettingsError>([&] { start(other); }),
-               Catch::Contains("6 steps per epoch of 32 samples") &&
-                   Catch::Contains(other.to_string()) && Catch::Contains("train.batch_size"));
-  }
-}
-
-TEST_CASE("a run resumes a checkpoint with the older words for an epoch's length") {
-  testing::TemporaryFolder folder;
-  testing::ThreadJob job(1);
-  testing::ThreadControlPlane plane(job, 0);
-  ddp::CheckpointOptions options;
-  options.dir = folder.file("checkpoints");
-  {
-    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {});
-    checkpointer.set_text("epoch_length", "6 steps an epoch of 32 samples");
-    checkpointer.save(checkpointer.restore());
-  }
-  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {});
-  checkpointer.restore();
-  CHECK_THROWS_AS(examples::require_same_epochs(checkpointer, {.steps = 5, .samples_per_step = 32}),
-                  ddp::SettingsError);
-  CHECK_NOTHROW(examples::require_same_epochs(checkpointer, {.steps = 6, .samples_per_step = 32}));
-}
-
 TEST_CASE("the configs that ship are accepted by their program") {
   const auto sections_of = [](const std::string& name) -> std::vector<ddp::Section> {
     if (name.starts_with("lora_") || name.ends_with("_full.yaml")) {

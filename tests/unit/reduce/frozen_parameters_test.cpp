@@ -61,6 +61,8 @@ TEST_CASE("a parameter that is frozen on some ranks only is named") {
   three.b.set_requires_grad(false);
   CHECK_THAT(message_of<ddp::MismatchError>([&] { three.frozen.update(false); }),
              Catch::Contains("parameter a requires a gradient on rank 0 but is frozen on rank 1"));
+  CHECK_THAT(message_of<ddp::MismatchError>([&] { three.frozen.update(false, " of model 'g'"); }),
+             Catch::Contains("parameter a of model 'g' requires a gradient on rank 0"));
 }
 
 TEST_CASE("changes that a static graph, a join or the buckets exclude are refused by name") {

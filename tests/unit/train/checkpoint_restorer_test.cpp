@@ -13,6 +13,7 @@ namespace {
 using ddp::detail::CheckpointDir;
 using ddp::detail::CheckpointTexts;
 using testing::Box;
+using testing::num_found;
 using testing::stderr_of;
 using testing::TemporaryFolder;
 
@@ -108,4 +109,135 @@ TEST_CASE("read_only and an absent required folder leave the disk untouched") {
     REQUIRE_FALSE(RestoredRank(options).restore());
   }
   REQUIRE_FALSE(std::filesystem::exists(options.dir));
+}
+
+TEST_CASE("steps of other lengths are reported or refused, unless nothing trains") {
+  TemporaryFolder folder;
+  auto options = testing::options_in(folder);
+  const std::string saved = "train:\n  batch_size: 32\n  grad_accum_steps: 2\n";
+  options.settings_text = saved;
+  save_three(options);  // by one rank
+  const auto log_with = [&](const std::string& settings) {
+    options.settings_text = settings;
+    RestoredRank rank(options);
+    return stderr_of([&] { REQUIRE(rank.restore().value().done == 3); });
+  };
+  CHECK(num_found(log_with(saved), "samples per step") == 0);
+  const std::string same = "train:\n  batch_size: 8\nloader:\n  global_batch_size: 64\n";
+  CHECK(num_found(log_with(same), "samples per step") == 0);
+  const std::string other = "train:\n  batch_size: 32\n  grad_accum_steps: 1\n";
+  CHECK_THAT(log_with(other),
+             Catch::Contains("step_0000000003 was saved by a run with 64 samples per step on 1 "
+                             "rank, but this run has 32 samples per step on 1 rank") &&
+                 Catch::Contains("fix: set train.batch_size or loader.global_batch_size"));
+  options.same_steps = true;
+  RestoredRank refused(options);
+  CHECK_THROWS_WITH(refused.restore(), Catch::Contains("64 samples per step"));
+  CHECK(refused.weight() == 0);  // before anything is loaded
+  options.read_only = true;
+  CHECK(num_found(log_with(other), "[warning]") == 0);
+}
+
+TEST_CASE("without settings another number of ranks is reported") {
+  TemporaryFolder folder;
+  const auto options = testing::options_in(folder);
+  save_three(options);
+  const auto errors = testing::run_ranks(2, [&](ddp::ControlPlane& plane) {
+    Box model("model", {.tensors = {{"w", torch::zeros({})}}, .values = {}});
+    auto reading = options;
+    reading.same_steps = true;
+    ddp::Checkpointer(plane, at::kCPU, reading, {model}).restore();
+  });
+  for (const auto& error : errors) {
+    CHECK_THAT(testing::message_of<ddp::SettingsError>(error),
+               Catch::Contains("saved by a run with 1 rank, but this run has 2 ranks"));
+  }
+}
+
+TEST_CASE("resume=best loads the best metric, finite ones first, and saves nothing") {
+  TemporaryFolder folder;
+  auto options = testing::options_in(folder);
+  options.keep_last = 9;
+  options.keep_best = GENERATE(ddp::KeepBest::Min, ddp::KeepBest::Max);
+  const bool is_max = options.keep_best == ddp::KeepBest::Max;
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  Box model("model", {.tensors = {{"w", torch::zeros({})}}, .values = {}});
+  {
+    ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+    const double best = is_max ? 2 : 1;
+    const double metrics[] = {best, 3 - best, best, is_max ? 9.0 : 0.0};
+    for (int64_t step = 0; step < 4; ++step) {
+      model.state.tensors.at("w").fill_(step == 3 ? NAN : static_cast<double>(step));
+      checkpointer.save(step, metrics[step]);
+    }
+    checkpointer.save(4);  // without a metric
+  }
+  options.resume = ddp::Resume::Best;
+  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+  REQUIRE(checkpointer.restore() == 3);
+  CHECK(model.state.tensors.at("w").item<float>() == 2);
+  CHECK_NOTHROW(checkpointer.save(2, 1.0));  // the restored state
+  CHECK_THROWS_WITH(checkpointer.save_if_due(3),
+                    Catch::Contains("checkpoint.resume=best is for evaluation; fix: set "
+                                    "train.max_steps=3 to evaluate"));
+  CHECK_THROWS_AS(checkpointer.save(3), ddp::SettingsError);
+
+  testing::write_file(options.dir + "/step_0000000003/model.safetensors", "cut");
+  REQUIRE(ddp::Checkpointer(plane, at::kCPU, options, {model}).restore() == 1);
+  CHECK_FALSE(std::filesystem::exists(options.dir + "/.owner"));
+}
+
+TEST_CASE("resume=best without a best checkpoint is an error with the fix") {
+  TemporaryFolder folder;
+  auto options = testing::options_in(folder);
+  options.resume = ddp::Resume::Best;
+  CHECK_THROWS_WITH(RestoredRank(options).restore(), Catch::Contains("checkpoint.keep_best=min"));
+  options.keep_best = ddp::KeepBest::Min;
+  CHECK_THROWS_WITH(
+      RestoredRank(options).restore(),
+      Catch::Contains("no checkpoint in checkpoint.dir=" + options.dir + " has a metric"));
+}
+
+TEST_CASE("a restore that only reads gives no warnings about training") {
+  TemporaryFolder folder;
+  auto options = testing::options_in(folder);
+  {
+    testing::ThreadJob job(1);
+    testing::ThreadControlPlane plane(job, 0);
+    options.settings_text = "lr_schedule:\n  lr: 0.5\n";
+    Box model("model", {.tensors = {{"w", torch::ones({})}}, .values = {}});
+    Box optimizer("optimizer", {.tensors = {{"m", torch::ones({})}}, .values = {}});
+    ddp::Checkpointer(plane, at::kCPU, options, {model, optimizer}).save(0);
+  }
+  options.settings_text = "lr_schedule:\n  lr: 0.1\n";
+  options.read_only = GENERATE(true, false);
+  const auto log = stderr_of([&] {
+    const auto errors = testing::run_ranks(2, [&](ddp::ControlPlane& plane) {
+      Box model("model", {.tensors = {{"w", torch::zeros({})}}, .values = {}});
+      REQUIRE(ddp::Checkpointer(plane, at::kCPU, options, {model}).restore() == 1);
+      REQUIRE(model.state.tensors.at("w").item<float>() == 1);
+    });
+    REQUIRE_FALSE(errors[0]);
+    REQUIRE_FALSE(errors[1]);
+  });
+  const int expected = options.read_only ? 0 : 1;  // on one rank
+  CHECK(num_found(log, "also has state of 'optimizer'") == expected);
+  CHECK(num_found(log, "with other random numbers") == expected);
+  CHECK(num_found(log, "but this run has 2 ranks") == expected);
+  CHECK(num_found(log, "lr_schedule.lr=0.1 (saved with 0.5)") == expected);
+}
+
+TEST_CASE("the model that does not fit is named if the program has several") {
+  TemporaryFolder folder;
+  const auto options = testing::options_in(folder);
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  Box model("model", {.tensors = {{"w", torch::ones({})}}, .values = {}});
+  Box wider("model", {.tensors = {{"w", torch::ones({2})}}, .values = {}});
+  ddp::Checkpointer(plane, at::kCPU, options, {{"generator", model}, {"critic", model}}).save(0);
+  CHECK_THROWS_WITH(
+      ddp::Checkpointer(plane, at::kCPU, options, {{"generator", model}, {"critic", wider}})
+          .restore(),
+      Catch::Contains("does not fit: 'critic': other shape or dtype of w"));
 }

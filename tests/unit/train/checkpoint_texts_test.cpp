@@ -68,6 +68,21 @@ TEST_CASE("changed settings of a resumed run are listed by key") {
                          "model:\n  width: 32\n  depth: 50\n") ==
         std::vector<std::string>{"model.width=64 (saved without this setting)",
                                  "model.depth is not set (saved with 18)"});
+  CHECK(changed_settings("loader:\n  drop_last: true\n  num_workers: 1\n",
+                         "loader:\n  drop_last: false\n  num_workers: 2\n", "") ==
+        std::vector<std::string>{"loader.drop_last=false (saved with true)"});
   const std::string earlier = "optimizer:\n  type: sgd\n  skip_dead_taps: false\n";
   CHECK(changed_settings(earlier, "optimizer:\n  type: sgd\n", "").empty());
+}
+
+TEST_CASE("the samples of a step follow from settings and ranks") {
+  using ddp::detail::samples_per_step;
+  CHECK(samples_per_step("train:\n  batch_size: 32\n", 4) == 128);
+  CHECK(samples_per_step("train:\n  batch_size: 32\n  grad_accum_steps: 3\n", 2) == 192);
+  CHECK(samples_per_step("train:\n  batch_size: 32\n  grad_accum_steps: 3\nloader:\n"
+                         "  global_batch_size: 48\n",
+                         2) == 144);
+  for (const char* unknown : {"", "mine: 1\n", "train:\n  batch_size: many\n", "a: ["}) {
+    CHECK_FALSE(samples_per_step(unknown, 2));
+  }
 }

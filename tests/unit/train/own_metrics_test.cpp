@@ -191,21 +191,28 @@ TEST_CASE("own metrics that cannot be used are refused") {
   }));
 }
 
-TEST_CASE("a metric that would have a second column of that name is refused") {
-  TemporaryFolder folder;
-  const auto refusal = [&](const std::string& name, ddp::MetricReduction reduction) {
-    return run_ranks(1, [&](ddp::ControlPlane& plane) {
-      Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
-      for (int step = 0; step < 2; ++step) {
-        metrics.log(name, 1.0, {.reduction = reduction});
-        metrics.end_step(step, {.num_samples = 1});
-      }
-    });
-  };
-  CHECK_THROWS_WITH(rethrow_first(refusal("loss", MetricReduction::Mean)),
-                    Catch::Contains("metric \"loss\" would have a second column loss"));
-  CHECK_THROWS_WITH(rethrow_first(refusal("samples", MetricReduction::Rate)),
-                    Catch::Contains("would have a second column samples_per_second"));
+TEST_CASE("the name of a column that exists is refused when it is logged, on every rank") {
+  for (const auto& error : run_ranks(2, [&](ddp::ControlPlane& plane) {
+         ddp::MetricsOptions options;
+         options.dir = "";
+         options.run.sample_unit = "tokens";
+         Metrics metrics(plane, at::kCPU, {}, options);
+         CHECK_THROWS_WITH(metrics.log("loss", 1.0),
+                           Catch::Contains("metric \"loss\" would have libddp's column loss; fix: "
+                                           "choose another name than step, epoch, loss, accuracy"));
+         const ddp::LogOptions rate{.reduction = MetricReduction::Rate};
+         CHECK_THROWS_WITH(metrics.log("tokens", 1.0, rate),
+                           Catch::Contains("libddp's column tokens_per_second"));
+         CHECK_THROWS_WITH(metrics.log_epoch("train_loss", 1.0), Catch::Contains("train_loss"));
+         CHECK_NOTHROW(metrics.log("train_loss", 1.0));  // a column of epochs only
+         CHECK_NOTHROW(metrics.log_epoch("test_loss", 1.0));
+         metrics.log("pairs", 1.0, rate);
+         CHECK_THROWS_WITH(metrics.log("pairs_per_second", 1.0),
+                           Catch::Contains("\"pairs\" and \"pairs_per_second\" would have one "
+                                           "column pairs_per_second"));
+       })) {
+    CHECK_FALSE(error);
+  }
 }
 
 TEST_CASE("a value of weight 0 counts in no reduction") {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/setting_row.hpp"
 #include "ddp/core/safetensors.hpp"
+#include "ddp/optim/ema.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/weights.hpp"
 #include "support/catch.hpp"
@@ -141,4 +142,45 @@ TEST_CASE("one checkpoint holds two models and their optimizers under the list's
   for (const auto& [name, tensor] : generator.model.state_dict().tensors) {
     REQUIRE(evaluated.model.state_dict().tensors.at(name).equal(tensor));
   }
+}
+
+TEST_CASE("messages of a backward name the model as the checkpointer's list does") {
+  const auto communicator = ddp::make_single_communicator(at::kCPU);
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  const auto used = torch::ones({2}).requires_grad_(), unused = torch::ones({2}).requires_grad_();
+  ddp::DataParallelModel model({.parameters = {{"used", used}, {"unused", unused}}}, communicator);
+  const std::string name = GENERATE("model", "generator");
+  ddp::Checkpointer checkpointer(plane, at::kCPU, {}, {{name, model}});
+  model.prepare_for_backward();
+  (used * 2).sum().backward();
+  CHECK_THROWS_WITH(model.prepare_for_backward(),
+                    Catch::Contains(name == "model" ? "the previous backward left 1 of 2"
+                                                    : "the previous backward of model 'generator' "
+                                                      "left 1 of 2"));
+  unused.set_requires_grad(false);
+  CHECK_THROWS_WITH(
+      torch::autograd::backward({(used * used).sum()}, {}, true, /*create_graph=*/true),
+      Catch::Contains(name == "model" ? "parameter used: gradients"
+                                      : "parameter used of model 'generator': gradients"));
+}
+
+TEST_CASE("averages are saved with the module's buffers while they are swapped in") {
+  testing::TemporaryFolder folder;
+  torch::nn::BatchNorm1d module(2);
+  ddp::DistributedDataParallel model(module, ddp::make_single_communicator(at::kCPU));
+  ddp::Ema ema(model, {.decay = 0.5});
+  {
+    const torch::NoGradGuard no_grad;
+    module->weight.fill_(3);
+    module->running_mean.fill_(7);
+  }
+  ema.update();
+  {
+    const auto swap = ema.swap_in();
+    ddp::save_weights(*module, folder.file("ema.safetensors"));
+  }
+  const auto saved = ddp::load_safetensors(folder.file("ema.safetensors")).tensors;
+  CHECK(saved.at("weight").equal(torch::full({2}, 2.0)));
+  CHECK(saved.at("running_mean").equal(torch::full({2}, 7.0)));
 }

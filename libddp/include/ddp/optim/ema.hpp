@@ -16,7 +16,9 @@ struct EmaOptions {
 
 /// Exponential moving average of weights: average += (1 - decay) * (weight - average).
 /// Averages are float32 for bfloat16 and float16 weights, else of the weight's dtype. Integers
-/// (batch counters) are copied. Include buffers in the list to average them too.
+/// (batch counters) are copied. Buffers in the list are averaged too (AveragedModel's use_buffers).
+/// Otherwise the averages and their checkpoint hold no buffers: save_weights() during swap_in()
+/// writes the averages with the module's current buffers (BatchNorm's statistics) as one file.
 class Ema : public Stateful {
  public:
   /// Starts the averages as copies of `tensors`, or of the model's trained parameters.

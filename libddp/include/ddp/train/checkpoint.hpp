@@ -49,10 +49,12 @@ class Checkpointer {
   /// Loads the newest checkpoint that is complete on every rank and finite, into the objects and
   /// the random generators. Without a finite one, loads the newest complete one. Skips damaged ones
   /// with a warning that names the file. Returns the number of steps done; 0 without checkpoints.
+  /// Warns if a step took other numbers of samples, since step numbers then mean other progress.
   ///
   /// Throws
-  /// - ReadError (exit code 74) if checkpoints exist but none is complete, if resume=require finds
-  ///   none, or if a checkpoint examined before a usable one has a newer format;
+  /// - ReadError (exit code 74) if checkpoints exist but none is complete, if resume=require or
+  /// best
+  ///   finds none, or if a checkpoint examined before a usable one has a newer format;
   /// - MismatchError (70) naming the first key if the checkpoint is of another model;
   /// - SettingsError (64) if `dir` is a file, holds checkpoints and resume=never, or is in use by
   ///   another job (named). Waits up to 120 s for a job that was asked to stop;

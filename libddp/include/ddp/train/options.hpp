@@ -59,9 +59,10 @@ struct TrainOptions {
 void describe_fields(TrainOptions& options, FieldVisitor& visitor);
 
 enum class Resume {
-  Auto,    ///< from the newest valid checkpoint, if any
-  Never,   ///< start at step 0; an error if `dir` holds checkpoints
-  Require  ///< an error without a checkpoint
+  Auto,     ///< from the newest valid checkpoint, if any
+  Never,    ///< start at step 0; an error if `dir` holds checkpoints
+  Require,  ///< an error without a checkpoint
+  Best      ///< the best by keep_best, read_only; an error without one
 };
 enum class KeepBest { Off, Min, Max };
 
@@ -76,7 +77,8 @@ struct CheckpointOptions {
   int64_t max_failures = 3;         ///< failed saves in a row until training ends with exit code 73
   double stop_check_seconds = 1.0;  ///< interval of the ranks' stop checks
 
-  bool read_only = false;  ///< not a setting: nothing is saved or changed in `dir`
+  bool read_only = false;   ///< not a setting: nothing is saved or changed in `dir`
+  bool same_steps = false;  ///< not a setting: refuses other samples per step, else a warning
   // Not settings: texts saved with every checkpoint, set by ddp::Config or by the program.
   std::string settings_text{};          ///< the resolved settings
   std::string plan_text{};              ///< the measured choices; loaded again on resume

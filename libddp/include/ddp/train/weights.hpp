@@ -45,5 +45,8 @@ WeightDifferences load_weights(torch::nn::Module& module, const std::string& pat
 /// The same from tensors in memory; messages name `source`.
 WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
                                const std::string& source, bool strict = true);
+/// Writes `weights` that are not of a torch::nn module, for example those of a torch::jit::Module.
+WeightDifferences load_weights(const TensorMap& weights, const TensorMap& tensors,
+                               const std::string& source, bool strict = true);
 
 }  // namespace ddp
