@@ -17,6 +17,8 @@
 
 namespace ddp::detail {
 
+class TensorboardWriter;
+
 class MetricsFiles {
  public:
   /// Makes and takes the run folder. On other ranks than rank 0, and without a folder, all output
@@ -29,12 +31,17 @@ class MetricsFiles {
   const std::string& path() const { return folder_.path(); }
   void add_writer(std::shared_ptr<MetricsWriter> writer);
   void write_settings(const std::string& text) { folder_.write("settings.txt", text); }
+  /// Call it before the first row of training, with the steps done so far. Later calls do nothing.
+  void begin(int64_t steps_done);
   void add_step(const LoggedNumbers& numbers);
+  /// Replaces ranks.json: at most once a second, and at the last step.
+  void write_ranks(int64_t step, int64_t max_steps, const std::vector<RankNumbers>& ranks);
 
   void add_evaluation(const EvaluationNumbers& evaluation);
 
   struct Epoch {
     int64_t epoch = 0;
+    int64_t steps_done = 0;     ///< of the run
     int64_t num_steps = 0;      ///< 0: unknown
     std::string gpu_type = "";  ///< "cpu" without a GPU
     bool uses_gpus = false;     ///< one per rank
@@ -53,6 +60,9 @@ class MetricsFiles {
   const bool is_main_;
   const std::string commit_;
   std::vector<std::shared_ptr<MetricsWriter>> writers_;
+  std::shared_ptr<TensorboardWriter> tensorboard_;  // also in writers_; null without event files
+  double ranks_written_ = 0;                        // Unix time
+  bool has_begun_ = false;
 };
 
 }  // namespace ddp::detail
