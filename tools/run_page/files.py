@@ -55,8 +55,23 @@ def read_rows(path):
     return columns, [row for _, row in lines if row is not None], bad
 
 
+def numbers(row):
+    """The cells that are numbers."""
+    return {column: value for column, cell in row.items() if (value := number(cell)) is not None}
+
+
+def add_row(rows, x, row):
+    """Rows ascend by `x`. Where a resumed run went back, its later rows count."""
+    while rows and rows[-1][x] > row[x]:
+        rows.pop()
+    if rows and rows[-1][x] == row[x]:
+        rows[-1].update(row)
+    else:
+        rows.append(row)
+
+
 class Table:
-    """The rows of one file by ascending step (or epoch). Where a resumed run went back, its later rows count."""
+    """The rows of one file by ascending step (or epoch)."""
 
     def __init__(self, path):
         self.file = os.path.basename(path)
@@ -67,7 +82,7 @@ class Table:
         self.facts = {column: str(rows[-1][column]) for column in columns[:first] if rows[-1].get(column) not in (None, "")}
         self.rows = []
         for row in rows:
-            self._add({column: value for column, cell in row.items() if (value := number(cell)) is not None})
+            self._add(numbers(row))
         self.columns = [column for column in columns[first:] if column not in ("step", "epoch", "time") and
                         any(column in row for row in self.rows)]
 
@@ -76,12 +91,7 @@ class Table:
             return
         if not 0 <= row.get("time", 0) <= LATEST:  # a user's own file may have milliseconds
             del row["time"]
-        while self.rows and self.rows[-1][self.x] > row[self.x]:
-            self.rows.pop()
-        if self.rows and self.rows[-1][self.x] == row[self.x]:
-            self.rows[-1].update(row)
-        else:
-            self.rows.append(row)
+        add_row(self.rows, self.x, row)
 
     def notes(self):
         lines = [f"{self.file}: lines that cannot be read are left out: {', '.join(map(str, self.bad_lines))}"] if self.bad_lines else []
@@ -134,9 +144,9 @@ class Run:
         return list(tables.values())
 
     def _points(self, table, column):
-        return [(self._position(table, row), row[column]) for row in table.rows if math.isfinite(row.get(column, math.nan))]
+        return [(self.position(table, row), row[column]) for row in table.rows if math.isfinite(row.get(column, math.nan))]
 
-    def _position(self, table, row):
+    def position(self, table, row):
         """The step; an epoch lies at its end."""
         if table.x == self.x:
             return row[table.x]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/core/logging.hpp"
 
+#include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -10,11 +11,13 @@
 #include <mutex>
 #include <string_view>
 
+#include "core/log_file.hpp"
 #include "core/terminal_line.hpp"
 
 namespace ddp {
 namespace {
 
+constexpr auto kPattern = "[%H:%M:%S.%e] [%l] %v";
 std::atomic<int> shown_rank{-1};
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
@@ -55,7 +58,7 @@ void apply_environment_level(spdlog::level::level_enum& level) {
 spdlog::logger& logger() {
   static auto* instance = [] {
     auto* made = new spdlog::logger("ddp", std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    made->set_pattern("[%H:%M:%S.%e] [%l] %v");
+    made->set_pattern(kPattern);
     made->flush_on(spdlog::level::debug);
     spdlog::level::level_enum level = spdlog::level::info;
     apply_environment_level(level);
@@ -97,6 +100,19 @@ void detail::clear_terminal_line() {
   if (!terminal().last_line.empty()) {
     terminal().last_line.clear();
     print(kClearLine);
+  }
+}
+
+void detail::append_log_to(const std::string& path) {
+  try {
+    auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
+    file->set_pattern(kPattern);
+    const std::lock_guard lock(terminal().mutex);  // no line is being logged
+    auto& sinks = logger().sinks();
+    sinks.resize(1);  // standard error
+    sinks.push_back(std::move(file));
+  } catch (const spdlog::spdlog_ex& error) {
+    log_warning(std::string("the log is not written to a file: ") + error.what());
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device's energy counter, and its utilisation and power over an epoch. Torch-free.
+// A device's energy counter, its utilisation and power over an epoch, and the latest numbers of its
+// state. Torch-free.
 #pragma once
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "train/background_task.hpp"
@@ -28,8 +30,15 @@ class GpuMonitor {
   double utilisation_percent() const;
   double power_watts() const;
   double energy_joules() const;  ///< since the driver was loaded
+  double memory_total_gib() const;
+  double temperature_celsius() const;
+  double sm_clock_mhz() const;
+  double memory_clock_mhz() const;
+  double pcie_mb_per_second() const;  ///< both directions; takes 40 ms
+  double nvlink_bytes() const;        ///< of all links and both directions, since a driver's load
 
  private:
+  double clock_mhz(int type) const;
   struct Library;
   GpuMonitor(std::unique_ptr<Library> library, void* device);
   std::unique_ptr<Library> library_;
@@ -40,6 +49,36 @@ class GpuMonitor {
 struct GpuNumbers {
   double energy_joules = NAN;
   double utilisation_percent = NAN;
+  double memory_total_gib = NAN;
+  double temperature_c = NAN;
+  double power_w = NAN;
+  double sm_clock_mhz = NAN;
+  double memory_clock_mhz = NAN;
+  double pcie_mb_per_second = NAN;    ///< both directions
+  double nvlink_mb_per_second = NAN;  ///< of all links, both directions
+
+  friend auto message_fields(GpuNumbers& n) {
+    return std::tie(n.energy_joules, n.utilisation_percent, n.memory_total_gib, n.temperature_c,
+                    n.power_w, n.sm_clock_mhz, n.memory_clock_mhz, n.pcie_mb_per_second,
+                    n.nvlink_mb_per_second);
+  }
+};
+
+/// Energy and utilisation of each read, the other numbers once a second: they take NVML longer.
+class GpuReader {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  static constexpr std::chrono::seconds kOthersPeriod{1};
+
+  GpuReader(const GpuMonitor& gpu, TimePoint now)
+      : gpu_(gpu), nvlink_bytes_(gpu.nvlink_bytes()), others_at_(now) {}
+  GpuNumbers read(TimePoint now);
+
+ private:
+  const GpuMonitor& gpu_;
+  GpuNumbers numbers_;
+  double nvlink_bytes_;
+  TimePoint others_at_;
 };
 
 /// Polls from its own thread, because a query takes NVML milliseconds, for which steps would wait.
@@ -80,9 +119,8 @@ class DeviceSensors {
   DeviceSensors(const std::string& pci_bus_id, TimePoint now)
       : gpu_(pci_bus_id.empty() ? nullptr : GpuMonitor::open(pci_bus_id)), epoch_begin_(now) {
     if (gpu_) {
-      sampler_ = std::make_unique<GpuSampler>([gpu = gpu_.get()]() -> GpuNumbers {
-        return {.energy_joules = gpu->energy_joules(),
-                .utilisation_percent = gpu->utilisation_percent()};
+      sampler_ = std::make_unique<GpuSampler>([reader = GpuReader(*gpu_, now)]() mutable {
+        return reader.read(std::chrono::steady_clock::now());
       });
     }
     epoch_energy_ = energy_joules();
@@ -96,6 +134,8 @@ class DeviceSensors {
   /// Empty if unknown.
   std::string gpu_name() const { return gpu_ ? gpu_->name() : ""; }
   double energy_joules() const { return latest().energy_joules; }
+  /// The last poll.
+  GpuNumbers latest() const { return sampler_ ? sampler_->latest() : GpuNumbers{}; }
 
   /// Adds a sample to the epoch's mean utilisation.
   void sample_utilisation() {
@@ -126,8 +166,6 @@ class DeviceSensors {
   void begin_epoch(TimePoint now) { epoch_begin_ = now; }
 
  private:
-  GpuNumbers latest() const { return sampler_ ? sampler_->latest() : GpuNumbers{}; }
-
   std::unique_ptr<GpuMonitor> gpu_;
   std::unique_ptr<GpuSampler> sampler_;  // may sample gpu_: ends before it
   double utilisation_sum_ = 0;

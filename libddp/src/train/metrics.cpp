@@ -7,8 +7,10 @@
 #include <chrono>
 
 #include "comm/context_handle.hpp"
+#include "core/log_file.hpp"
 #include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
+#include "core/tcp_socket.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/metrics_impl.hpp"
 
@@ -71,12 +73,19 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
       own_(device, column_names(step_row({.sample_unit = options.run.sample_unit}, 0))),
       own_of_epoch_(device, files_.columns_of_epochs()),
       sensors_(pci_bus_id(device), SteadyClock::now()),
+      place_{.host = host_name(),
+             .name = device.str(),
+             .type = sensors_.gpu_name(),
+             .pci_bus_id = pci_bus_id(device)},
       console_(options, is_main()) {
   options.usage.set();
   if (options_.nvtx) {
     enable_nvtx();
   }
   make_tracer(0);
+  if (!folder().empty()) {
+    append_log_to(folder() + "/log.txt");
+  }
   if (is_main() && !options_.run.settings_text.empty()) {
     files_.write_settings(options_.run.settings_text);
   }
@@ -194,11 +203,10 @@ void MetricsImpl::read() {
   sensors_.sample_utilisation();
 }
 
-JobNumbers MetricsImpl::gather(RankNumbers own, bool to_all) {
+std::vector<RankNumbers> MetricsImpl::gather(RankNumbers own, bool to_all) {
   own.memory_gib = used_memory_gib(device_);
   const ActivityScope activity(control_plane_, "metrics");
-  return JobNumbers(to_all ? all_gather_messages(control_plane_, own)
-                           : gather_messages(control_plane_, own));
+  return to_all ? all_gather_messages(control_plane_, own) : gather_messages(control_plane_, own);
 }
 
 void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
@@ -207,8 +215,11 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   auto own = counter_.since_log();
   own.exposed_comm_ms = exposed_comm_ ? exposed_comm_() : NAN;
   own.own = own_.take();
+  own.device = place_;
+  own.device->numbers = sensors_.latest();
   counter_.end_log();
-  const auto job = gather(own, /*to_all=*/false);
+  const auto ranks = gather(own, /*to_all=*/false);
+  const JobNumbers job(ranks);
   if (!is_main()) {
     return;
   }
@@ -231,6 +242,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
       .sample_unit = options_.run.sample_unit};
   console_.log_step(numbers);
   files_.add_step(numbers);
+  files_.write_ranks(step + 1, num_steps_, ranks);
 }
 
 std::optional<double> MetricsImpl::epochs_at(int64_t step) const {
@@ -262,7 +274,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
   own.utilisation = use.utilisation;
   own.power_w = use.power_w;
   own.own = own_of_epoch_.take();
-  auto job = gather(own, /*to_all=*/true);
+  JobNumbers job(gather(own, /*to_all=*/true));
   std::map<std::string, double> own_results;
   for (const OwnResult& result : job.own) {
     if (result.value) {
@@ -284,6 +296,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
   sensors_.begin_epoch(SteadyClock::now());
   if (is_main()) {
     files_.add_epoch({.epoch = epoch,
+                      .steps_done = steps_done_,
                       .num_steps = steps_per_epoch_,
                       .gpu_type = device_.is_cuda() ? sensors_.gpu_name() : "cpu",
                       .uses_gpus = device_.is_cuda(),

@@ -8,9 +8,13 @@
 #include "ddp/core/logging.hpp"
 #include "train/metrics_writers.hpp"
 #include "train/outdated_rows.hpp"
+#include "train/rank_devices.hpp"
+#include "train/tensorboard_writer.hpp"
 
 namespace ddp::detail {
 namespace {
+
+constexpr double kRanksPeriodSeconds = 1;
 
 RunFolder make_folder(const MetricsOptions& options, const LaunchEnvironment& launch,
                       bool is_main) {
@@ -45,6 +49,10 @@ MetricsFiles::MetricsFiles(const MetricsOptions& options, const LaunchEnvironmen
   if (options.jsonl) {
     add_writer(std::make_shared<JsonlWriter>(folder_));
   }
+  if (options.tensorboard) {
+    tensorboard_ = std::make_shared<TensorboardWriter>(folder_);
+    add_writer(tensorboard_);
+  }
 }
 
 void MetricsFiles::add_writer(std::shared_ptr<MetricsWriter> writer) {
@@ -77,11 +85,27 @@ void MetricsFiles::begin(int64_t steps_done) {
     const int64_t first = steps_done > 0 ? steps_done + 1 : 0;
     remove_rows("steps", "step", first);
     remove_rows("evals", "step", first);
+    if (tensorboard_ != nullptr) {
+      tensorboard_->start(steps_done);
+    }
   }
 }
 
 void MetricsFiles::add_step(const LoggedNumbers& numbers) {
   write("steps", step_row(numbers, unix_time()));
+}
+
+void MetricsFiles::write_ranks(int64_t step, int64_t max_steps,
+                               const std::vector<RankNumbers>& ranks) {
+  const double now = unix_time();
+  if (now - ranks_written_ >= kRanksPeriodSeconds || step == max_steps) {
+    ranks_written_ = now;
+    folder_.write("ranks.json", ranks_json({.step = step,
+                                            .max_steps = max_steps,
+                                            .unix_time = now,
+                                            .sample_unit = options_.run.sample_unit},
+                                           ranks));
+  }
 }
 
 void MetricsFiles::add_evaluation(const EvaluationNumbers& evaluation) {
@@ -97,6 +121,9 @@ void MetricsFiles::add_evaluation(const EvaluationNumbers& evaluation) {
 void MetricsFiles::add_epoch(const Epoch& epoch, const JobNumbers& job) {
   if (!path().empty() && !std::exchange(has_epochs_, true)) {
     remove_rows("epochs", "epoch", epoch.epoch);
+  }
+  if (tensorboard_ != nullptr) {
+    tensorboard_->set_step(epoch.steps_done);
   }
   write("epochs", epoch_row(epoch, job));
 }

@@ -17,6 +17,8 @@
 
 namespace ddp::detail {
 
+class TensorboardWriter;
+
 class MetricsFiles {
  public:
   /// Makes and takes the run folder. On other ranks than rank 0, and without a folder, all output
@@ -33,10 +35,13 @@ class MetricsFiles {
   /// steps aside: an earlier start wrote them, and this run repeats them. Later calls do nothing.
   void begin(int64_t steps_done);
   void add_step(const LoggedNumbers& numbers);
+  /// Replaces ranks.json: at most once a second, and at the last step.
+  void write_ranks(int64_t step, int64_t max_steps, const std::vector<RankNumbers>& ranks);
   void add_evaluation(const EvaluationNumbers& evaluation);
 
   struct Epoch {
     int64_t epoch = 0;
+    int64_t steps_done = 0;     ///< of the run
     int64_t num_steps = 0;      ///< 0: unknown
     std::string gpu_type = "";  ///< "cpu" without a GPU
     bool uses_gpus = false;     ///< one per rank
@@ -59,6 +64,8 @@ class MetricsFiles {
   const bool is_main_;
   const std::string commit_;
   std::vector<std::shared_ptr<MetricsWriter>> writers_;
+  std::shared_ptr<TensorboardWriter> tensorboard_;  // also in writers_; null without event files
+  double ranks_written_ = 0;                        // Unix time
   bool has_begun_ = false;
   bool has_epochs_ = false;
 };

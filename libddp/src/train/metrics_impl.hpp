@@ -48,7 +48,7 @@ class MetricsImpl {
   /// Brings the counter up to date.
   void read();
   /// Collective. Unless `to_all`, only rank 0 gets the numbers.
-  JobNumbers gather(RankNumbers own, bool to_all);
+  std::vector<RankNumbers> gather(RankNumbers own, bool to_all);
   void log_step(int64_t step, const StepMetrics& metrics);
   std::optional<double> epochs_at(int64_t step) const;
 
@@ -65,6 +65,7 @@ class MetricsImpl {
   MetricsFiles files_;
   OwnMetrics losses_, own_, own_of_epoch_;
   DeviceSensors sensors_;
+  const RankDevice place_;
   RankCounter counter_;
   TrainingClock clock_;
   std::unique_ptr<Tracer> tracer_;

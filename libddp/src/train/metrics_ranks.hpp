@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "train/own_numbers.hpp"
+#include "train/rank_devices.hpp"
 
 namespace ddp::detail {
 
@@ -27,11 +28,12 @@ struct RankNumbers {
   double power_w = NAN;
   double energy_j = NAN;  ///< in `seconds`
   std::vector<OwnNumber> own = {};
+  std::optional<RankDevice> device = {};  ///< of a line
 
   friend auto message_fields(RankNumbers& n) {
     return std::tie(n.loss_sum, n.loss_samples, n.correct, n.correct_samples, n.samples, n.seconds,
                     n.steps, n.exposed_comm_ms, n.loader_wait_ms, n.memory_gib, n.utilisation,
-                    n.power_w, n.energy_j, n.own);
+                    n.power_w, n.energy_j, n.own, n.device);
   }
 };
 

@@ -202,6 +202,10 @@ void describe_fields(MetricsOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "csv", .doc = "Write steps.csv, evals.csv and epochs.csv."}, options.csv);
   visitor.field({.name = "jsonl", .doc = "Write steps.jsonl, evals.jsonl and epochs.jsonl."},
                 options.jsonl);
+  visitor.field({.name = "tensorboard",
+                 .doc = "Write event files for TensorBoard: the numbers of all rows, and the "
+                        "settings as text and hparams."},
+                options.tensorboard);
   visitor.field({.name = "trace_first_step", .doc = "First step of the trace.", .min = 0},
                 options.trace_first_step);
   visitor.field({.name = "trace_steps",

@@ -35,21 +35,21 @@ RunFolder::RunFolder(const std::string& dir, const std::string& name, const std:
 
 void RunFolder::append(const std::string& file, const std::string& line,
                        const std::string& header) {
+  std::error_code ignored;
+  const bool fresh = !open_.contains(file) &&
+                     (std::filesystem::file_size(path_ + "/" + file, ignored) == 0 || ignored);
+  append_bytes(file, (fresh && !header.empty() ? header + "\n" : "") + line + "\n");
+}
+
+void RunFolder::append_bytes(const std::string& file, const std::string& bytes) {
   if (!is_ours()) {
     return;
   }
-  auto [it, opened] = open_.try_emplace(file);
-  auto& out = it->second;
-  if (opened) {
-    std::error_code ignored;
-    const auto path = path_ + "/" + file;
-    const bool fresh = std::filesystem::file_size(path, ignored) == 0 || ignored;
-    out.open(path, std::ios::app);
-    if (fresh && !header.empty()) {
-      out << header << "\n";
-    }
+  auto& out = open_[file];
+  if (!out.is_open()) {
+    out.open(path_ + "/" + file, std::ios::app | std::ios::binary);
   }
-  out << line << "\n" << std::flush;
+  out << bytes << std::flush;
   if (!out) {
     out.clear();  // the next line may succeed
     warn_once(file);

@@ -23,6 +23,8 @@ class RunFolder {
   const std::string& path() const { return path_; }
   /// Appends a line and flushes it; a new file starts with `header`.
   void append(const std::string& file, const std::string& line, const std::string& header = "");
+  /// The same for bytes.
+  void append_bytes(const std::string& file, const std::string& bytes);
   /// A whole file; empty if it cannot be read.
   std::string read(const std::string& file) const;
   /// Replaces a whole file: readers see the old text or the new.

@@ -218,6 +218,37 @@ TEST_CASE("begin() gives a loop over epochs its total and the epoch of each line
   CHECK(read_csv(folder.file("run/epochs.csv")).at(0).at("steps_per_epoch") == "4");
 }
 
+TEST_CASE("the run folder has the log and each rank's numbers of the last step") {
+  TemporaryFolder folder;
+  auto options = metrics_in(folder);
+  options.progress = ddp::ProgressStyle::Plain;
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    Model model;
+    metrics.observe(model);
+    metrics.begin(0, /*num_steps=*/4);
+    for (int step = 0; step < 4; ++step) {
+      metrics.end_step(step, {.num_samples = plane.rank() + 1});
+    }
+  }));
+  const auto record = nlohmann::json::parse(testing::read_file(folder.file("run/ranks.json")));
+  REQUIRE(record.at("step") == 4);
+  REQUIRE(record.at("max_steps") == 4);
+  const auto& ranks = record.at("ranks");
+  REQUIRE(ranks.size() == 2);
+  for (int rank = 0; rank < 2; ++rank) {
+    INFO(rank);
+    REQUIRE(ranks[rank].at("rank") == rank);
+    REQUIRE(ranks[rank].at("device") == "cpu");
+    REQUIRE(!ranks[rank].at("host").get<std::string>().empty());
+    REQUIRE(ranks[rank].at("exposed_comm_ms") == 1.5);
+    const auto seconds = ranks[rank].at("step_ms").get<double>() / 1000;
+    REQUIRE(ranks[rank].at("samples_per_second").get<double>() == Approx((rank + 1) / seconds));
+    REQUIRE(!ranks[rank].contains("power_w"));
+  }
+  REQUIRE(testing::num_found(testing::read_file(folder.file("run/log.txt")), "step 4/4") == 1);
+}
+
 TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph does") {
   TemporaryFolder folder;
   const auto options = metrics_in(folder);

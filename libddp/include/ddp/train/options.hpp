@@ -108,6 +108,7 @@ struct MetricsOptions {
   int64_t repeat = 1;  ///< number of this run among a study's repeats
   bool csv = true;
   bool jsonl = true;
+  bool tensorboard = false;      ///< event files
   int64_t trace_first_step = 0;  ///< first step in the trace
   int64_t trace_steps = 0;       ///< number of traced steps; 0: no trace
   bool nvtx = false;             ///< NVTX ranges, for Nsight

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The live view: what it reads of a run folder, whether a run lives, what it draws at each size, and mistakes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import unittest
+from unittest import mock
+
+from study_support import ROOT, ToolTest
+
+import ddp_top
+from run_top import folder, gpus, view
+from run_top.folder import Follower, Owner
+
+HERE = socket.gethostname()
+
+
+class NoGpus:
+    def read(self):
+        return []
+
+
+def step_row(step, loss=None, more=None):
+    row = {"step": step, "epoch": step / 50, "loss": 3 - step / 50 if loss is None else loss, "lr": 0.05, "step_ms": 100.0,
+           "images_per_second": 640.0, "images_per_second_per_rank": 160.0, "exposed_comm_ms": 5.0, "loader_wait_ms": 1.0,
+           "time": time.time() - 100 + step}
+    return json.dumps({**row, **(more or {})}) + "\n"
+
+
+def rank_row(rank, exposed_ms=5.0, **more):
+    return {"rank": rank, "step_ms": 100.0, "images_per_second": 160.0, "exposed_comm_ms": exposed_ms, "loader_wait_ms": 1.0,
+            "memory_gib": 1.5, "host": f"n{rank // 2}", "device": "cpu", **more}
+
+
+class Top(ToolTest):
+    def make_run(self, name="run", ranks=4, steps=range(10, 101, 10), max_steps=200, owner=None):
+        self.write(f"{name}/settings.txt", "")
+        self.write(f"{name}/steps.jsonl", "".join(map(step_row, steps)))
+        rows = [rank_row(rank, exposed_ms=2.0 if rank == 2 else 8.0) for rank in range(ranks)]
+        self.write(f"{name}/ranks.json", json.dumps({"time": 1.0, "step": 100, "max_steps": max_steps, "ranks": rows}))
+        self.write(f"{name}/log.txt", "".join(f"[12:00:{i:02}.000] [info] rank 0: line {i}\n" for i in range(40)))
+        if owner is not None:
+            self.own(owner, name)
+        return os.path.join(self.folder, name)
+
+    def own(self, owner, name="run"):
+        record = {"host": HERE, "job": "77", "process": os.getpid(), "machine": folder.machine(), "start": "x", "ending": False, "beats": 1}
+        self.write(f"{name}/.owner", json.dumps({**record, **owner}).ljust(2047) + "\n")
+
+    def read(self, path="run", nvml=None):
+        return Follower(os.path.join(self.folder, path), nvml or NoGpus()).read()
+
+    def top(self, *arguments, code=0):
+        return self.call(ddp_top.main, *arguments, code=code)
+
+    def draw(self, state, width, height, choice=None, blocks=view.BLOCKS):
+        lines = view.draw(state, width, height, choice, blocks)
+        self.assertEqual(len(lines), height)
+        rows = ["".join(text for text, _ in line) for line in lines]
+        self.assertLessEqual(max(map(len, rows)), width)
+        return rows
+
+
+class Reading(Top):
+    def test_a_running_run(self):
+        self.make_run(owner={"process": os.getpid()})
+        state = self.read()
+        self.assertEqual((state.status, state.reason), ("running", ""))
+        self.assertEqual((state.step, state.max_steps, state.rate, state.unit), (100, 200, 640.0, "images"))
+        self.assertAlmostEqual(state.eta_seconds, 10)
+        self.assertEqual(state.owner, f"host {HERE}, job 77, process {os.getpid()}")
+        self.assertEqual(state.slowest_rank, 2)
+        self.assertEqual([rank["busy_ms"] for rank in state.ranks], [92, 92, 98, 92])
+        self.assertEqual(state.log[-1], "[12:00:39.000] [info] rank 0: line 39")
+
+    def test_a_killed_run_is_dead(self):
+        with subprocess.Popen([sys.executable, "-c", ""]) as child:
+            child.wait()
+            self.make_run(owner={"process": child.pid})
+        state = self.read()
+        self.assertEqual(state.status, "dead")
+        self.assertIn(f"killed after step 100 of 200: host {HERE}, job 77, process {child.pid} no longer runs", state.reason)
+        self.assertIsNone(state.eta_seconds)
+
+    def test_an_owner_on_another_host_lives_while_it_counts(self):
+        owner = Owner(self.make_run(owner={"host": "n9", "machine": "other"}))
+        self.assertIsNone(owner.read(0)[1])
+        self.assertIsNone(owner.read(9)[1])
+        self.assertIs(owner.read(10)[1], False)
+        self.own({"host": "n9", "machine": "other", "beats": 2})
+        self.assertIs(owner.read(11)[1], True)
+        self.assertIs(owner.read(20.9)[1], True)
+        self.assertIs(owner.read(21)[1], False)
+        for text in ("", "{", "[1]"):  # being written
+            self.write("run/.owner", text)
+            self.assertEqual(owner.read(30), (None, None))
+
+    def test_a_finished_run_and_one_that_ended_earlier(self):
+        self.make_run(max_steps=100)
+        self.assertEqual(self.read().status, "finished")
+        self.make_run(max_steps=200)
+        self.assertEqual((self.read().status, self.read().reason), ("ended", "after step 100 of 200: stopped, failed, or without more steps"))
+
+    def test_a_run_without_rows_for_long_is_quiet(self):
+        self.make_run(steps=range(1, 60), owner={})
+        state = self.read()
+        self.assertEqual(state.status, "quiet")
+        self.assertIn("no row for 41 s (usual: 1 s): an evaluation, a save, or a hang", state.reason)
+
+    def test_a_run_that_has_logged_nothing(self):
+        self.write("run/settings.txt", "")
+        self.own({})
+        state = self.read()
+        self.assertEqual((state.status, state.reason, state.step, state.ranks), ("running", "no row yet", None, []))
+        self.assertIn("slowest rank -", "\n".join(self.draw(state, 80, 24)))
+
+    def test_only_what_was_added_is_read_again(self):
+        path = self.make_run()
+        follower = Follower(path, NoGpus())
+        follower.read()
+        with open(os.path.join(path, "steps.jsonl"), "a", encoding="utf-8") as file:
+            file.write(step_row(110)[:-5])
+            file.flush()
+            self.assertEqual(follower.read().step, 100)  # an unfinished line
+            file.write(step_row(110)[-5:] + step_row(90, loss=7) + "damaged\n")
+        state = follower.read()
+        self.assertEqual((state.step, state.loss), (90, 7))  # a resumed run went back
+        self.assertEqual(len(state.losses), 9)
+        self.write("run/new", step_row(20))
+        os.replace(os.path.join(path, "new"), os.path.join(path, "steps.jsonl"))  # written again
+        self.assertEqual([step for step, _ in follower.read().losses], [20])
+
+    def test_a_run_with_csv_alone(self):
+        path = self.make_run()
+        os.remove(os.path.join(path, "steps.jsonl"))
+        self.write("run/steps.csv", "step,loss,grad_norm,tokens_per_second\n10,0.5,,8\n20,nan,,9\n30")
+        state = self.read()
+        self.assertEqual((state.step, state.grad_norm, state.unit, state.rate), (20, None, "tokens", 9))
+        self.draw(state, 80, 24)  # a NaN is not drawn
+
+    def test_the_last_evaluation(self):
+        self.make_run()
+        self.assertEqual(self.read().evaluation, {})
+        self.write("run/epochs.jsonl", json.dumps({"ranks": 4, "epoch": 1, "test_loss": 0.5, "test_accuracy": 0.75, "power_w": 1}) + "\n")
+        self.assertEqual(self.read().evaluation, {"epoch": 1, "test_loss": 0.5, "test_accuracy": 0.75})
+        self.assertIn("at the end of epoch 1: test loss 0.5000  test accuracy 0.7500", "\n".join(self.draw(self.read(), 80, 24)))
+        self.write("run/evals.jsonl", json.dumps({"step": 90, "epoch": 1.8, "eval_loss": 0.25, "time": 5}) + "\n")
+        self.assertIn("at step 90: eval loss 0.2500", "\n".join(self.draw(self.read(), 80, 24)))
+
+    def test_gpus_of_this_host_are_fresh(self):
+        path = self.make_run()
+        rows = [rank_row(0, host=HERE, pci_bus_id="0000:65:00.0", temperature_c=1), rank_row(1, host="n9", pci_bus_id="0000:65:00.0")]
+        self.write("run/ranks.json", json.dumps({"ranks": rows}))
+        nvml = mock.Mock(read=lambda: [{"device": "gpu:0", "pci_bus_id": "00000000:65:00.0", "temperature_c": 61, "power_w": 400}])
+        state = Follower(path, nvml).read()
+        self.assertEqual([(rank.get("temperature_c"), rank.get("power_w")) for rank in state.ranks], [(61, 400), (None, None)])
+        self.assertEqual(state.ranks[0]["device"], "cpu")
+        self.assertFalse(gpus.same_bus_id("0000:65:00.0", "00000001:65:00.0"))
+        self.assertEqual(gpus.Nvml("libmissing.so").read(), [])
+
+
+class Drawing(Top):
+    def test_each_size(self):
+        self.make_run(ranks=16, owner={})
+        state = self.read()
+        for width, height in ((80, 24), (200, 50), (40, 12), (20, 5), (1, 2)):
+            rows = self.draw(state, width, height)
+            self.draw(state, width, height, view.Choice(selected=15))
+        rows = self.draw(state, 80, 24)
+        text = "\n".join(rows)
+        for part in ("RUNNING", "50 %  step 100/200", "ETA 00:00:10", "loss 1.0000", "100.0 ms/step", "640.0 images/s",
+                     "slowest rank 2 (n1): busy 98.0 of 100.0 ms, waits 2.00 ms for others", "rank", "busy ms", "line 39", "q quit"):
+            self.assertIn(part, text)
+        self.assertIn("█", text)
+        wide = "\n".join(self.draw(state, 200, 50))
+        for part in ("NVLink MB/s", "SM MHz", "  host", "line 30"):
+            self.assertIn(part, wide)
+            self.assertNotIn(part, text)
+
+    def test_ranks_that_do_not_fit_follow_the_selected_one(self):
+        self.make_run(ranks=100, owner={})
+        rows = self.draw(self.read(), 80, 24, view.Choice(selected=70))
+        self.assertIn("of 100 in this order", "\n".join(rows))
+        self.assertTrue(any(row.startswith("  70 ") for row in rows))
+        self.assertTrue(any(row.startswith("rank 70: n35 cpu") for row in rows))
+
+    def test_the_curve(self):
+        points = [(step, 10 - step) for step in range(10)]
+        def rows(width, blocks=view.ASCII_BLOCKS):
+            return ["".join(text for text, _ in line) for line in view.curve(points, width, 2, blocks)]
+
+        self.assertEqual(rows(20), ["       10 #*+-.     ", "        1 ######*=-.", "          step 0   9"])
+        self.assertEqual(rows(30)[0], "       10 ##**++--..          ")  # each row twice
+        self.assertEqual(rows(15)[:2], ["      9.5 #=.  ", "      1.5 ###+."])  # means of two
+        flat = view.curve([(1, 2.0), (2, 2.0)], 12, 2, view.BLOCKS)
+        self.assertEqual([line[1][0] for line in flat[:2]], ["  ", "██"])
+        self.assertEqual(view.curve([(1, float("nan")), (2, 1.0)], 40, 2, view.BLOCKS), [])
+
+    def test_text_of_a_log_cannot_move_the_cursor(self):
+        self.make_run(owner={})
+        self.write("run/log.txt", "a\x1b[2Jb\tc\n")
+        self.assertIn("a [2Jb c", "\n".join(self.draw(self.read(), 80, 24)))
+
+    def test_keys(self):
+        ranks = [{"rank": 0, "busy_ms": 5}, {"rank": 1, "busy_ms": 9}, {"rank": 2, "busy_ms": None}]
+        choice = view.Choice(sort="busy_ms", reverse=True)
+        self.assertEqual([rank["rank"] for rank in choice.sorted(ranks)], [1, 0, 2])  # unknown numbers last
+        picked = []
+        for distance in (1, 1, 1, 1, -1):
+            choice.move(ranks, distance)
+            picked.append(choice.selected)
+        self.assertEqual(picked, [1, 0, 2, 2, 0])
+        seen = set()
+        for _ in range(20):
+            choice.next_sort(80)
+            seen.add(choice.sort)
+        self.assertIn("step_ms", seen)
+        self.assertNotIn("nvlink_mb_per_second", seen)  # a column that 80 columns leave out
+
+
+class Calls(Top):
+    def test_once_and_json(self):
+        self.make_run(owner={})
+        text = self.top("run", "--once", "--ascii")
+        self.assertIn("RUNNING", text)
+        self.assertTrue(text.isascii())
+        record = json.loads(self.top("run", "--json"))
+        self.assertEqual((record["status"], record["step"], record["slowest_rank"], len(record["ranks"])), ("running", 100, 2, 4))
+
+    def test_the_newest_run_of_a_folder(self):
+        self.make_run("runs/old")
+        self.make_run("runs/new")
+        os.utime(os.path.join(self.folder, "runs/new/log.txt"), (time.time() + 60, time.time() + 60))
+        self.assertEqual(json.loads(self.top("runs", "--json"))["run"], "runs/new")
+
+    def test_once_waits_until_a_distant_owner_counts(self):
+        self.make_run(owner={"host": "n9", "machine": "other"})
+        with mock.patch.object(folder, "WATCH_SECONDS", 0.05), mock.patch.object(ddp_top, "LOOK_SECONDS", 0.02):
+            self.assertEqual(json.loads(self.top("run", "--json"))["status"], "dead")
+
+    def test_this_host(self):
+        records = [{"device": "gpu:0", "gpu_type": "H100", "utilisation_percent": 97, "temperature_c": 61}]
+        with mock.patch.object(ddp_top, "Nvml", lambda: mock.Mock(read=lambda: records)), mock.patch.object(ddp_top, "LOOK_SECONDS", 0):
+            text = self.top("--once")
+            self.assertRegex(text, r"0 +gpu:0 +97 +- ")
+            self.assertEqual(json.loads(self.top("--json")), {"host": HERE, "gpus": records})
+
+    def test_mistakes(self):
+        self.assertIn("none: there is no such folder, or no right to read it; fix: name the folder", self.top("none", "--once", code=65))
+        os.makedirs(os.path.join(self.folder, "empty"))
+        self.assertIn("empty: not the folder of a run, and no run is in it", self.top("empty", "--once", code=65))
+        with mock.patch.object(ddp_top, "Nvml", NoGpus):
+            self.assertIn("this host has no GPU that NVIDIA's driver reports; fix: name the folder of a run", self.top("--once", code=65))
+        self.make_run()
+        for interval in ("0", "-1", "nan", "soon"):
+            self.assertIn("--interval", self.top("run", "--interval", interval, code=64))
+        self.assertIn("the live view needs a terminal; fix: add --once", self.top("run", code=64))
+        self.write("run/steps.jsonl", "")
+        os.remove(os.path.join(self.folder, "run/steps.jsonl"))
+        os.makedirs(os.path.join(self.folder, "run/steps.jsonl"))
+        self.assertIn("run/steps.jsonl: cannot be read: Is a directory", self.top("run", "--once", code=65))
+
+    def in_terminal(self, term):
+        """(exit code, output) of curses itself in a pseudo-terminal of 80 x 24: keys, then q."""
+        import pty
+        self.make_run(owner={})
+        process, terminal = pty.fork()
+        if process == 0:
+            os.environ.update(TERM=term, LINES="24", COLUMNS="80", LC_ALL="C.UTF-8")
+            os.execv(sys.executable, [sys.executable, os.path.join(ROOT, "tools/ddp_top.py"), os.path.join(self.folder, "run")])
+        output = b""
+        keys = b"srjjq"
+        try:
+            while chunk := os.read(terminal, 65536):
+                output += chunk
+                if keys and b"q quit" in output:
+                    os.write(terminal, keys)
+                    keys = b""
+        except OSError:  # the terminal closed
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), output.decode("utf-8", "replace")
+
+    def test_the_screen_in_a_terminal(self):
+        for term in ("xterm-256color", "xterm", "vt100"):
+            code, output = self.in_terminal(term)
+            self.assertEqual(code, 0, output)
+            self.assertIn("RUNNING", output)
+        code, output = self.in_terminal("unheard-of")
+        self.assertEqual(code, 64, output)
+        self.assertIn("TERM=unheard-of is a terminal that curses does not know; fix: set TERM=xterm, or add --once", output)
+
+
+if __name__ == "__main__":
+    unittest.main()

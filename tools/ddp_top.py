@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A live view of a run, or of this host's GPUs.
+
+    tools/ddp_top.py runs/2026-11-26_23-03-25     a run's folder, here or on a shared file system
+    tools/ddp_top.py runs                         the newest run in that folder
+    tools/ddp_top.py                              the GPUs of this host
+
+It shows the state of the run (running, quiet, dead, finished, ended), step, loss, rates, waits, the slowest rank, each
+rank's GPU and the last lines of the log. A dash is a number that nobody reports. Numbers of ranks are those of the last
+logging step (ranks.json), those of GPUs on this host are fresh. docs/tutorial.md explains each.
+
+Keys: q quits, s sorts by the next column, r reverses, up and down pick a rank. This program needs nothing but Python.
+
+Exit codes: 0 shown, 64 a mistake in the call, 65 a folder that cannot be used (the message names it).
+"""
+
+import json
+import locale
+import os
+import shutil
+import socket
+import sys
+import time
+
+from run_top import view
+from run_top.folder import Follower
+from run_top.gpus import Nvml
+from scaling.command_line import Parser, exit_code
+from scaling.numbers import DataError
+
+LOOK_SECONDS = 0.5  # between two looks of --once at an owner on another host
+
+
+class Run:
+    def __init__(self, path):
+        self._follower = Follower(path, Nvml())
+
+    def read(self):
+        return self._follower.read()
+
+    def read_once(self):
+        """Waits until it is known whether the run lives: an owner on another host counts every two seconds."""
+        state = self.read()
+        while state.status == "unknown":
+            time.sleep(LOOK_SECONDS)
+            state = self.read()
+        return state
+
+    def draw(self, state, width, height=None, choice=None, blocks=view.BLOCKS):
+        return view.draw(state, width, height, choice, blocks)
+
+    def ranks_of(self, state):
+        return state.ranks
+
+    def record(self, state):
+        return state.record()
+
+
+class Host:
+    def __init__(self):
+        self._nvml = Nvml()
+        self._name = socket.gethostname()
+        if not self.read():
+            raise DataError("this host has no GPU that NVIDIA's driver reports; fix: name the folder of a run")
+
+    def read(self):
+        return self._nvml.read()
+
+    def read_once(self):
+        time.sleep(LOOK_SECONDS)  # NVLink's rate needs two looks
+        return self.read()
+
+    def draw(self, state, width, height=None, choice=None, blocks=None):
+        return view.draw_host(state, self._name, width, height, choice)
+
+    def ranks_of(self, state):
+        return [{"rank": index, **record} for index, record in enumerate(state)]
+
+    def record(self, state):
+        return {"host": self._name, "gpus": state}
+
+
+def main(arguments):
+    parser = Parser(__doc__)
+    parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run, or of runs: the newest (none: this host's GPUs)")
+    parser.add_argument("--once", action="store_true", help="print plain text once")
+    parser.add_argument("--json", action="store_true", help="print one record in JSON")
+    parser.add_argument("--interval", type=float, default=2, metavar="S", help="seconds between two readings (2)")
+    parser.add_argument("--ascii", action="store_true", help="draw the curve without block characters")
+    options = parser.parse_args(arguments)
+    if not 0.1 <= options.interval <= 3600:
+        parser.error(f"--interval {options.interval:g} is not 0.1 to 3600 seconds; fix: give a number in between")
+    is_live = not options.once and not options.json
+    if is_live and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        parser.error("the live view needs a terminal; fix: add --once for plain text or --json for a record")
+    source = Run(options.run) if options.run else Host()
+    locale.setlocale(locale.LC_ALL, "")
+    has_blocks = not options.ascii and "utf" in (sys.stdout.encoding or "").lower()
+    blocks = view.BLOCKS if has_blocks else view.ASCII_BLOCKS
+    if options.json:
+        print(json.dumps(source.record(source.read_once())))
+    elif options.once:
+        columns = shutil.get_terminal_size((80, 24)).columns
+        print(view.text_of(source.draw(source.read_once(), columns, blocks=blocks)), end="")
+    else:
+        from run_top import screen
+        if not screen.show(source.read, lambda state, width, height, choice: source.draw(state, width, height, choice, blocks),
+                           view.Choice(), source.ranks_of, options.interval):
+            parser.error(f"TERM={os.environ.get('TERM', '')} is a terminal that curses does not know; fix: set TERM=xterm, or add --once")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(exit_code(main, sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(0)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run folder says about its run: State. Every call of Follower.read() reads only what the run added."""
+
+import csv
+import json
+import os
+import socket
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Optional
+
+from run_page.files import FIX, add_row, json_row, numbers
+from scaling.numbers import DataError
+
+from . import gpus
+
+WATCH_SECONDS = 10  # an owner whose counter stands still for this long is dead
+QUIET_INTERVALS = 5  # a run without a row for so many intervals is quiet,
+QUIET_SECONDS = 30  # and never before this time
+RECENT_ROWS = 20  # of which the usual interval is the median
+LOG_BYTES = 64 * 1024  # read from the log's end
+LOG_LINES = 200
+MARKS = ("settings.txt", "steps.jsonl", "steps.csv", "ranks.json", "log.txt")  # of a run folder
+
+
+@dataclass
+class State:
+    """One look at a run. None: not known."""
+
+    run: str
+    status: str  # running, quiet, dead, finished, ended, unknown
+    reason: str
+    owner: Optional[str] = None
+    step: Optional[int] = None
+    max_steps: Optional[int] = None
+    epoch: Optional[float] = None
+    loss: Optional[float] = None
+    accuracy: Optional[float] = None
+    lr: Optional[float] = None
+    grad_norm: Optional[float] = None
+    step_ms: Optional[float] = None
+    rate: Optional[float] = None
+    unit: str = "samples"
+    exposed_comm_ms: Optional[float] = None
+    loader_wait_ms: Optional[float] = None
+    eta_seconds: Optional[float] = None
+    row_age_seconds: Optional[float] = None
+    slowest_rank: Optional[int] = None
+    evaluation: dict = field(default_factory=dict)
+    ranks: list = field(default_factory=list)
+    losses: list = field(default_factory=list)  # (step, loss) of the rows
+    log: list = field(default_factory=list)
+
+    def record(self):
+        """For --json: all but the curve and the log."""
+        return {key: value for key, value in vars(self).items() if key not in ("losses", "log")}
+
+
+class Rows:
+    """The rows of <name>.jsonl, else of <name>.csv, which grow while the run trains."""
+
+    def __init__(self, folder, name, x="step"):
+        self._x = x
+        self._paths = [os.path.join(folder, name + ending) for ending in (".jsonl", ".csv")]
+        self._start(None)
+
+    def _start(self, path):
+        self._path, self._offset, self._file = path, 0, None
+        self._columns = None  # of a CSV file
+        self.rows = []
+
+    def read(self):
+        path = next((path for path in self._paths if os.path.exists(path)), None)
+        if path is None:
+            self._start(None)
+            return self.rows
+        with open_file(path) as file:
+            status = os.fstat(file.fileno())
+            if path != self._path or status.st_ino != self._file or status.st_size < self._offset:
+                self._start(path)  # another file: a resumed run wrote it again
+            self._file = status.st_ino
+            file.seek(self._offset)
+            data = file.read()
+        data = data[:data.rfind(b"\n") + 1]  # the rest is an unfinished line
+        self._offset += len(data)
+        for line in data.decode("utf-8", "replace").splitlines():
+            row = numbers(self._cells(line) or {})
+            if row.get(self._x) is not None:
+                add_row(self.rows, self._x, row)
+        return self.rows
+
+    def _cells(self, line):
+        if self._path.endswith(".jsonl"):
+            return json_row(line)
+        cells = next(csv.reader([line]), [])
+        if self._columns is None:
+            self._columns = cells
+            return None
+        return dict(zip(self._columns, cells))
+
+
+def open_file(path):
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}; fix: ask its owner for the right to read it, or {FIX}") from None
+
+
+def read_json(path):
+    """A JSON object; empty where it is missing or damaged."""
+    if not os.path.exists(path):
+        return {}
+    with open_file(path) as file:
+        return json_row(file.read().decode("utf-8", "replace")) or {}
+
+
+class Owner:
+    """Whether the process that owns the folder lives, by its record .owner (docs/semantics_training.md)."""
+
+    def __init__(self, folder):
+        self._path = os.path.join(folder, ".owner")
+        self._counter = None
+        self._changed = None  # when the counter was last seen to move; None: not yet
+
+    def read(self, now):
+        """(record, whether its process lives). None: no record, or nobody knows yet."""
+        record = read_json(self._path)
+        if not record:
+            self._counter = None
+            return None, None
+        here = machine()
+        if here and record.get("machine") == here and record.get("host") == socket.gethostname():
+            return record, process_exists(record.get("process"))
+        counter = (record.get("start"), record.get("beats"))
+        if self._counter is None or self._counter[0] != counter:
+            moved = self._counter is not None
+            self._counter = (counter, now)
+            self._changed = now if moved else None
+        alive = True if self._changed is not None else None
+        return record, False if now - self._counter[1] >= WATCH_SECONDS else alive
+
+
+def machine():
+    """The scope in which a process id is unique, as a folder's owner writes it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip() + " " + os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def process_exists(process):
+    if not isinstance(process, int) or process <= 0:
+        return None
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
+def find_run(path):
+    """The run folder itself, or the newest run in a folder of runs."""
+    if not os.path.isdir(path) or not os.access(path, os.R_OK | os.X_OK):
+        raise DataError(f"{path}: there is no such folder, or no right to read it; fix: {FIX}")
+
+    def newest_mark(folder):
+        return max((os.path.getmtime(mark) for name in MARKS if os.path.exists(mark := os.path.join(folder, name))), default=None)
+
+    if newest_mark(path) is not None:
+        return path
+    runs = [(age, entry.path) for entry in os.scandir(path) if entry.is_dir() and (age := newest_mark(entry.path)) is not None]
+    if not runs:
+        raise DataError(f"{path}: not the folder of a run, and no run is in it: none of {', '.join(MARKS)} is there; fix: {FIX}")
+    return max(runs)[1]
+
+
+class Follower:
+    """Reads a run folder again and again. `nvml` refreshes the numbers of ranks on this host."""
+
+    def __init__(self, path, nvml):
+        self.path = find_run(path)
+        self._steps, self._evaluations, self._epochs = Rows(self.path, "steps"), Rows(self.path, "evals"), Rows(self.path, "epochs", "epoch")
+        self._owner = Owner(self.path)
+        self._nvml = nvml
+
+    def read(self):
+        rows = self._steps.read()
+        ranks = read_json(os.path.join(self.path, "ranks.json"))
+        owner, is_alive = self._owner.read(time.monotonic())
+        last = rows[-1] if rows else {}
+        state = State(run=self.path, status="", reason="", owner=owner_words(owner),
+                      step=int(last["step"]) if rows else None, max_steps=ranks.get("max_steps"),
+                      row_age_seconds=max(0, time.time() - last["time"]) if "time" in last else None,
+                      evaluation=self._evaluation(), ranks=self._refreshed(ranks.get("ranks", [])),
+                      losses=[(row["step"], row["loss"]) for row in rows if "loss" in row], log=self._log())
+        for name in ("epoch", "loss", "accuracy", "lr", "grad_norm", "step_ms", "exposed_comm_ms", "loader_wait_ms"):
+            setattr(state, name, last.get(name))
+        rate = next((column for column in last if column.endswith("_per_second")), None)
+        if rate:
+            state.rate, state.unit = last[rate], rate.removesuffix("_per_second")
+        for rank in state.ranks:
+            rank["rate"] = rank.pop(f"{state.unit}_per_second", None)
+        state.slowest_rank = slowest(state.ranks)
+        state.status, state.reason = status(state, owner, is_alive, usual_interval(rows))
+        if state.status in ("running", "quiet") and state.max_steps and state.step_ms:
+            state.eta_seconds = (state.max_steps - state.step) * state.step_ms / 1000
+        return state
+
+    def _evaluation(self):
+        """Of the last evaluation between epochs, else of the last epoch."""
+        evaluations, epochs = self._evaluations.read(), self._epochs.read()
+        row = (evaluations or epochs or [{}])[-1]
+        return {column: value for column, value in row.items() if column in ("step", "epoch") or column.startswith(("eval_", "test_"))}
+
+    def _refreshed(self, ranks):
+        here = socket.gethostname()
+        now = self._nvml.read() if any(rank.get("host") == here and rank.get("pci_bus_id") for rank in ranks) else []
+        step_ms = max((rank["step_ms"] for rank in ranks if "step_ms" in rank), default=None)  # a step ends on all ranks together
+        for rank in ranks:
+            gpu = next((gpu for gpu in now if rank.get("host") == here and gpus.same_bus_id(rank.get("pci_bus_id"), gpu.get("pci_bus_id"))), {})
+            rank.update({key: value for key, value in gpu.items() if key != "device"})
+            wait = rank.get("exposed_comm_ms")
+            rank["busy_ms"] = None if wait is None or step_ms is None else max(0, step_ms - wait)
+        return ranks
+
+    def _log(self):
+        path = os.path.join(self.path, "log.txt")
+        if not os.path.exists(path):
+            return []
+        with open_file(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]
+
+
+def owner_words(owner):
+    if not owner:
+        return None
+    job = f", job {owner['job']}" if owner.get("job") else ""
+    return f"host {owner.get('host', '?')}{job}, process {owner.get('process', '?')}"
+
+
+def usual_interval(rows):
+    """Median seconds between the last rows."""
+    times = [row["time"] for row in rows[-RECENT_ROWS:] if "time" in row]
+    gaps = [later - earlier for earlier, later in zip(times, times[1:])]
+    return statistics.median(gaps) if gaps else None
+
+
+def slowest(ranks):
+    """The rank that is busy longest: the others wait for it in their reductions. None for one rank."""
+    known = [rank for rank in ranks if rank["busy_ms"] is not None]
+    return max(known, key=lambda rank: rank["busy_ms"])["rank"] if len(known) > 1 else None
+
+
+def status(state, owner, is_alive, interval):
+    """(word, sentence). The owner's record decides: a run removes it at its end, a killed one cannot."""
+    done = f"step {state.step}" + (f" of {state.max_steps}" if state.max_steps else "") if state.step is not None else "the first row"
+    if owner is None:
+        if state.max_steps and state.step == state.max_steps:
+            return "finished", "the run made its last step"
+        return "ended", f"after {done}: stopped, failed, or without more steps"
+    if is_alive is None:
+        return "unknown", f"watching for at most {WATCH_SECONDS} s whether {state.owner} still counts"
+    if not is_alive:
+        return "dead", f"killed after {done}: {state.owner} no longer runs"
+    limit = max(QUIET_SECONDS, QUIET_INTERVALS * (interval or 0))
+    if state.row_age_seconds is not None and state.row_age_seconds > limit:
+        usual = f" (usual: {interval:.0f} s)" if interval else ""
+        return "quiet", f"no row for {state.row_age_seconds:.0f} s{usual}: an evaluation, a save, or a hang"
+    return "running", "" if state.step is not None else "no row yet"

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws a State: lines of (text, style), at most `width` wide. Styles are the keys of screen.STYLES."""
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+BLOCKS, ASCII_BLOCKS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"  # a cell filled by so many eighths
+STATUS_STYLES = {"running": "good", "finished": "good", "dead": "bad", "quiet": "warning", "ended": "warning", "unknown": "warning"}
+LABEL = 9  # columns of the curve's axis
+KEYS = "q quit   s sort   r reverse   up/down rank"
+UNKNOWN = "-"
+
+
+@dataclass
+class Column:
+    """A column of the ranks' table. Of columns that do not fit, those of the highest `rank` are left out first."""
+
+    key: str
+    title: str
+    width: int
+    rank: int
+    text: Callable
+
+    def cell(self, row):
+        value = row.get(self.key)
+        return (UNKNOWN if value is None else self.text(value)).rjust(self.width)[:self.width]
+
+
+def plain(digits):
+    return lambda value: f"{value:.{digits}f}" if isinstance(value, (int, float)) else str(value)
+
+
+COLUMNS = [
+    Column("rank", "rank", 4, 0, str), Column("host", "host", 10, 6, str), Column("device", "device", 7, 3, str),
+    Column("utilisation_percent", "use %", 5, 1, plain(0)), Column("memory_gib", "GiB", 6, 1, plain(2)),
+    Column("memory_total_gib", "of GiB", 6, 8, plain(0)), Column("temperature_c", "deg C", 5, 2, plain(0)),
+    Column("power_w", "W", 5, 2, plain(0)), Column("sm_clock_mhz", "SM MHz", 6, 7, plain(0)),
+    Column("memory_clock_mhz", "mem MHz", 7, 9, plain(0)), Column("pcie_mb_per_second", "PCIe MB/s", 9, 7, plain(0)),
+    Column("nvlink_mb_per_second", "NVLink MB/s", 11, 7, plain(0)), Column("step_ms", "ms/step", 8, 1, plain(1)),
+    Column("busy_ms", "busy ms", 8, 1, plain(1)), Column("exposed_comm_ms", "comm ms", 8, 2, plain(2)),
+    Column("loader_wait_ms", "load ms", 8, 2, plain(2)), Column("rate", "rate/s", 8, 5, plain(1))]
+
+
+HOST_COLUMNS = [column for column in COLUMNS if column.key not in ("host", "step_ms", "busy_ms", "exposed_comm_ms", "loader_wait_ms", "rate")]
+
+
+def fitting(columns, width):
+    """As many columns as fit, in their order."""
+    columns = list(columns)
+    while sum(column.width + 1 for column in columns) - 1 > width and len(columns) > 1:
+        least = max(column.rank for column in columns)
+        columns.remove(next(column for column in reversed(columns) if column.rank == least))
+    return columns
+
+
+@dataclass
+class Choice:
+    """What the user chose with keys."""
+
+    sort: str = "rank"
+    reverse: bool = False
+    selected: Optional[int] = None  # a rank
+
+    def sorted(self, ranks):
+        known = [rank for rank in ranks if rank.get(self.sort) is not None]
+        unknown = [rank for rank in ranks if rank.get(self.sort) is None]
+        return sorted(known, key=lambda rank: rank[self.sort], reverse=self.reverse) + unknown
+
+    def next_sort(self, width):
+        keys = [column.key for column in fitting(COLUMNS, width)]
+        self.sort = keys[(keys.index(self.sort) + 1) % len(keys)] if self.sort in keys else keys[0]
+
+    def move(self, ranks, distance):
+        order = [rank.get("rank") for rank in self.sorted(ranks)]
+        if order:
+            place = order.index(self.selected) + distance if self.selected in order else 0
+            self.selected = order[min(max(place, 0), len(order) - 1)]
+
+
+def shown(value, pattern="{}", scale=1):
+    return UNKNOWN if value is None else pattern.format(value * scale)
+
+
+def duration(seconds):
+    if seconds is None or not 0 <= seconds < 1e9:
+        return UNKNOWN
+    days, rest = divmod(round(seconds), 86400)
+    return (f"{days}d " if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+
+
+def bar(state, width):
+    if not state.max_steps or state.step is None:
+        return f"step {shown(state.step)}"
+    share = min(1.0, state.step / state.max_steps)
+    full = int(share * width)
+    return f"[{'=' * full}{'>' if full < width else ''}{' ' * (width - full - 1)}] {100 * share:3.0f} %  step {state.step}/{state.max_steps}"
+
+
+def summary(state, width):
+    rate = shown(state.rate, "{:.1f}" if (state.rate or 0) < 1000 else "{:.0f}")
+    evaluation = "  ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in state.evaluation.items()
+                           if name not in ("step", "epoch"))
+    at = f"step {state.evaluation['step']:.0f}" if "step" in state.evaluation else f"the end of epoch {shown(state.evaluation.get('epoch'), '{:.0f}')}"
+    lines = [[(bar(state, max(10, width // 3)), "bold"), (f"  epoch {shown(state.epoch, '{:.2f}')}  ETA {duration(state.eta_seconds)}", "plain")],
+             [(f"loss {shown(state.loss, '{:.4f}')}  accuracy {shown(state.accuracy, '{:.2f} %', 100)}  lr {shown(state.lr, '{:.3g}')}"
+               f"  grad norm {shown(state.grad_norm, '{:.3g}')}", "plain")],
+             [(f"{shown(state.step_ms, '{:.1f}')} ms/step  {rate} {state.unit}/s  exposed comm {shown(state.exposed_comm_ms, '{:.2f}')} ms"
+               f"  loader wait {shown(state.loader_wait_ms, '{:.2f}')} ms", "plain")],
+             [(slowest_words(state), "plain")]]
+    if evaluation:
+        lines.append([(f"at {at}: {evaluation}", "plain")])
+    return lines
+
+
+def slowest_words(state):
+    rank = next((rank for rank in state.ranks if rank.get("rank") == state.slowest_rank), None)
+    if rank is None:
+        return f"slowest rank {UNKNOWN}"
+    return (f"slowest rank {rank['rank']} ({rank.get('host', UNKNOWN)}): busy {rank['busy_ms']:.1f} of {rank['busy_ms'] + rank['exposed_comm_ms']:.1f} ms, "
+            f"waits {rank['exposed_comm_ms']:.2f} ms for others")
+
+
+def curve(points, width, height, blocks):
+    """The losses as filled columns between their minimum and maximum: each the mean of its rows, or a part of its row."""
+    points = [(step, loss) for step, loss in points if abs(loss) < float("inf")]
+    if len(points) < 2 or width < LABEL + 2 or height < 1:
+        return []
+    count = width - LABEL - 1
+    edges = [i * len(points) // count for i in range(count + 1)]
+    bins = [points[begin:max(end, begin + 1)] for begin, end in zip(edges, edges[1:])]
+    means = [sum(loss for _, loss in part) / len(part) for part in bins]
+    low, high = min(means), max(means)
+    levels = [round((mean - low) / (high - low) * (8 * height - 1)) + 1 if high > low else 4 * height for mean in means]
+    lines = []
+    for row in range(height - 1, -1, -1):
+        label = f"{high:.4g}" if row == height - 1 else f"{low:.4g}" if row == 0 else ""
+        cells = "".join(blocks[min(max(level - 8 * row, 0), 8)] for level in levels)
+        lines.append([(label.rjust(LABEL) + " ", "dim"), (cells, "curve")])
+    first, last = f"step {points[0][0]:.0f}", f"{points[-1][0]:.0f}"
+    lines.append([(" " * (LABEL + 1) + first + last.rjust(max(len(last) + 1, count - len(first))), "dim")])
+    return lines
+
+
+def table(ranks, choice, width, slowest, height=None, columns=COLUMNS):
+    """The header and the ranks; with fewer lines than ranks a part that holds the selected one."""
+    columns = fitting(columns, width)
+    header = " ".join((f"{column.title}{'^' if choice.reverse else 'v'}" if column.key == choice.sort and column.key != "rank"
+                       else column.title).rjust(column.width)[:column.width] for column in columns)
+    ranks = choice.sorted(ranks)
+    if height is not None and len(ranks) > height - 1:
+        room = max(1, height - 2)
+        place = next((i for i, rank in enumerate(ranks) if rank.get("rank") == choice.selected), 0)
+        begin = min(max(0, place - room // 2), len(ranks) - room)
+        note = [[(f"ranks {begin + 1} to {begin + room} of {len(ranks)} in this order", "dim")]]
+        ranks = ranks[begin:begin + room]
+    else:
+        note = []
+    lines = [[(header, "header")]]
+    for rank in ranks:
+        number = rank.get("rank")
+        style = "selected" if number is not None and number == choice.selected else "warning" if number is not None and number == slowest else "plain"
+        lines.append([(" ".join(column.cell(rank) for column in columns), style)])
+    return lines + note
+
+
+def details(rank):
+    """Two lines on the selected rank: all that narrow screens leave out."""
+    def unit(key, word, digits=0):
+        return f"{shown(rank.get(key), '{:.' + str(digits) + 'f}')} {word}"
+    return [[(f"rank {rank.get('rank')}: {rank.get('host', UNKNOWN)} {rank.get('device', UNKNOWN)} {rank.get('gpu_type', '')} "
+              f"{rank.get('pci_bus_id', '')}", "bold")],
+            [(f"  {unit('memory_gib', 'GiB', 2)} of {unit('memory_total_gib', 'GiB')}, SM {unit('sm_clock_mhz', 'MHz')}, "
+              f"memory {unit('memory_clock_mhz', 'MHz')}, PCIe {unit('pcie_mb_per_second', 'MB/s')}, "
+              f"NVLink {unit('nvlink_mb_per_second', 'MB/s')}", "plain")]]
+
+
+def heading(title, status, style, reason, width):
+    clock = time.strftime("%H:%M:%S")
+    room = max(0, width - len(status) - len(clock) - 4)
+    name = title if len(title) <= room else "..." + title[len(title) - max(0, room - 3):]
+    gap = " " * max(1, width - len(name) - len(status) - len(clock) - 3)
+    lines = [[(name, "bold"), ("  " + status.upper(), style), (gap + clock, "dim")]]
+    return lines + ([[(reason, style)]] if reason else [])
+
+
+def draw(state, width, height=None, choice=None, blocks=BLOCKS):
+    """A whole screen; with `height` None everything, for --once."""
+    choice = choice or Choice()
+    reason = state.reason or (state.owner or "")
+    lines = heading(state.run, state.status, STATUS_STYLES[state.status], "", width)
+    lines.append([(reason, STATUS_STYLES[state.status] if state.reason else "dim")])
+    lines += summary(state, width)
+    selected = [line for rank in state.ranks if rank.get("rank") == choice.selected for line in details(rank)]
+    if height is None:
+        lines += curve(state.losses, width, 6, blocks) + table(state.ranks, choice, width, state.slowest_rank)
+        return clipped(lines + log_lines(state.log, 10, width), width)
+    left = height - len(lines) - len(selected) - 1  # the keys
+    wanted = len(state.ranks) + 1 if state.ranks else 0
+    log = max(3, left // 5) if state.log else 0
+    curve_height = min(max(2, (left - log) // 3), 14) if len(state.losses) > 1 else 0
+    used = curve_height + 1 if curve_height else 0
+    ranks = min(wanted, left - log - used)
+    log = left - used - max(ranks, 0) if state.log else 0  # what the ranks leave
+    lines += curve(state.losses, width, curve_height, blocks)
+    if ranks > 1:
+        lines += table(state.ranks, choice, width, state.slowest_rank, ranks)
+    lines += selected + log_lines(state.log, log, width)
+    return footed(lines, width, height)
+
+
+def log_lines(log, count, width):
+    if count < 2 or not log:
+        return []
+    return [[("log".ljust(width, " "), "header")]] + [[(line, "bad" if "[error]" in line else "warning" if "[warning]" in line else "dim")]
+                                                     for line in log[-(count - 1):]]
+
+
+def draw_host(records, host, width, height=None, choice=None):
+    """The GPUs of this host, without a run."""
+    choice = choice or Choice()
+    rows = [{"rank": index, "host": host, **record} for index, record in enumerate(records)]
+    lines = heading(host, f"{len(rows)} GPUs", "good", "", width)
+    selected = [line for row in rows if row["rank"] == choice.selected for line in details(row)]
+    lines += table(rows, choice, width, None, None if height is None else height - len(lines) - len(selected) - 1,
+                   HOST_COLUMNS) + selected
+    return clipped(lines, width) if height is None else footed(lines, width, height)
+
+
+def footed(lines, width, height):
+    lines = clipped(lines, width)[:height - 1]
+    return lines + [[]] * (height - 1 - len(lines)) + [[(KEYS[:width], "dim")]]
+
+
+def clipped(lines, width):
+    """No line is wider, and no text of a run or a log moves the cursor."""
+    result = []
+    for line in lines:
+        parts, room = [], width
+        for text, style in line:
+            text = "".join(c if c.isprintable() else " " for c in text)[:room]
+            parts.append((text, style))
+            room -= len(text)
+        result.append(parts)
+    return result
+
+
+def text_of(lines):
+    return "".join("".join(text for text, _ in line).rstrip() + os.linesep for line in lines)
