@@ -8,16 +8,17 @@
 namespace ddp::detail {
 namespace {
 
-// The used declarations of nvml.h, which may not be installed; NVIDIA guarantees the ABI.
-struct Utilization {
-  unsigned int gpu;
-  unsigned int memory;
-};
-constexpr unsigned int kNameBytes = 96;
+constexpr unsigned int kNameBytes = 96;  // of nvml.h
 
 }  // namespace
 
+// The used declarations of nvml.h, which may not be installed; NVIDIA guarantees the ABI.
 struct GpuMonitor::Library {
+  // Not in the anonymous namespace: in a unity build GCC 13 crashes on a member of such a type.
+  struct Utilization {
+    unsigned int gpu;
+    unsigned int memory;
+  };
   void* handle = nullptr;
   bool started = false;
   int (*init)() = nullptr;
@@ -75,7 +76,7 @@ std::string GpuMonitor::name() const {
 }
 
 double GpuMonitor::utilisation_percent() const {
-  Utilization value{};
+  Library::Utilization value{};
   const bool good = library_->get_utilization && library_->get_utilization(device_, &value) == 0;
   return good ? value.gpu : NAN;
 }
