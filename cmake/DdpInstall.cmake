@@ -115,6 +115,11 @@ if(DDP_HAS_CUDA)
 endif()
 configure_file(cmake/ddp.pc.in ${CMAKE_BINARY_DIR}/package/ddp.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/package/ddp.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(NOT DDP_TORCH_BESIDE)  # module use PREFIX/share/ddp/modulefiles; module load libddp
+  configure_file(packaging/lmod/libddp.lua.in ${CMAKE_BINARY_DIR}/package/${PROJECT_VERSION}.lua @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/package/${PROJECT_VERSION}.lua
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp/modulefiles/libddp)
+endif()
 install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # The pages, and the programs that they explain.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
