@@ -98,7 +98,9 @@ class PythonPackage(unittest.TestCase):
 
 class Scripts(unittest.TestCase):
     def test_wrong_arguments_are_refused(self):
-        for words in (["build_wheel.sh", "--wheel"], ["build_wheel.sh", "--output"], ["build_wheel.sh", "--python", "/nonexistent"]):
+        for words in (["build_wheel.sh", "--wheel"], ["build_wheel.sh", "--output"], ["build_wheel.sh", "--python", "/nonexistent"],
+                      ["build_image.sh"], ["build_image.sh", "gpu"], ["build_image.sh", "cpu", "--tool", "kaniko"],
+                      ["build_image.sh", "cuda", "--base"]):
             done = subprocess.run([os.path.join(ROOT, "packaging", words[0]), *words[1:]], capture_output=True, text=True, timeout=60,
                                   check=False)
             self.assertEqual((done.returncode, done.stdout), (64, ""), words)
