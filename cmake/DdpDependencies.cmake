@@ -134,7 +134,7 @@ if(JPEGLIB_INCLUDE_DIR AND JPEGLIB_LIBRARY)
 endif()
 if(NOT DDP_HAS_LIBJPEG AND NOT DDP_CORE_ONLY)
   message(STATUS "ddp: JPEG images are decoded whole: no static libjpeg-turbo with jpeglib.h was found "
-                 "(Debian: libjpeg62-turbo-dev, Ubuntu: libjpeg-turbo8-dev)")
+                 "(Debian, Ubuntu: libjpeg-dev)")
 endif()
 
 if(DDP_CORE_ONLY)

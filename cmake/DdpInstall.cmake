@@ -3,8 +3,10 @@
 include(CMakePackageConfigHelpers)
 
 set(DDP_INSTALL_CMAKEDIR ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)
-set_target_properties(ddp_ops ddp ddp_models ddp_pretrained ddp_tokens PROPERTIES
-  VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+if(NOT DDP_TORCH_BESIDE)  # a wheel has no links: each name would be a copy of the library
+  set_target_properties(ddp_ops ddp ddp_models ddp_pretrained ddp_tokens PROPERTIES
+    VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+endif()
 
 # LibTorch is not ours to move: the libraries remember where it was, LD_LIBRARY_PATH says where it is.
 set(_torch_rpath ${LIBTORCH_LIBRARY_DIR})
@@ -18,6 +20,13 @@ if(DDP_HAS_CUDA)
     list(APPEND _torch_rpath ${_dir})
   endforeach()
   list(REMOVE_DUPLICATES _torch_rpath)
+endif()
+if(DDP_TORCH_BESIDE)
+  # lib and bin are two folders below site-packages. PyPI's Open MPI puts its library two folders above it.
+  set(_torch_rpath "$ORIGIN/../../torch/lib")
+  file(GLOB _nvidia RELATIVE ${LIBTORCH_NVIDIA_DIR} ${LIBTORCH_NVIDIA_DIR}/*/lib)
+  list(TRANSFORM _nvidia PREPEND "$ORIGIN/../../nvidia/")
+  list(APPEND _torch_rpath ${_nvidia} "$ORIGIN/../../../..")
 endif()
 set_target_properties(ddp_ops ddp ddp_models ddp_pretrained ddp_tokens PROPERTIES INSTALL_RPATH "$ORIGIN;${_torch_rpath}")
 
@@ -106,6 +115,11 @@ if(DDP_HAS_CUDA)
 endif()
 configure_file(cmake/ddp.pc.in ${CMAKE_BINARY_DIR}/package/ddp.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/package/ddp.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(NOT DDP_TORCH_BESIDE)  # module use PREFIX/share/ddp/modulefiles; module load libddp
+  configure_file(packaging/lmod/libddp.lua.in ${CMAKE_BINARY_DIR}/package/${PROJECT_VERSION}.lua @ONLY)
+  install(FILES ${CMAKE_BINARY_DIR}/package/${PROJECT_VERSION}.lua
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp/modulefiles/libddp)
+endif()
 install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # The pages, and the programs that they explain.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})

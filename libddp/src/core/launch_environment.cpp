@@ -138,7 +138,36 @@ void fill_nodes(Placement& p) {
   }
 }
 
+// Kubeflow describes a pod to torchrun: RANK and PET_NODE_RANK count pods there. A program that the
+// pod starts without torchrun is the pod's only rank.
+void require_one_process_per_pod(const Variables& env) {
+  const auto count = env.text("PET_NPROC_PER_NODE");
+  if (!count || env.text("LOCAL_RANK")) {
+    return;
+  }
+  if (const auto parsed = detail::parse_number<int>(*count); parsed && *parsed > 1) {
+    throw SettingsError(concat("PET_NPROC_PER_NODE=", *count,
+                               " asks for that many ranks per pod, but LOCAL_RANK is not set: the "
+                               "pod started this program only once; fix: start it with torchrun "
+                               "--no-python, or give each pod one GPU and one process"));
+  }
+}
+
+Placement read_pod(const Variables& env, LaunchEnvironment& result) {
+  require_one_process_per_pod(env);
+  Placement p;
+  p.rank = env.number("PET_NODE_RANK", 0);
+  p.world_size = env.required("PET_NNODES", 1, *p.rank);
+  result.source = LaunchSource::Torchrun;
+  result.master_addr = env.text("PET_MASTER_ADDR").value_or("");
+  if (const auto port = env.number("PET_MASTER_PORT", 0, 65535)) {
+    result.master_port = port->value;
+  }
+  return p;
+}
+
 Placement read_torchrun(const Variables& env, LaunchEnvironment& result) {
+  require_one_process_per_pod(env);
   Placement p;
   p.rank = env.number("RANK", 0);
   p.world_size = env.required("WORLD_SIZE", 1, *p.rank);
@@ -264,6 +293,9 @@ Placement read_launcher(const Variables& env, LaunchEnvironment& result) {
   }
   if (env.text("PMIX_RANK")) {
     return read_pmix(env, result);
+  }
+  if (env.text("PET_NODE_RANK")) {
+    return read_pod(env, result);
   }
   return {};
 }

@@ -8,26 +8,7 @@
 namespace ddp::detail {
 namespace {
 
-// The used declarations of nvml.h, which may not be installed; NVIDIA guarantees the ABI.
-struct Utilization {
-  unsigned int gpu;
-  unsigned int memory;
-};
-struct Memory {
-  unsigned long long total;
-  unsigned long long free;
-  unsigned long long used;
-};
-struct FieldValue {
-  unsigned int field;
-  unsigned int scope;
-  long long timestamp;
-  long long latency;
-  int type;
-  int result;
-  unsigned long long value;
-};
-constexpr unsigned int kNameBytes = 96;
+constexpr unsigned int kNameBytes = 96;  // of nvml.h
 constexpr int kDieTemperature = 0;
 constexpr int kSmClock = 1;
 constexpr int kMemoryClock = 2;
@@ -39,7 +20,27 @@ constexpr unsigned int kAllLinks = 0xffffffff;
 
 }  // namespace
 
+// The used declarations of nvml.h, which may not be installed; NVIDIA guarantees the ABI.
 struct GpuMonitor::Library {
+  // Not in the anonymous namespace: in a unity build GCC 13 crashes on a member of such a type.
+  struct Utilization {
+    unsigned int gpu;
+    unsigned int memory;
+  };
+  struct Memory {
+    unsigned long long total;
+    unsigned long long free;
+    unsigned long long used;
+  };
+  struct FieldValue {
+    unsigned int field;
+    unsigned int scope;
+    long long timestamp;
+    long long latency;
+    int type;
+    int result;
+    unsigned long long value;
+  };
   void* handle = nullptr;
   bool started = false;
   int (*init)() = nullptr;
@@ -107,7 +108,7 @@ std::string GpuMonitor::name() const {
 }
 
 double GpuMonitor::utilisation_percent() const {
-  Utilization value{};
+  Library::Utilization value{};
   const bool good = library_->get_utilization && library_->get_utilization(device_, &value) == 0;
   return good ? value.gpu : NAN;
 }
@@ -125,7 +126,7 @@ double GpuMonitor::energy_joules() const {
 }
 
 double GpuMonitor::memory_total_gib() const {
-  Memory memory{};
+  Library::Memory memory{};
   const bool good = library_->get_memory && library_->get_memory(device_, &memory) == 0;
   return good ? static_cast<double>(memory.total) / (1 << 30) : NAN;
 }
@@ -159,7 +160,7 @@ double GpuMonitor::pcie_mb_per_second() const {
 }
 
 double GpuMonitor::nvlink_bytes() const {
-  FieldValue values[2] = {};
+  Library::FieldValue values[2] = {};
   values[0].field = kNvlinkSent;
   values[1].field = kNvlinkReceived;
   values[0].scope = values[1].scope = kAllLinks;

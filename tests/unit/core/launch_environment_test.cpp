@@ -88,6 +88,29 @@ const Environment kTorchrun = {{"RANK", "3"},
                                {"TORCHELASTIC_RESTART_COUNT", "2"},
                                {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 
+// Kubeflow's PyTorchJob: three pods with one process each, third pod.
+const Environment kPyTorchJob = {{"RANK", "2"},
+                                 {"WORLD_SIZE", "3"},
+                                 {"MASTER_ADDR", "resnet-master-0"},
+                                 {"MASTER_PORT", "23456"},
+                                 {"PET_NNODES", "3"},
+                                 {"PET_NODE_RANK", "2"},
+                                 {"PET_NPROC_PER_NODE", "auto"}};
+
+// Kubeflow's TrainJob: three pods, second pod. Its values are for torchrun alone.
+const Environment kTrainJob = {{"PET_NNODES", "3"},
+                               {"PET_NODE_RANK", "1"},
+                               {"PET_NPROC_PER_NODE", "1"},
+                               {"PET_MASTER_ADDR", "resnet-node-0-0.resnet"},
+                               {"PET_MASTER_PORT", "29400"}};
+
+// An indexed Job of Kubernetes: RANK comes from the pod's index, the rest from the manifest.
+const Environment kIndexedJob = {{"JOB_COMPLETION_INDEX", "1"},
+                                 {"RANK", "1"},
+                                 {"WORLD_SIZE", "2"},
+                                 {"MASTER_ADDR", "resnet-0.resnet"},
+                                 {"MASTER_PORT", "29500"}};
+
 struct Expected {
   std::string name;
   Environment environment;
@@ -160,6 +183,14 @@ TEST_CASE("each launcher is recognised") {
       {"torchrun", kTorchrun, LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
       {"srun torchrun", kSlurmTask + kTorchrun, LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
       {"mpirun torchrun", kOpenMpi + kTorchrun, LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
+      {"PyTorchJob", kPyTorchJob, LaunchSource::Torchrun, 2, 3, 0, 1, 0, 1, false},
+      {"TrainJob", kTrainJob, LaunchSource::Torchrun, 1, 3, 0, 1, 0, 1, false},
+      {"TrainJob, processes by GPUs", kTrainJob + Environment{{"PET_NPROC_PER_NODE", "auto"}},
+       LaunchSource::Torchrun, 1, 3, 0, 1, 0, 1, false},
+      {"TrainJob with torchrun", kTrainJob + kTorchrun + Environment{{"PET_NPROC_PER_NODE", "2"}},
+       LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
+      {"TrainJob with mpirun", kTrainJob + kOpenMpi, LaunchSource::OpenMpi, 3, 4, 1, 2, 1, 2, true},
+      {"indexed Job", kIndexedJob, LaunchSource::Torchrun, 1, 2, 0, 1, 0, 1, false},
       {"WORLD_SIZE alone is nobody's", kOpenMpi + Environment{{"WORLD_SIZE", "9"}},
        LaunchSource::OpenMpi, 3, 4, 1, 2, 1, 2, true},
       {"WORLD_SIZE of a batch script is not the step's",
@@ -200,6 +231,17 @@ TEST_CASE("what else the launchers tell") {
   CHECK_FALSE(detect(without(kTorchrun, "TORCHELASTIC_RUN_ID")).torchrun_store);
   CHECK(detect(kSlurmTask + kTorchrun).job_id == "117");
   CHECK(detect(kSlurmBatch).job_id == "117");
+}
+
+TEST_CASE("pods of Kubernetes find rank 0") {
+  const auto find = [](const Environment& pod) {
+    const auto got = detect(pod);
+    CHECK_FALSE(got.torchrun_store);
+    return got.master_addr + ":" + std::to_string(got.master_port);
+  };
+  CHECK(find(kPyTorchJob) == "resnet-master-0:23456");
+  CHECK(find(kTrainJob) == "resnet-node-0-0.resnet:29400");
+  CHECK(find(kIndexedJob) == "resnet-0.resnet:29500");
 }
 
 TEST_CASE("explicit arguments") {
@@ -297,6 +339,20 @@ TEST_CASE("contradictions and bad numbers are refused with both sides") {
   expect_refused({}, {.rank = -1, .world_size = 2}, {"rank=-1"});
   expect_refused({}, {.rendezvous = "host"}, {"rendezvous='host'", "host:port"});
   expect_refused({}, {.rendezvous = "host:0"}, {"rendezvous='host:0'"});
+}
+
+TEST_CASE("a pod's wrong variables are refused") {
+  const Environment eight = {{"PET_NPROC_PER_NODE", "8"}};
+  const std::vector<std::string> words = {"PET_NPROC_PER_NODE=8", "LOCAL_RANK is not set",
+                                          "torchrun --no-python"};
+  expect_refused(kTrainJob + eight, {}, words);
+  expect_refused(kPyTorchJob + Environment{{"WORLD_SIZE", "24"}} + eight, {}, words);
+  expect_refused(without(kTrainJob, "PET_NNODES"), {}, {"PET_NODE_RANK=1", "PET_NNODES is not"});
+  expect_refused(kTrainJob + Environment{{"PET_NODE_RANK", "3"}}, {},
+                 {"PET_NODE_RANK=3 contradicts PET_NNODES=3"});
+  expect_refused(kTrainJob + Environment{{"PET_NNODES", "1:3"}}, {}, {"PET_NNODES='1:3'"});
+  expect_refused(without(kTrainJob, "PET_MASTER_ADDR"), {}, {"PET_NNODES=3", "MASTER_ADDR"});
+  expect_refused(without(kIndexedJob, "RANK"), {}, {"WORLD_SIZE=2", "RANK is not"});
 }
 
 TEST_CASE("half of a placement is refused") {

@@ -30,7 +30,7 @@ def programs():
 
 
 def scripts():
-    folders = ("scripts", "tools", "data", "benchmarks", "docs/report", "tests/mutations", "tests/cluster")
+    folders = ("scripts", "packaging", "packaging/docker", "tools", "data", "benchmarks", "docs/report", "tests/mutations", "tests/cluster")
     found = [path for pattern in ("*.sh", *(folder + "/*" for folder in folders))
              for path in sorted(glob.glob(os.path.join(ROOT, pattern)))]
     return [path for path in found if is_program(path)]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libddp's programs, libraries, headers and CMake files. Nothing of libddp runs in Python."""

