@@ -29,6 +29,11 @@ class GpuMonitor {
   double power_watts() const;
   double energy_joules() const;  ///< since the driver was loaded
 
+  /// For calls that only one program makes: NVML's function `symbol` (nullptr if this driver lacks
+  /// it), and its handle of the GPU.
+  void* find(const char* symbol) const;
+  void* handle() const { return device_; }
+
  private:
   struct Library;
   GpuMonitor(std::unique_ptr<Library> library, void* device);
