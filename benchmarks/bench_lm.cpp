@@ -20,6 +20,7 @@
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "models/bert.hpp"
+#include "models/encoder.hpp"
 #include "models/gpt2.hpp"
 #include "models/lora.hpp"
 #include "models/qwen2.hpp"
@@ -33,6 +34,7 @@ namespace {
 constexpr const char* kUsage = R"(usage:
   bench_lm model=qwen2-7b seq_len=4096 batch_size=2           LoRA, one JSON line on rank 0
   bench_lm model=gpt2 seq_len=1024 batch_size=16 dropout=0.1  all parameters
+  bench_lm model=encoder seq_len=512 batch_size=8 dtype=fp32  cluster_check's reference encoder
   bench_lm … base_dtype=fp8   LoRA: frozen weights are multiplied in FP8
   bench_lm … accumulate=16    a step accumulates the batch 16 times
   bench_lm … step=graph       GraphedStep: the whole step captured once, then replayed
@@ -40,8 +42,7 @@ constexpr const char* kUsage = R"(usage:
   bench_lm … wrap=compare     world 1: wrapped and plain loop in rounds of one process
   bench_lm … gate=FOLDER      each round waits for a file there: see compare.py
 
-param_dtype auto is dtype for a qwen2 model (lora_rank=0 trains all of it) and fp32 for gpt2. If
-it differs from dtype, the forward runs under autocast. bf16 parameters have fp32 masters. ms is
+param_dtype auto is dtype for a qwen2 model (lora_rank=0 trains all of it), else fp32. If it differs from dtype, the forward runs under autocast. bf16 parameters have fp32 masters. ms is
 the median of `rounds` means over `steps` steps. host_ms and host_us are the wall and CPU time in
 which the host issues a step into an empty queue. forward, backward (with the reduction) and
 optimizer (with the clipping) are medians by device events, 0 in a captured step. peak_mib is
@@ -79,13 +80,15 @@ const Settings::Values kDefaults = {{"model", "qwen2-7b"},
                                     {"steps", "10"},
                                     {"warmup", "3"}};
 
-bool is_bert(const Settings& settings) {
-  return settings.text("model").starts_with("bert");
+/// The loss of BERT and of the encoder covers all positions, each with its own id.
+bool predicts_own_ids(const Settings& settings) {
+  const auto model = settings.text("model");
+  return model.starts_with("bert") || model.starts_with("encoder");
 }
 
 /// Trained whole, with float32 parameters under autocast.
 bool is_pretraining(const Settings& settings) {
-  return settings.text("model").starts_with("gpt2") || is_bert(settings);
+  return settings.text("model").starts_with("gpt2") || predicts_own_ids(settings);
 }
 
 torch::Dtype torch_dtype(const Settings& settings, const std::string& key) {
@@ -107,7 +110,8 @@ ddp::AmpOptions autocast_options(const Settings& settings) {
 }
 
 /// Sizes by model name, the same as in benchmarks/pytorch_lm.py.
-using Sizes = std::variant<models::Qwen2Options, models::Gpt2Options, models::BertOptions>;
+using Sizes = std::variant<models::Qwen2Options, models::Gpt2Options, models::BertOptions,
+                           models::EncoderOptions>;
 
 Sizes named_sizes(const Settings& settings) {
   models::Qwen2Options tiny_qwen2;
@@ -128,6 +132,11 @@ Sizes named_sizes(const Settings& settings) {
   tiny_bert.hidden_size = 64;
   tiny_bert.num_layers = 2;
   tiny_bert.num_heads = 4;
+  models::EncoderOptions tiny_encoder;
+  tiny_encoder.vocab_size = 512;
+  tiny_encoder.hidden_size = 64;
+  tiny_encoder.num_layers = 2;
+  tiny_encoder.num_heads = 4;
   auto sizes = settings.choice<Sizes>("model", {{"qwen2-7b", models::qwen2_7b()},
                                                 {"qwen2-1.5b", models::qwen2_1_5b()},
                                                 {"qwen2-0.5b", models::qwen2_0_5b()},
@@ -135,7 +144,9 @@ Sizes named_sizes(const Settings& settings) {
                                                 {"gpt2", models::Gpt2Options()},
                                                 {"gpt2-tiny", tiny_gpt2},
                                                 {"bert", models::BertOptions()},
-                                                {"bert-tiny", tiny_bert}});
+                                                {"bert-tiny", tiny_bert},
+                                                {"encoder", models::EncoderOptions()},
+                                                {"encoder-tiny", tiny_encoder}});
   std::visit(
       [&](auto& options) {
         const auto override_with = [&](const char* key, int64_t& value) {
@@ -164,6 +175,12 @@ ModelPtr build(const Settings& settings, models::BertOptions sizes,
   models::Bert model(sizes, memory);
   model->reset_parameters();
   return model.ptr();
+}
+
+ModelPtr build(const Settings& settings, models::EncoderOptions sizes,
+               const torch::TensorOptions& memory) {
+  sizes.max_positions = std::max<int64_t>(sizes.max_positions, settings.number("seq_len"));
+  return models::Encoder(sizes, memory).ptr();
 }
 
 ModelPtr build(const Settings& settings, const models::Qwen2Options& sizes,
@@ -324,7 +341,7 @@ class Trainer {
   using Step = std::function<torch::Tensor(const Batch&, const ddp::StepScalars&)>;
 
   // Draws the same ids as benchmarks/pytorch_lm.py. The last position of a causal model has no
-  // label; BERT's loss covers all positions, each with its own id.
+  // label.
   void make_batch(const ddp::Context& context) {
     const auto vocab_size = std::min<int64_t>(module_->vocab_size(), 50257);
     const std::vector<int64_t> shape = {settings_.number("batch_size"),
@@ -332,12 +349,13 @@ class Trainer {
     auto generator = at::detail::createCPUGenerator(1 + static_cast<uint64_t>(context.rank()));
     const auto ids = torch::randint(vocab_size, shape, generator, torch::kInt64);
     auto labels = ids.clone();
-    if (!is_bert(settings_)) {
+    if (!predicts_own_ids(settings_)) {
       labels.fill_(ddp::ops::kIgnoreIndex);
       labels.slice(1, 0, shape[1] - 1).copy_(ids.slice(1, 1));
     }
     batch_ = {ids.to(context.device()), labels.to(context.device())};
-    num_labels_ = static_cast<double>(shape[0] * (shape[1] - (is_bert(settings_) ? 0 : 1)));
+    num_labels_ =
+        static_cast<double>(shape[0] * (shape[1] - (predicts_own_ids(settings_) ? 0 : 1)));
   }
 
   template <typename Mark>

@@ -10,7 +10,8 @@ usage:
 A qwen2 model is trained with LoRA: base and adapters in bf16 (dtype=fp32: both in fp32), no autocast.
 lora_dtype=fp32 keeps the adapters in fp32 under autocast. lora_rank=0 trains all of it. A gpt2 model has fp32
 parameters under autocast; `dropout` is of all three kinds. A bert model is trained likewise, as plain modules
-(pytorch_bert.py, without transformers), on the loss over all positions. Bodies are randomly initialised on the
+(pytorch_bert.py, without transformers), on the loss over all positions; so is cluster_check's reference encoder
+(model=encoder, pytorch_encoder.py). Bodies are randomly initialised on the
 device; one resident random batch is trained on. A step accumulates its gradient `accumulate` times. Settings are
 key=value (see DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over `steps` steps; tokens_s
 counts the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the warm-up.
@@ -24,6 +25,7 @@ if {"-h", "--help"} & set(sys.argv[1:]):  # before torch and transformers, which
     sys.exit(0)
 import peer
 import pytorch_bert
+import pytorch_encoder
 import torch
 import torch.distributed as dist
 
@@ -48,6 +50,8 @@ GPT2 = {
     "gpt2": dict(vocab_size=50257, n_embd=768, n_layer=12, n_head=12),
     "gpt2-tiny": dict(vocab_size=512, n_embd=64, n_layer=2, n_head=4),
 }
+# Models of plain modules. Their loss covers all positions, each with its own id.
+PLAIN = {**pytorch_bert.SIZES, **pytorch_encoder.SIZES}
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -56,7 +60,7 @@ def is_lora(o):
 
 
 def configuration(o):
-    import transformers  # takes its time, and a bert model is built without it
+    import transformers  # takes its time, and the models of plain modules are built without it
     if o.model in QWEN2:
         sizes = dict(QWEN2[o.model])
         sizes["num_hidden_layers"] = o.num_layers or sizes["num_hidden_layers"]
@@ -68,7 +72,7 @@ def configuration(o):
         config = transformers.GPT2Config(**sizes, n_positions=max(1024, o.seq_len), resid_pdrop=o.dropout,
                                          embd_pdrop=o.dropout, attn_pdrop=o.dropout)
     else:
-        sys.exit(f"unknown model {o.model}; there are {', '.join([*QWEN2, *GPT2, *pytorch_bert.SIZES])}")
+        sys.exit(f"unknown model {o.model}; there are {', '.join([*QWEN2, *GPT2, *PLAIN])}")
     config.vocab_size = o.vocab_size or config.vocab_size
     config.use_cache = False
     return config
@@ -81,22 +85,24 @@ def add_lora(o, model):
     return peft.get_peft_model(model, config, autocast_adapter_dtype=o.lora_dtype == "fp32")
 
 
-def is_bert(o):
-    return o.model in pytorch_bert.SIZES
+def is_plain(o):
+    return o.model in PLAIN
 
 
 def vocabulary_size(o):
-    if is_bert(o):
-        return o.vocab_size or pytorch_bert.SIZES[o.model]["vocab"]
+    if is_plain(o):
+        return o.vocab_size or PLAIN[o.model]["vocab"]
     return configuration(o).vocab_size
 
 
-def build_bert(o):
+def build_plain(o):
     if o.checkpoint_every:
         sys.exit(f"checkpoint_every={o.checkpoint_every} is not for {o.model}")
-    sizes = pytorch_bert.SIZES[o.model] | dict(vocab=vocabulary_size(o))
+    sizes = PLAIN[o.model] | dict(vocab=vocabulary_size(o), positions=max(512, o.seq_len))
     sizes["layers"] = o.num_layers or sizes["layers"]
-    return pytorch_bert.BertForMaskedLM(**sizes, positions=max(512, o.seq_len), dropout=o.dropout)
+    if o.model in pytorch_encoder.SIZES:
+        return pytorch_encoder.Encoder(**sizes)
+    return pytorch_bert.BertForMaskedLM(**sizes, dropout=o.dropout)
 
 
 def build_causal(o, kind):
@@ -107,7 +113,7 @@ def build_causal(o, kind):
 def build(o, device):
     kind = torch.bfloat16 if o.model in QWEN2 and o.dtype == "bf16" else torch.float32
     with device:
-        model = build_bert(o) if is_bert(o) else build_causal(o, kind)
+        model = build_plain(o) if is_plain(o) else build_causal(o, kind)
     if o.checkpoint_every not in (0, 1):
         sys.exit("checkpoint_every is 0 or 1 here: transformers checkpoints all layers or none")
     if o.checkpoint_every:
@@ -126,7 +132,7 @@ def build(o, device):
 
 
 def needs_autocast(o):
-    return o.dtype if o.model in GPT2 or is_bert(o) or (is_lora(o) and o.lora_dtype == "fp32") else "off"
+    return o.dtype if o.model in GPT2 or is_plain(o) or (is_lora(o) and o.lora_dtype == "fp32") else "off"
 
 
 class Trainer:
@@ -148,7 +154,7 @@ class Trainer:
             with self.model.no_sync() if waits else contextlib.nullcontext():
                 with peer.autocast(self.amp, self.device):
                     output = self.model(input_ids=self.input_ids, labels=self.input_ids)
-                    self.loss = output if is_bert(self.o) else output.loss
+                    self.loss = output if is_plain(self.o) else output.loss
                 (self.loss / self.o.accumulate if self.o.accumulate > 1 else self.loss).backward()
         if self.o.clip > 0:
             torch.nn.utils.clip_grad_norm_(self.trained, self.o.clip)

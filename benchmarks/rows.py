@@ -203,6 +203,12 @@ ROWS.update({
         Goal(4700, 5150), ("dropout=0.1",), unit="seq_s", scaling=TRANSFORMER_SCALING, steps=50, eager_steps=25,
         peer_settings=("vocab_size=30528",),
         least=lambda batch: roofline.bert(batch, 128)),
+    "encoder_fp32": language(
+        "Reference encoder of cluster_check, 8 x 512 tokens, strict float32", "encoder", 8, 512, Goal(50e3, 55e3),
+        ("dtype=fp32", "clip=0"), best=("param_dtype=fp32",), steps=20, eager_steps=20),
+    "encoder_bf16": language(
+        "Reference encoder of cluster_check, 8 x 512 tokens, bf16", "encoder", 8, 512, Goal(400e3, 500e3),
+        ("dtype=bf16", "clip=0"), steps=100, eager_steps=100),
     "qwen2_7b_lora": lora("Qwen2-7B, LoRA r 64, dropout 0.05, 2 x 4,096 tokens", Goal(16000, 17500), 0.05,
                           scaling=LORA_SCALING),
     "qwen2_7b_lora_dropout0": lora("Qwen2-7B, LoRA r 64, 2 x 4,096 tokens", Goal(16800, 17900), 0),

@@ -17,8 +17,6 @@ endfunction()
 set(_small context.device=cpu data.path=${PROJECT_SOURCE_DIR}/data/cifar10-sample data.num_samples=80
     train.batch_size=8 metrics.dir= metrics.log_every=5)
 foreach(_ranks 1 2)
-  ddp_add_example(cluster_check cluster_check ${_ranks} ARGUMENTS device=cpu
-                  OUTPUT "0:the sum is correct on every rank" "0:all checks passed")
   ddp_add_example(quickstart quickstart ${_ranks} ARGUMENTS ${_small} train.max_steps=5
                   OUTPUT "0:step 5/5 | epoch" "0: | loss ")
 endforeach()

@@ -32,6 +32,12 @@ inline bool runs_own_kernels(const at::Tensor& tensor, at::ScalarType dtype) {
   return (dtype == at::kBFloat16 || dtype == at::kHalf) && runs_own_code(tensor);
 }
 
+/// Whether a product with `tensor` is a strict float32 product of the library's gemm().
+inline bool runs_float32_products(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kFloat && runs_own_code(tensor) &&
+         !at::globalContext().allowTF32CuBLAS();
+}
+
 /// Autocast's dtype if enabled for the tensor's device, else `otherwise`.
 inline at::ScalarType compute_dtype(const at::Tensor& tensor, at::ScalarType otherwise) {
   const auto device = tensor.device().type();

@@ -102,6 +102,10 @@ std::unique_ptr<GpuMonitor> GpuMonitor::open(const std::string& pci_bus_id) {
   return std::unique_ptr<GpuMonitor>(new GpuMonitor(std::move(library), device));
 }
 
+void* GpuMonitor::find(const char* symbol) const {
+  return ::dlsym(library_->handle, symbol);
+}
+
 std::string GpuMonitor::name() const {
   char text[kNameBytes] = "";
   return library_->get_name && library_->get_name(device_, text, kNameBytes) == 0 ? text : "";

@@ -37,6 +37,11 @@ class GpuMonitor {
   double pcie_mb_per_second() const;  ///< both directions; takes 40 ms
   double nvlink_bytes() const;        ///< of all links and both directions, since a driver's load
 
+  /// For calls that only one program makes: NVML's function `symbol` (nullptr if this driver lacks
+  /// it), and its handle of the GPU.
+  void* find(const char* symbol) const;
+  void* handle() const { return device_; }
+
  private:
   double clock_mhz(int type) const;
   struct Library;

@@ -34,7 +34,7 @@ struct VitOptions {
 };
 
 namespace detail {
-class VitBlock;
+class EncoderBlock;
 }
 
 /// Input [batch, 3, image_size, image_size] in any memory format, output logits [batch,
@@ -65,7 +65,7 @@ class VitImpl : public torch::nn::Module {
   torch::Tensor patch_bias_;
   torch::Tensor class_token_;  // [1, 1, hidden]
   torch::Tensor positions_;    // encoder.pos_embedding [1, seq, hidden]
-  std::vector<std::shared_ptr<detail::VitBlock>> blocks_;
+  std::vector<std::shared_ptr<detail::EncoderBlock>> blocks_;
   torch::Tensor norm_weight_;  // encoder.ln
   torch::Tensor norm_bias_;
   torch::Tensor head_weight_;  // heads.head

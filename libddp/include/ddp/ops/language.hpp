@@ -18,7 +18,7 @@ namespace ddp::ops {
 
 /// Kernel of attention().
 enum class AttentionBackend {
-  Auto,   ///< the first that can serve: Cudnn (with shapes_recur), Flash, Math; CPU: LibTorch's
+  Auto,   ///< Cudnn (with shapes_recur), Flash, in float32 LibTorch's, else Math; CPU: LibTorch's
   Cudnn,  ///< CUDA, bfloat16 or float16
   Flash,  ///< FlashAttention 2; CUDA, bfloat16 or float16
   Math,   ///< plain matrix products and a softmax: the definition; any device and dtype
@@ -124,8 +124,8 @@ struct LinearOptions {
 ///
 ///   input [..., in], weight [out, in] -> [..., out]
 ///
-/// The kernel's result is one product, and gradients of weight and bias go straight to their bucket
-/// (of joined rows by a copy).
+/// The kernel (in strict float32 too) is one product, and gradients of weight and bias go straight
+/// to their bucket (of joined rows by a copy).
 at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                   const LinearOptions& options = {});
 

@@ -53,6 +53,7 @@ void gemm(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
   const auto dtype = a.scalar_type();
   const bool fits =
       dtype == at::kBFloat16 || dtype == at::kHalf ||
+      (runs_float32_products(a) && out.scalar_type() == at::kFloat) ||
       (dtype == at::kFloat8_e4m3fn && multiplies_fp8(a.device()) &&
        out.scalar_type() == at::kBFloat16 && a.size(1) % 16 == 0 && b.size(1) % 16 == 0);
   if (a.is_cuda() && fits && b.scalar_type() == dtype && out.numel() > 0 && a.numel() > 0) {

@@ -22,11 +22,11 @@ struct GemmOptions {
 /// out [m, n] = alpha a [m, k] b [k, n] + beta out, sums in float32 (float64 for float64).
 ///
 /// Each matrix is row-major or column-major with any leading dimension, `out` row-major; `out` may
-/// be float32 with bf16 or fp16 factors. Uses cublasLt on CUDA in bf16 and fp16, else ATen. The
-/// first call of a shape times the candidates (some ten milliseconds, the host waits), and the
-/// process keeps the fastest. If this call is captured, or with PyTorch's deterministic algorithms,
-/// the process keeps the library's first proposal. FP8 on CUDA needs compute capability 9.0;
-/// elsewhere its factors are converted to float32.
+/// be float32 with bf16 or fp16 factors. Uses cublasLt on CUDA in bf16, fp16 and strict float32
+/// (without TF32), else ATen. The first call of a shape times the candidates (some ten
+/// milliseconds, the host waits), and the process keeps the fastest. If this call is captured, or
+/// with PyTorch's deterministic algorithms, the process keeps the library's first proposal. FP8 on
+/// CUDA needs compute capability 9.0; elsewhere its factors are converted to float32.
 void gemm(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
           const GemmOptions& options = {});
 

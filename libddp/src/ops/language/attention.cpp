@@ -80,12 +80,34 @@ at::Tensor by_definition(const at::Tensor& query, const at::Tensor& key, const a
       is_causal, {}, options.scale, query.size(1) != key.size(1)));
 }
 
+/// Whether LibTorch's memory-efficient kernel can serve Auto: in float32, which cuDNN and Flash
+/// lack. Its gradients may differ from run to run.
+bool fits_efficient_kernel(const at::Tensor& query, const at::Tensor& key,
+                           const at::Tensor& value) {
+  constexpr int64_t kVector = 4;  // of float32 in 16 bytes
+  const auto is_aligned = [](const at::Tensor& heads) {
+    return heads.stride(0) % kVector == 0 && heads.stride(1) % kVector == 0 &&
+           heads.stride(2) % kVector == 0 && heads.stride(3) == 1;
+  };
+  return query.is_cuda() && query.scalar_type() == at::kFloat && query.size(1) == key.size(1) &&
+         query.size(3) % kVector == 0 && query.numel() > 0 && key.numel() > 0 &&
+         !at::globalContext().deterministicAlgorithms() && is_aligned(query) && is_aligned(key) &&
+         is_aligned(value);
+}
+
 at::Tensor with_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const AttentionOptions& options) {
   if (query.device().is_cpu() && options.backend == AttentionBackend::Auto) {
     return at::scaled_dot_product_attention(query, key, value, {}, options.dropout_p,
                                             options.is_causal, options.scale,
                                             query.size(1) != key.size(1));
+  }
+  if (options.backend == AttentionBackend::Auto && fits_efficient_kernel(query, key, value)) {
+    // Only the backward reads the log-sum-exp.
+    const bool keep_lse = at::GradMode::is_enabled() &&
+                          (query.requires_grad() || key.requires_grad() || value.requires_grad());
+    return std::get<0>(at::_scaled_dot_product_efficient_attention(
+        query, key, value, {}, keep_lse, options.dropout_p, options.is_causal, options.scale));
   }
   return by_definition(query, key, value, {}, options.is_causal, options);
 }

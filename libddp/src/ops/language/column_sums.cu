@@ -101,7 +101,7 @@ cudaError_t launch_add_parts(const float* in, int64_t parts, int64_t columns, co
 
 cudaError_t launch_column_sums(const void* in, Element element, int64_t rows, int64_t columns,
                                float* scratch, const GradOut& out, cudaStream_t stream) {
-  const auto status = with_compute_type(element, [&](auto tag) {
+  const auto status = with_float_type(element, [&](auto tag) {
     using T = typename decltype(tag)::type;
     part_sums<<<column_grid(rows, columns), dim3(kColumnLanes, kColumnRows), 0, stream>>>(
         static_cast<const T*>(in), rows, columns, rows_of_column_part(rows, columns), scratch);

@@ -156,8 +156,11 @@ class Linear : public torch::autograd::Function<Linear> {
 // Other sizes would leave cublasLt without its fast algorithms.
 bool fits_products(const at::Tensor& input, const at::Tensor& weight) {
   const bool has_vectors = weight.size(0) % 8 == 0 && weight.size(1) % 8 == 0;
+  const auto dtype = detail::compute_dtype(input, input.scalar_type());
+  const bool is_float = dtype == at::kFloat && weight.scalar_type() == at::kFloat &&
+                        detail::runs_float32_products(input);
   return has_vectors && input.numel() > 0 && weight.numel() > 0 &&
-         detail::runs_own_kernels(input, detail::compute_dtype(input, input.scalar_type()));
+         (is_float || detail::runs_own_kernels(input, dtype));
 }
 
 LinearResidual by_products(const at::Tensor& input, const at::Tensor& weight,

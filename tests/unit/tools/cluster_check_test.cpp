@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// How cluster_check judges and reports rows of several ranks, without a cluster.
+#include <unistd.h>
+
+#include <catch2/catch_test_macros.hpp>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "ddp/core/error.hpp"
+#include "pairing.hpp"
+#include "report.hpp"
+#include "thresholds.hpp"
+
+using namespace cluster_check;
+
+namespace {
+
+/// A file of thresholds that goes with the test.
+class ThresholdFile {
+ public:
+  explicit ThresholdFile(const std::string& text)
+      : path_(std::filesystem::temp_directory_path() /
+              ("cluster_check_" + std::to_string(getpid()) + ".yaml")) {
+    std::ofstream(path_) << text;
+  }
+  ~ThresholdFile() { std::filesystem::remove(path_); }
+  Thresholds load() const { return Thresholds::load(path_.string(), ""); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+/// Eight GPUs of two nodes, with one value of `name` each.
+Report report_of(const std::string& group, const std::string& name, std::vector<double> values) {
+  Report report;
+  for (int rank = 0; rank < static_cast<int>(values.size()); ++rank) {
+    report.ranks.push_back({.host = rank < 4 ? "alpha" : "beta",
+                            .node_rank = rank / 4,
+                            .local_rank = rank % 4,
+                            .device = "cuda:" + std::to_string(rank % 4),
+                            .gpu_name = "NVIDIA H200",
+                            .launch = "mpirun",
+                            .backend = "nccl"});
+    report.rows.push_back({.group = group,
+                           .name = name,
+                           .value = values[static_cast<std::size_t>(rank)],
+                           .unit = "TFLOP/s",
+                           .rank = rank});
+  }
+  return report;
+}
+
+const std::vector<double> kOneSlow = {700, 702, 698, 701, 699, 700, 610, 700};
+
+}  // namespace
+
+TEST_CASE("a slow GPU is named with its node and its distance from the median") {
+  auto report = report_of("gpu", "gemm_bf16_8192", kOneSlow);
+  ThresholdFile("gpu:\n  percent_below_median: 8\n").load().judge(report);
+  const auto failures = failures_of(report);
+  REQUIRE(failures.size() == 1);
+  CHECK(failures[0] ==
+        "gpu.gemm_bf16_8192 = 610 TFLOP/s, must be at most 8 % below the median (12.86 % below "
+        "it): rank 6 (cuda:2, NVIDIA H200) on node beta");
+  CHECK(to_table(report).find("worst: rank 6 on beta; 12.86 % below the median") !=
+        std::string::npos);
+}
+
+TEST_CASE("a value at the threshold passes, one beyond it fails, in both directions") {
+  auto speed = report_of("gpu", "device_copy", {3.75, 3.74});
+  ThresholdFile("gpu:\n  device_copy: 3.75\n").load().judge(speed);
+  CHECK(speed.rows[0].verdict == Verdict::Pass);
+  CHECK(speed.rows[1].verdict == Verdict::Fail);
+  auto errors = report_of("health", "uncorrected_ecc_errors", {0, 1});
+  ThresholdFile("health:\n  uncorrected_ecc_errors: 0\n").load().judge(errors);
+  CHECK(errors.rows[0].verdict == Verdict::Pass);
+  CHECK(errors.rows[1].verdict == Verdict::Fail);
+}
+
+TEST_CASE("a value that nobody can tell does not fail") {
+  auto report = report_of("health", "nvlinks_down", {0, 0});
+  report.rows[1].value.reset();
+  ThresholdFile("health:\n  nvlinks_down: 0\n").load().judge(report);
+  CHECK(report.rows[1].verdict == Verdict::NotAvailable);
+  CHECK(failures_of(report).empty());
+  const auto json = nlohmann::json::parse(to_json(report));
+  CHECK(json["rows"][1]["value"].is_null());
+  CHECK(json["rows"][1]["verdict"] == "n/a");
+  CHECK(json["passed"] == true);
+}
+
+TEST_CASE("thresholds made from a run let it pass and refuse a much slower one") {
+  auto run = report_of("gpu", "gemm_bf16_8192", kOneSlow);
+  run.started = "2026-01-01 00:00:00";
+  const auto base = Thresholds::load("h200", "");
+  const ThresholdFile file(make_thresholds(run, base));
+  file.load().judge(run);
+  CHECK(run.rows[0].verdict == Verdict::Pass);
+  CHECK(run.rows[6].threshold.find("at least 579") == 0);  // 610 less 5 %, rounded down
+  auto slower = report_of("gpu", "gemm_bf16_8192", std::vector<double>(8, 570));
+  file.load().judge(slower);
+  CHECK(failures_of(slower).size() == 8);
+  CHECK(*file.load().find("health", "uncorrected_ecc_errors") == 0);  // fixed: the base's
+}
+
+TEST_CASE("every shipped set is valid, and auto chooses by the GPU's name") {
+  for (const char* name : {"a100", "h100", "h200", "cpu"}) {
+    CHECK(Thresholds::load(name, "").name() == name);
+  }
+  CHECK(Thresholds::load("auto", "NVIDIA H100 80GB HBM3").name() == "h100");
+  CHECK(Thresholds::load("auto", "NVIDIA A100-SXM4-80GB").name() == "a100");
+  CHECK(Thresholds::load("auto", "").name() == "cpu");
+  CHECK(Thresholds::load("auto", "Another GPU").name() == "none (no set for Another GPU)");
+}
+
+TEST_CASE("an unknown key of a threshold file is an error that names it") {
+  try {
+    ThresholdFile("gpu:\n  gemm_bf16_8129: 600\n").load();
+    FAIL("no error");
+  } catch (const ddp::SettingsError& error) {
+    CHECK(std::string(error.what()).find("gpu.gemm_bf16_8129") != std::string::npos);
+  }
+}
+
+TEST_CASE("the page escapes what hosts and drivers say") {
+  auto report = report_of("gpu", "device_copy", {3, 3});
+  report.ranks[0].host = "<script>&";
+  report.rows[0].text = "a < b";
+  const auto page = to_html(report);
+  CHECK(page.find("<script>") == std::string::npos);
+  CHECK(page.find("&lt;script&gt;&amp;") != std::string::npos);
+}
+
+TEST_CASE("in a tournament every pair meets once, and nobody plays twice in a round") {
+  for (const int slots : {2, 4, 6, 8, 16}) {
+    std::set<std::pair<int, int>> met;
+    for (int round = 0; round < slots - 1; ++round) {
+      for (int rank = 0; rank < slots; ++rank) {
+        const int partner = partner_of(rank, round, slots);
+        CHECK(partner != rank);
+        CHECK(partner_of(partner, round, slots) == rank);
+        met.insert({rank, partner});
+      }
+    }
+    CHECK(met.size() == static_cast<std::size_t>(slots * (slots - 1)));
+  }
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iomanip>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "checks.hpp"
+#include "ddp/core/error.hpp"
+
+namespace cluster_check {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json number_or_null(const std::optional<double>& value) {
+  return value && std::isfinite(*value) ? Json(*value) : Json(nullptr);
+}
+
+Json json_of(const Row& row) {
+  return {{"group", row.group}, {"name", row.name}, {"value", number_or_null(row.value)},
+          {"unit", row.unit},   {"text", row.text}, {"rank", row.rank}};
+}
+
+Row row_from(const Json& json) {
+  Row row{.group = json.at("group"), .name = json.at("name")};
+  if (!json.at("value").is_null()) {
+    row.value = json.at("value").get<double>();
+  }
+  row.unit = json.at("unit");
+  row.text = json.at("text");
+  row.rank = json.at("rank");
+  return row;
+}
+
+Json json_of(const RankInfo& info) {
+  return {{"host", info.host},      {"node_rank", info.node_rank}, {"local_rank", info.local_rank},
+          {"device", info.device},  {"gpu", info.gpu_name},        {"launch", info.launch},
+          {"backend", info.backend}};
+}
+
+RankInfo info_from(const Json& json) {
+  return {.host = json.at("host"),
+          .node_rank = json.at("node_rank"),
+          .local_rank = json.at("local_rank"),
+          .device = json.at("device"),
+          .gpu_name = json.at("gpu"),
+          .launch = json.at("launch"),
+          .backend = json.at("backend")};
+}
+
+RankInfo own_info(const Run& run) {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  const auto& context = run.context;
+  return {.host = host,
+          .node_rank = context.node_rank(),
+          .local_rank = context.local_rank(),
+          .device = context.device().str(),
+          .gpu_name = run.gpu_name,
+          .launch = context.launcher(),
+          .backend = context.communicator()->backend()};
+}
+
+int badness(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::Fail:
+      return 3;
+    case Verdict::Pass:
+      return 2;
+    case Verdict::Unchecked:
+      return 1;
+    default:
+      return 0;
+  }
+}
+
+/// Adds `row`'s value; `values` are those of the line so far.
+void extend(Line& line, const Row& row, std::vector<double>& values) {
+  if (badness(row.verdict) > badness(line.verdict)) {
+    line.verdict = row.verdict;
+    line.threshold = row.threshold;
+  }
+  if (!row.value) {
+    return;
+  }
+  values.push_back(*row.value);
+  const auto* check = find_check(line.group, line.name);
+  const bool high_is_bad = check != nullptr && check->limit == Limit::Max;
+  const bool is_worse = line.worst == nullptr || (high_is_bad ? *row.value > *line.worst->value
+                                                              : *row.value < *line.worst->value);
+  if (is_worse) {
+    line.worst = &row;
+    line.text = row.text;
+  }
+}
+
+std::string rank_table(const Report& report) {
+  std::ostringstream out;
+  for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
+    const auto& info = report.ranks[rank];
+    out << "rank " << rank << " of " << report.ranks.size() << ": node " << info.node_rank << " ("
+        << info.host << "), local rank " << info.local_rank << ", device " << info.device
+        << (info.gpu_name.empty() ? "" : " (" + info.gpu_name + ")") << ", communicator "
+        << info.backend << ", started by " << info.launch << '\n';
+  }
+  return out.str();
+}
+
+std::string points_table(const Report& report) {
+  std::ostringstream out;
+  if (!report.points.empty()) {
+    out << "\n"
+        << std::left << std::setw(16) << "operation" << std::right << std::setw(12) << "bytes"
+        << std::setw(12) << "us" << std::setw(14) << "algbw GB/s" << std::setw(14) << "busbw GB/s"
+        << '\n';
+  }
+  for (const auto& point : report.points) {
+    out << std::left << std::setw(16) << point.operation << std::right << std::setw(12)
+        << point.bytes << std::setw(12) << format_number(point.microseconds) << std::setw(14)
+        << format_number(point.algbw) << std::setw(14) << format_number(point.busbw) << '\n';
+  }
+  return out.str();
+}
+
+std::string pairs_table(const Report& report) {
+  constexpr std::size_t kMostRanks = 16;  // wider than a terminal: the page has all
+  std::ostringstream out;
+  if (report.pairs.empty() || report.pairs.size() > kMostRanks) {
+    return "";
+  }
+  out << "\nGB/s from rank (row) to rank (column)\n" << std::setw(6) << "";
+  for (std::size_t to = 0; to < report.pairs.size(); ++to) {
+    out << std::setw(8) << to;
+  }
+  out << '\n';
+  for (std::size_t from = 0; from < report.pairs.size(); ++from) {
+    out << std::setw(6) << from;
+    for (std::size_t to = 0; to < report.pairs.size(); ++to) {
+      out << std::setw(8) << (from == to ? "-" : format_number(report.pairs[from][to]));
+    }
+    out << '\n';
+  }
+  return out.str();
+}
+
+}  // namespace
+
+void gather_report(Run& run) {
+  Json own{{"info", json_of(own_info(run))}, {"rows", Json::array()}};
+  for (const auto& row : run.report.rows) {
+    own["rows"].push_back(json_of(row));
+  }
+  const auto replace = nlohmann::ordered_json::error_handler_t::replace;  // a driver's odd bytes
+  const auto all = run.context.control_plane().gather(own.dump(-1, ' ', false, replace));
+  run.report.rows.clear();
+  for (const auto& text : all) {
+    const auto json = Json::parse(text);
+    run.report.ranks.push_back(info_from(json.at("info")));
+    for (const auto& row : json.at("rows")) {
+      run.report.rows.push_back(row_from(row));
+    }
+  }
+}
+
+std::vector<Line> lines_of(const Report& report) {
+  std::vector<Line> lines;
+  std::map<std::pair<std::string, std::string>, std::size_t> index;
+  std::vector<std::vector<double>> values;
+  for (const auto& row : report.rows) {
+    const auto [at, is_new] = index.try_emplace({row.group, row.name}, lines.size());
+    if (is_new) {
+      lines.push_back({.group = row.group,
+                       .name = row.name,
+                       .unit = row.unit,
+                       .text = row.text,
+                       .verdict = Verdict::NotAvailable});
+      values.emplace_back();
+    }
+    extend(lines[at->second], row, values[at->second]);
+  }
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    auto& sorted = values[i];
+    if (!sorted.empty()) {
+      std::sort(sorted.begin(), sorted.end());
+      lines[i].num_values = static_cast<int>(sorted.size());
+      lines[i].low = sorted.front();
+      lines[i].median = sorted[sorted.size() / 2];
+      lines[i].high = sorted.back();
+    }
+  }
+  return lines;
+}
+
+std::string place_of(const Report& report, int rank) {
+  if (rank == kAllRanks) {
+    return "all ranks";
+  }
+  const auto& info = report.ranks.at(static_cast<std::size_t>(rank));
+  return ddp::concat("rank ", rank, " (", info.device,
+                     info.gpu_name.empty() ? "" : ", " + info.gpu_name, ") on node ", info.host);
+}
+
+std::vector<std::string> failures_of(const Report& report) {
+  std::vector<std::string> sentences;
+  for (const auto& row : report.rows) {
+    if (row.verdict != Verdict::Fail) {
+      continue;
+    }
+    std::string sentence =
+        ddp::concat(row.group, ".", row.name, " = ", format_number(*row.value),
+                    row.unit.empty() ? "" : " " + row.unit, ", must be ", row.threshold);
+    if (row.percent_below_median && *row.percent_below_median > 0) {
+      sentence += ddp::concat(" (", format_number(*row.percent_below_median), " % below it)");
+    }
+    sentence += ": " + place_of(report, row.rank) + (row.text.empty() ? "" : "; " + row.text);
+    sentences.push_back(sentence);
+  }
+  return sentences;
+}
+
+const char* to_string(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::Pass:
+      return "pass";
+    case Verdict::Fail:
+      return "FAIL";
+    case Verdict::NotAvailable:
+      return "n/a";
+    default:
+      return "-";
+  }
+}
+
+std::string format_number(double value) {
+  std::ostringstream out;
+  if (std::abs(value) >= 1000) {
+    out << std::fixed << std::setprecision(0) << value;
+  } else {
+    out << std::setprecision(4) << value;
+  }
+  return out.str();
+}
+
+std::string to_table(const Report& report) {
+  std::ostringstream out;
+  out << rank_table(report);
+  std::string group;
+  const auto row = [&](const auto& name, const auto& low, const auto& median, const auto& high,
+                       const auto& unit, const auto& verdict) {
+    out << "  " << std::left << std::setw(27) << name << std::right << std::setw(10) << low
+        << std::setw(10) << median << std::setw(10) << high << ' ' << std::left << std::setw(9)
+        << unit << std::setw(5) << verdict;
+  };
+  for (const auto& line : lines_of(report)) {
+    if (line.group != group) {
+      group = line.group;
+      out << '\n';
+      row(group, "lowest", "median", "highest", "", "");
+      out << '\n';
+    }
+    const bool known = line.num_values > 0;
+    const auto cell = [&](double value) { return known ? format_number(value) : "n/a"; };
+    row(line.name, cell(line.low), cell(line.median), cell(line.high), line.unit,
+        to_string(line.verdict));
+    std::string note = line.threshold;
+    const auto join = [&](const std::string& part) {
+      note += (note.empty() || part.empty() ? "" : "; ") + part;
+    };
+    if (line.worst != nullptr && line.num_values > 1 && line.low != line.high) {
+      const auto rank = line.worst->rank;
+      join(ddp::concat("worst: rank ", rank, " on ",
+                       report.ranks.at(static_cast<std::size_t>(rank)).host));
+      if (line.worst->percent_below_median) {
+        join(format_number(*line.worst->percent_below_median) + " % below the median");
+      }
+    }
+    join(line.text);
+    out << ' ' << note << '\n';
+  }
+  out << points_table(report) << pairs_table(report);
+  return out.str();
+}
+
+std::string to_json(const Report& report) {
+  Json json{{"passed", failures_of(report).empty()},
+            {"started", report.started},
+            {"seconds", report.seconds},
+            {"quick", report.quick},
+            {"thresholds", report.thresholds},
+            {"versions", report.versions},
+            {"ranks", Json::array()},
+            {"rows", Json::array()},
+            {"collectives", Json::array()},
+            {"pairs", {{"bytes", report.pair_bytes}, {"gb_per_s", report.pairs}}},
+            {"failures", failures_of(report)}};
+  for (const auto& info : report.ranks) {
+    json["ranks"].push_back(json_of(info));
+  }
+  for (const auto& row : report.rows) {
+    auto entry = json_of(row);
+    entry["node"] = row.rank == kAllRanks
+                        ? Json(nullptr)
+                        : Json(report.ranks.at(static_cast<std::size_t>(row.rank)).host);
+    entry["percent_below_median"] = number_or_null(row.percent_below_median);
+    entry["threshold"] = row.threshold;
+    entry["verdict"] = row.verdict == Verdict::Fail        ? "fail"
+                       : row.verdict == Verdict::Unchecked ? "unchecked"
+                                                           : to_string(row.verdict);
+    json["rows"].push_back(entry);
+  }
+  for (const auto& point : report.points) {
+    json["collectives"].push_back({{"operation", point.operation},
+                                   {"bytes", point.bytes},
+                                   {"microseconds", point.microseconds},
+                                   {"algbw_gb_per_s", point.algbw},
+                                   {"busbw_gb_per_s", point.busbw}});
+  }
+  return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace cluster_check
