@@ -37,8 +37,8 @@ struct RestoredRank {
 };
 
 // Checkpoints after steps 1 (with a metric), 2 and 3, whose weight is the step.
-void save_three(ddp::CheckpointOptions options) {
-  options.settings_text = "mine: 1\n";
+void save_three(ddp::CheckpointOptions options, const std::string& settings = "mine: 1\n") {
+  options.settings_text = settings;
   testing::ThreadJob job(1);
   testing::ThreadControlPlane plane(job, 0);
   Box model("model", {.tensors = {{"w", torch::zeros({})}}, .values = {}});
@@ -115,8 +115,7 @@ TEST_CASE("steps of other lengths are reported or refused, unless nothing trains
   TemporaryFolder folder;
   auto options = testing::options_in(folder);
   const std::string saved = "train:\n  batch_size: 32\n  grad_accum_steps: 2\n";
-  options.settings_text = saved;
-  save_three(options);  // by one rank
+  save_three(options, saved);  // by one rank
   const auto log_with = [&](const std::string& settings) {
     options.settings_text = settings;
     RestoredRank rank(options);
