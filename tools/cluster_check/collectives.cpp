@@ -136,9 +136,7 @@ void check_operations(Run& run) {
         run.add_for_all("collectives", "all_reduce_latency", us, "us", size_text(bytes));
       }
     }
-    run.add_for_all("collectives", name + "_busbw",
-                    ranks > 1 ? std::optional(last.busbw) : std::nullopt, "GB/s",
-                    ranks > 1 ? size_text(last.bytes) : "one rank");
+    run.add_for_all("collectives", name + "_busbw", last.busbw, "GB/s", size_text(last.bytes));
   }
 }
 
@@ -198,26 +196,36 @@ struct Link {
   std::size_t from, to;
 };
 
-void add_slowest(Run& run, const char* name, std::vector<Link> links, double& worst_percent) {
+/// How far the slowest link of a kind is below the median of this kind.
+struct Slowest {
+  double percent = -1;  ///< -1: no such link
+  std::string text{};   ///< the link's ranks and nodes
+};
+
+Slowest add_slowest(Run& run, const char* name, std::vector<Link> links,
+                    const std::vector<std::string>& hosts) {
   if (links.empty()) {
     run.add_for_all("collectives", name, {}, "GB/s", "no such pair");
-    return;
+    return {};
   }
   std::sort(links.begin(), links.end(),
             [](const Link& a, const Link& b) { return a.gbps < b.gbps; });
   const auto& slowest = links.front();
   const double median = links[links.size() / 2].gbps;
   const double percent = 100 * (median - slowest.gbps) / median;
-  worst_percent = std::max(worst_percent, percent);
   std::ostringstream text;
   text.precision(3);
-  text << "slowest: rank " << slowest.from << " to rank " << slowest.to << ", " << percent
-       << " % below the median of " << links.size() << " links";
+  text << "slowest: rank " << slowest.from << " on " << hosts[slowest.from] << " to rank "
+       << slowest.to << " on " << hosts[slowest.to] << ", " << percent << " % below the median of "
+       << links.size() << " links";
   run.add_for_all("collectives", name, slowest.gbps, "GB/s", text.str());
+  return {percent, text.str()};
 }
 
 void check_pairs(Run& run) {
-  const auto hosts = run.context.control_plane().all_gather_numbers({run.context.node_rank()});
+  auto& plane = run.context.control_plane();
+  const auto nodes = plane.all_gather_numbers({run.context.node_rank()});
+  const auto hosts = plane.all_gather(host_name());
   run.begin("pairs");
   const int64_t bytes = run.on_gpu() ? 64 * kMib : kMib;
   const auto pairs = measure_pairs(run, bytes);
@@ -229,15 +237,15 @@ void check_pairs(Run& run) {
   for (std::size_t from = 0; from < pairs.size(); ++from) {
     for (std::size_t to = 0; to < pairs.size(); ++to) {
       if (from != to) {
-        auto& links = hosts[from] == hosts[to] ? same_node : other_node;
+        auto& links = nodes[from] == nodes[to] ? same_node : other_node;
         links.push_back({pairs[from][to], from, to});
       }
     }
   }
-  double worst_percent = 0;
-  add_slowest(run, "pair_same_node", same_node, worst_percent);
-  add_slowest(run, "pair_other_node", other_node, worst_percent);
-  run.add_for_all("collectives", "pair_percent_below_median", worst_percent, "%");
+  const auto inside = add_slowest(run, "pair_same_node", same_node, hosts);
+  const auto between = add_slowest(run, "pair_other_node", other_node, hosts);
+  const auto& worst = inside.percent > between.percent ? inside : between;
+  run.add_for_all("collectives", "pair_percent_below_median", worst.percent, "%", worst.text);
 }
 
 }  // namespace
@@ -245,9 +253,13 @@ void check_pairs(Run& run) {
 void check_collectives(Run& run) {
   const torch::NoGradGuard no_grad;
   run.begin("collectives");
+  if (run.context.world_size() == 1) {  // nothing would move
+    run.add_for_all("collectives", "all_reduce_busbw", {}, "GB/s", "one rank");
+    return;
+  }
   check_sums(run);
   check_operations(run);
-  if (!run.options.quick && run.context.world_size() > 1) {
+  if (!run.options.quick) {
     check_pairs(run);
   }
 }

@@ -13,10 +13,11 @@
 #include <set>
 #include <sstream>
 
+#include "clock_offset.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/train/command_line.hpp"
 #include "gpu_health.hpp"
 #include "run.hpp"
+#include "train/answers.hpp"
 
 namespace cluster_check {
 namespace {
@@ -94,8 +95,9 @@ void check_node(Run& run, const GpuHealth& health) {
                        std::string text = "") {
     run.add("health", name, value, unit, std::move(text), rank);
   };
+  const int num_ranks = run.context.local_world_size();
   add("gpus", health.num_gpus, "",
-      ddp::concat(run.context.local_world_size(), " ranks on the node"));
+      ddp::concat(num_ranks, num_ranks == 1 ? " rank" : " ranks", " on the node"));
   const auto infiniband = read_infiniband();
   add("infiniband_ports", infiniband.num_active, "", infiniband.text);
   add("host_memory_free", available_memory_gib(), "GiB");
@@ -178,43 +180,26 @@ std::string versions_of_host(const GpuHealth& health) {
   if (!health.driver_version.empty()) {
     text += ", driver " + health.driver_version;
   }
-  text += ", " + ddp::version_text();
+  text += ", " + ddp::detail::version_text();
   std::replace(text.begin(), text.end(), '\n', ' ');
   return text;
 }
 
-/// Milliseconds that this rank's clock is at least and at most ahead of rank 0's.
-struct ClockOffset {
-  double low, high;
-};
-
-// Every rank enters an all_gather before any rank leaves it. So this rank's time of entry lies
-// before rank 0's exit, and rank 0's entry before this rank's exit: each round bounds the offset
-// from both sides, whatever the network takes.
+// Each round notes this rank's clock before and after a barrier.
 ClockOffset measure_clock(ddp::ControlPlane& plane) {
   using Clock = std::chrono::system_clock;
   const auto now_us = [] {
     return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now().time_since_epoch())
         .count();
   };
-  std::vector<std::pair<int64_t, int64_t>> own;
+  std::vector<int64_t> numbers;
   for (int round = 0; round < kClockRounds; ++round) {
     plane.barrier();
-    const int64_t enter = now_us();
+    numbers.push_back(now_us());
     plane.barrier();
-    own.emplace_back(enter, now_us());
+    numbers.push_back(now_us());
   }
-  std::vector<int64_t> numbers;
-  for (const auto& [enter, exit] : own) {
-    numbers.insert(numbers.end(), {enter, exit});
-  }
-  const auto of_root = plane.all_gather_numbers(numbers)[0];
-  int64_t low = INT64_MIN, high = INT64_MAX;
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    low = std::max(low, own[i].first - of_root[2 * i + 1]);
-    high = std::min(high, own[i].second - of_root[2 * i]);
-  }
-  return {static_cast<double>(low) / 1000, static_cast<double>(high) / 1000};
+  return bound_offset(numbers, plane.all_gather_numbers(numbers)[0]);
 }
 
 void check_clock(Run& run) {
@@ -222,12 +207,10 @@ void check_clock(Run& run) {
   if (run.context.local_rank() != 0) {
     return;
   }
-  // The true difference lies between the bounds: 0 is possible if they enclose it.
-  const double skew = offset.low > 0 ? offset.low : offset.high < 0 ? -offset.high : 0;
   std::ostringstream text;
   text.precision(3);
   text << "between " << offset.low << " and " << offset.high << " ms ahead of rank 0";
-  run.add("health", "clock_skew", skew, "ms", run.context.is_main() ? "rank 0" : text.str(),
+  run.add("health", "clock_skew", offset.least(), "ms", run.context.is_main() ? "" : text.str(),
           run.context.rank());
 }
 

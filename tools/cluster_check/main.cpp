@@ -15,6 +15,7 @@
 #include "report.hpp"
 #include "run.hpp"
 #include "thresholds.hpp"
+#include "train/answers.hpp"
 #include "train/trace.hpp"
 
 #if DDP_HAS_CUDA
@@ -134,7 +135,7 @@ int finish(Run& run) {
   auto& report = run.report;
   const auto thresholds = Thresholds::load(options.thresholds, run.gpu_name);
   report.thresholds = thresholds.name();
-  report.versions = ddp::version_text();
+  report.versions = ddp::detail::version_text();
   thresholds.judge(report);
   std::cout << to_table(report) << '\n';
   const auto failures = failures_of(report);

@@ -18,8 +18,9 @@ html { background: #fff; color-scheme: light; }
 body { font: 15px/1.5 system-ui, sans-serif; color: #111; max-width: 74rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ccc; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 13px; display: block; overflow-x: auto; }
+table.checks { display: table; width: 100%; } .checks td:first-child { width: 13rem; } tr.bad { background: #fdecee; }
 th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top; white-space: nowrap; }
-th { border-bottom: 2px solid #888; } .text { text-align: left; } td.note { text-align: left; white-space: normal; min-width: 16rem; }
+th { border-bottom: 2px solid #888; } .text { text-align: left; } td.note { text-align: left; white-space: normal; width: 50%; }
 .pass { color: #1a6b2d; } .fail { color: #b00020; font-weight: bold; } .na { color: #777; }
 .verdict { padding: .6rem .9rem; border-left: 5px solid; background: #f5f5f5; }
 td.heat { text-align: right; } small, figcaption { color: #555; } figure { margin: 1rem 0; } figure svg { max-width: 100%; height: auto; }
@@ -89,22 +90,27 @@ void write_lines(std::ostream& out, const Report& report) {
                                                             {"gpu", "One GPU"},
                                                             {"collectives", "All ranks"},
                                                             {"training", "Training"}};
+  const bool is_alone = report.ranks.size() == 1;
   std::string group;
   for (const auto& line : lines_of(report)) {
     if (line.group != group) {
       out << (group.empty() ? "" : "</table>\n");
       group = line.group;
-      out << "<h2>" << titles.at(group)
-          << "</h2>\n<table><tr><th class=text>check<th>lowest<th>median<th>highest"
-             "<th class=text>unit<th class=text>threshold<th class=text>verdict"
-             "<th class=text>worst<th class=text>details</tr>\n";
+      out << "<h2>" << titles.at(group) << "</h2>\n<table class=checks><tr><th class=text>check"
+          << (is_alone ? "<th>value" : "<th>lowest<th>median<th>highest")
+          << "<th class=text>unit<th class=text>threshold<th class=text>verdict"
+          << (is_alone ? "" : "<th class=text>worst") << "<th class=text>details</tr>\n";
     }
     const bool known = line.num_values > 0;
     const auto cell = [&](double value) { return known ? format_number(value) : "n/a"; };
-    out << "<tr><td class=text>" << line.name << "<td>" << cell(line.low) << "<td>"
-        << cell(line.median) << "<td>" << cell(line.high) << "<td class=text>" << escape(line.unit)
-        << "<td class=text>" << escape(line.threshold) << "<td class=\"text "
-        << style_of(line.verdict) << "\">" << to_string(line.verdict) << "<td class=text>";
+    out << (line.verdict == Verdict::Fail ? "<tr class=bad>" : "<tr>") << "<td class=text>"
+        << line.name << "<td>" << cell(line.low);
+    if (!is_alone) {
+      out << "<td>" << cell(line.median) << "<td>" << cell(line.high);
+    }
+    out << "<td class=text>" << escape(line.unit) << "<td class=text>" << escape(line.threshold)
+        << "<td class=\"text " << style_of(line.verdict) << "\">" << to_string(line.verdict)
+        << (is_alone ? "" : "<td class=text>");
     if (line.worst != nullptr && line.worst->rank != kAllRanks && line.low != line.high) {
       out << "rank " << line.worst->rank << " on "
           << escape(report.ranks.at(static_cast<std::size_t>(line.worst->rank)).host);
@@ -117,18 +123,16 @@ void write_lines(std::ostream& out, const Report& report) {
   out << (group.empty() ? "" : "</table>\n");
 }
 
-/// Bus bandwidth (algorithm bandwidth on one rank) over the size, both on logarithmic axes.
+/// Bus bandwidth over the size, both on logarithmic axes.
 void write_chart(std::ostream& out, const Report& report) {
-  constexpr double kWidth = 640, kHeight = 260, kLeft = 56, kBottom = 34, kTop = 10, kRight = 10;
+  constexpr double kWidth = 640, kHeight = 260, kLeft = 64, kBottom = 34, kTop = 10, kRight = 30;
   if (report.points.size() < 2) {
     return;
   }
-  const bool is_alone = report.ranks.size() == 1;
-  const auto value_of = [&](const CollectivePoint& p) { return is_alone ? p.algbw : p.busbw; };
   double low = INFINITY, high = 0, first = INFINITY, last = 0;
   for (const auto& point : report.points) {
-    low = std::min(low, std::log10(value_of(point)));
-    high = std::max(high, std::log10(value_of(point)));
+    low = std::min(low, std::log10(point.busbw));
+    high = std::max(high, std::log10(point.busbw));
     first = std::min(first, std::log2(static_cast<double>(point.bytes)));
     last = std::max(last, std::log2(static_cast<double>(point.bytes)));
   }
@@ -164,9 +168,9 @@ void write_chart(std::ostream& out, const Report& report) {
   for (const auto& [operation, colour] : colours) {
     std::ostringstream points;
     for (const auto& point : report.points) {
-      if (point.operation == operation && value_of(point) > 0) {
+      if (point.operation == operation && point.busbw > 0) {
         points << x(std::log2(static_cast<double>(point.bytes))) << ','
-               << y(std::log10(value_of(point))) << ' ';
+               << y(std::log10(point.busbw)) << ' ';
       }
     }
     if (!points.str().empty()) {
@@ -175,8 +179,7 @@ void write_chart(std::ostream& out, const Report& report) {
       caption << " <b style=\"color:" << colour << "\">" << operation << "</b>";
     }
   }
-  out << "</svg><figcaption>" << (is_alone ? "Algorithm" : "Bus")
-      << " bandwidth, GB/s:" << caption.str() << "</figcaption></figure>\n";
+  out << "</svg><figcaption>Bus bandwidth, GB/s:" << caption.str() << "</figcaption></figure>\n";
 }
 
 void write_points(std::ostream& out, const Report& report) {

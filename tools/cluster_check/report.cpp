@@ -55,10 +55,8 @@ RankInfo info_from(const Json& json) {
 }
 
 RankInfo own_info(const Run& run) {
-  char host[256] = "";
-  gethostname(host, sizeof(host) - 1);
   const auto& context = run.context;
-  return {.host = host,
+  return {.host = host_name(),
           .node_rank = context.node_rank(),
           .local_rank = context.local_rank(),
           .device = context.device().str(),
@@ -151,6 +149,12 @@ std::string pairs_table(const Report& report) {
 
 }  // namespace
 
+std::string host_name() {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  return host;
+}
+
 void gather_report(Run& run) {
   Json own{{"info", json_of(own_info(run))}, {"rows", Json::array()}};
   for (const auto& row : run.report.rows) {
@@ -190,11 +194,17 @@ std::vector<Line> lines_of(const Report& report) {
       std::sort(sorted.begin(), sorted.end());
       lines[i].num_values = static_cast<int>(sorted.size());
       lines[i].low = sorted.front();
-      lines[i].median = sorted[sorted.size() / 2];
+      lines[i].median = median_of(sorted);
       lines[i].high = sorted.back();
     }
   }
   return lines;
+}
+
+double median_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 std::string place_of(const Report& report, int rank) {
@@ -215,10 +225,12 @@ std::vector<std::string> failures_of(const Report& report) {
     std::string sentence =
         ddp::concat(row.group, ".", row.name, " = ", format_number(*row.value),
                     row.unit.empty() ? "" : " " + row.unit, ", must be ", row.threshold);
+    sentence += ": " + place_of(report, row.rank);
     if (row.percent_below_median && *row.percent_below_median > 0) {
-      sentence += ddp::concat(" (", format_number(*row.percent_below_median), " % below it)");
+      sentence +=
+          ddp::concat("; ", format_number(*row.percent_below_median), " % below the median");
     }
-    sentence += ": " + place_of(report, row.rank) + (row.text.empty() ? "" : "; " + row.text);
+    sentence += row.text.empty() ? "" : "; " + row.text;
     sentences.push_back(sentence);
   }
   return sentences;
@@ -251,17 +263,20 @@ std::string to_table(const Report& report) {
   std::ostringstream out;
   out << rank_table(report);
   std::string group;
+  const bool is_alone = report.ranks.size() == 1;
   const auto row = [&](const auto& name, const auto& low, const auto& median, const auto& high,
                        const auto& unit, const auto& verdict) {
-    out << "  " << std::left << std::setw(27) << name << std::right << std::setw(10) << low
-        << std::setw(10) << median << std::setw(10) << high << ' ' << std::left << std::setw(9)
-        << unit << std::setw(5) << verdict;
+    out << "  " << std::left << std::setw(27) << name << std::right << std::setw(10) << low;
+    if (!is_alone) {
+      out << std::setw(10) << median << std::setw(10) << high;
+    }
+    out << ' ' << std::left << std::setw(9) << unit << std::setw(5) << verdict;
   };
   for (const auto& line : lines_of(report)) {
     if (line.group != group) {
       group = line.group;
       out << '\n';
-      row(group, "lowest", "median", "highest", "", "");
+      row(group, is_alone ? "value" : "lowest", "median", "highest", "", "");
       out << '\n';
     }
     const bool known = line.num_values > 0;

@@ -23,6 +23,8 @@ struct Line {
 };
 std::vector<Line> lines_of(const Report& report);
 
+/// Of an even number of values: the mean of the middle two.
+double median_of(std::vector<double> values);
 /// "rank 3 (cuda:3, NVIDIA H200) on node n02"; "all ranks".
 std::string place_of(const Report& report, int rank);
 /// One sentence for each failed row.

@@ -38,7 +38,7 @@ struct CollectivePoint {
   int64_t bytes = 0;
   double microseconds = 0;  ///< of one call, on the slowest rank
   double algbw = 0;         ///< GB/s
-  double busbw = 0;         ///< GB/s; 0 on one rank
+  double busbw = 0;         ///< GB/s
 };
 
 /// GB/s from rank [i] to rank [j]; 0 on the diagonal. Empty: not measured.

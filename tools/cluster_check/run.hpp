@@ -50,6 +50,8 @@ struct Run {
   void begin(const std::string& part);
 };
 
+std::string host_name();
+
 void check_health(Run& run);
 void check_gpu_speed(Run& run);
 void check_collectives(Run& run);

@@ -10,6 +10,7 @@
 
 #include "core/settings.hpp"
 #include "ddp/core/error.hpp"
+#include "report.hpp"
 #include "shipped_thresholds.hpp"
 
 namespace cluster_check {
@@ -38,12 +39,6 @@ std::string list_of_sets() {
 
 bool has_limit_for_all(const Row& row) {
   return row.group == "gpu" && row.percent_below_median.has_value();
-}
-
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
 /// Compares the ranks of each row of group "gpu".

@@ -2,15 +2,17 @@
 // How cluster_check judges and reports rows of several ranks, without a cluster.
 #include <unistd.h>
 
-#include <catch2/catch_test_macros.hpp>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "clock_offset.hpp"
 #include "ddp/core/error.hpp"
 #include "pairing.hpp"
 #include "report.hpp"
+#include "support/catch.hpp"
 #include "thresholds.hpp"
 
 using namespace cluster_check;
@@ -62,8 +64,8 @@ TEST_CASE("a slow GPU is named with its node and its distance from the median") 
   const auto failures = failures_of(report);
   REQUIRE(failures.size() == 1);
   CHECK(failures[0] ==
-        "gpu.gemm_bf16_8192 = 610 TFLOP/s, must be at most 8 % below the median (12.86 % below "
-        "it): rank 6 (cuda:2, NVIDIA H200) on node beta");
+        "gpu.gemm_bf16_8192 = 610 TFLOP/s, must be at most 8 % below the median: rank 6 (cuda:2, "
+        "NVIDIA H200) on node beta; 12.86 % below the median");
   CHECK(to_table(report).find("worst: rank 6 on beta; 12.86 % below the median") !=
         std::string::npos);
 }
@@ -146,4 +148,34 @@ TEST_CASE("in a tournament every pair meets once, and nobody plays twice in a ro
     }
     CHECK(met.size() == static_cast<std::size_t>(slots * (slots - 1)));
   }
+}
+
+TEST_CASE("barriers bound how far a clock is ahead or behind, however slow the network is") {
+  // True times in microseconds: rank 0 enters and leaves, then this rank, for two barriers. The
+  // second barrier bounds from above, the first from below.
+  const std::vector<int64_t> root = {0, 400, 1000, 1900};
+  const std::vector<int64_t> own = {300, 700, 1050, 1120};
+  for (const int64_t ahead : {0L, 5000L, -5000L}) {
+    auto shifted = own;
+    for (auto& time : shifted) {
+      time += ahead;
+    }
+    const auto offset = bound_offset(shifted, root);
+    const auto true_ms = static_cast<double>(ahead) / 1000;
+    CHECK(std::abs(offset.low - (true_ms - 0.1)) < 1e-9);
+    CHECK(std::abs(offset.high - (true_ms + 0.12)) < 1e-9);
+    const double least = ahead == 0 ? 0 : ahead > 0 ? 4.9 : 4.88;
+    CHECK(std::abs(offset.least() - least) < 1e-9);
+  }
+}
+
+TEST_CASE("a report of one rank has one column of values") {
+  auto report = report_of("gpu", "device_copy", {3.5});
+  ThresholdFile("gpu:\n  device_copy: 3.75\n").load().judge(report);
+  const auto table = to_table(report);
+  CHECK(table.find("value") != std::string::npos);
+  CHECK(table.find("median") == std::string::npos);
+  CHECK(to_html(report).find("<th>median") == std::string::npos);
+  CHECK(to_html(report_of("gpu", "device_copy", {3.5, 3.5})).find("<th>median") !=
+        std::string::npos);
 }

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+// A library in NVML's place, so that a machine without a driver can test what reads it.
+#pragma once
+
+extern "C" {
+
+/// Links that the one GPU has, and a bit for each link that is down.
+extern unsigned int fake_nvml_num_links;
+extern unsigned int fake_nvml_links_down;
+}
