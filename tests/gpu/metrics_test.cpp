@@ -7,6 +7,7 @@
 #include <sstream>
 #include <thread>
 
+#include "core/launch_environment.hpp"
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
 #include "unit/train/temporary_folder.hpp"
