@@ -312,7 +312,8 @@ case $scenario in
     refused 64 "tokens.max_seq_len=4096 is longer than the model's 2048 positions" tokens.max_seq_len=4096
     refused 64 "lora.rank" lora.rank=-1
     refused 64 "model.base_dtype=fp8 is for frozen weights, but lora.rank=0" model.base_dtype=fp8 lora.rank=0
-    refused 70 "trained with adapters of rank 16 and alpha 32 .*, on a base in FP8" checkpoint.dir="$work/checkpoints" model.base_dtype=fp8
+    refused 70 "trained with adapters of rank 16 and alpha 32 .*, on a base in FP8" checkpoint.dir="$work/checkpoints" model.base_dtype=fp8 \
+      train.batch_size=$((8 / ranks))
     refused 64 "model.size" model.size=huge
     ;;
   *) fail "unknown scenario $scenario" ;;
