@@ -42,7 +42,7 @@ class Restorer : private RestoreParts {
                                  " already holds ", candidates.front().name,
                                  "; fix: set another checkpoint.dir, or checkpoint.resume=auto"));
     }
-    if (const auto chosen = choose(candidates)) {
+    if (const auto chosen = first_usable(candidates)) {
       const auto& [folder, manifest] = *chosen;
       const auto other_steps = describe_other_steps(folder, manifest);
       if (options.same_steps && !other_steps.empty()) {
@@ -126,42 +126,30 @@ class Restorer : private RestoreParts {
     return manifest;
   }
 
-  Found choose(const std::vector<CheckpointFolder>& candidates) {
-    if (!is_best()) {
-      return newest_complete(candidates);
-    }
-    for (const auto& folder : candidates) {
-      if (auto manifest = check_everywhere(folder)) {
-        return std::pair(folder, std::move(*manifest));
-      }
-    }
-    return std::nullopt;
-  }
-
-  // The newest checkpoint that is complete on every rank and finite; without a finite one, the
-  // newest complete one. Checkpoints of older programs have no finite flag. Such a checkpoint is
-  // loaded only if it is the newest complete one, since a model may contain inf permanently (a
+  // The first checkpoint that is complete on every rank and finite; without a finite one, the
+  // first complete one. Checkpoints of older programs have no finite flag. Such a checkpoint is
+  // loaded only if it is the first complete one, since a model may contain inf permanently (a
   // mask).
-  Found newest_complete(const std::vector<CheckpointFolder>& candidates) {
-    Found newest;
+  Found first_usable(const std::vector<CheckpointFolder>& candidates) {
+    Found first;
     for (const auto& folder : candidates) {
       auto manifest = check_everywhere(folder);
       if (!manifest) {
         continue;
       }
-      const bool is_newest = !newest.has_value();
-      if (manifest->finite && (manifest->finite_is_known || is_newest)) {
+      const bool is_first = !first.has_value();
+      if (manifest->finite && (manifest->finite_is_known || is_first)) {
         return std::pair(folder, std::move(*manifest));
       }
       if (is_main() && !manifest->finite) {
         log_warning(concat("the checkpoint ", dir.path_of(folder),
                            " contains inf or NaN: a finite checkpoint is preferred"));
       }
-      if (!newest) {
-        newest.emplace(folder, std::move(*manifest));
+      if (!first) {
+        first.emplace(folder, std::move(*manifest));
       }
     }
-    return newest;
+    return first;
   }
 
   // Step numbers decide the learning rate and the end of a run, so steps of other lengths change

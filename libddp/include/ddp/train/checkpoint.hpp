@@ -53,8 +53,7 @@ class Checkpointer {
   ///
   /// Throws
   /// - ReadError (exit code 74) if checkpoints exist but none is complete, if resume=require or
-  /// best
-  ///   finds none, or if a checkpoint examined before a usable one has a newer format;
+  ///   best finds none, or if a checkpoint examined before a usable one has a newer format;
   /// - MismatchError (70) naming the first key if the checkpoint is of another model;
   /// - SettingsError (64) if `dir` is a file, holds checkpoints and resume=never, or is in use by
   ///   another job (named). Waits up to 120 s for a job that was asked to stop;
