@@ -16,14 +16,15 @@
 
 namespace models {
 
+/// Sizes; the defaults are those of cluster_check.
 struct EncoderOptions {
-  int64_t vocab_size = 50257;
-  int64_t max_positions = 512;
-  int64_t hidden_size = 768;
-  int64_t num_layers = 12;
-  int64_t num_heads = 12;
+  int64_t vocab_size = 50257;     ///< rows of the embedding and of the head
+  int64_t max_positions = 512;    ///< longest sequence
+  int64_t hidden_size = 768;      ///< width
+  int64_t num_layers = 12;        ///< blocks
+  int64_t num_heads = 12;         ///< a divisor of hidden_size
   int64_t intermediate_size = 0;  ///< 0: 4 * hidden_size
-  double layer_norm_eps = 1e-5;
+  double layer_norm_eps = 1e-5;   ///< added to the variance
 };
 
 namespace detail {
@@ -48,7 +49,7 @@ class EncoderImpl : public LanguageModel {
   int64_t num_layers() const override { return options_.num_layers; }
   int64_t max_positions() const override { return options_.max_positions; }
   double flops_per_token(int64_t seq_len) const override;
-  const EncoderOptions& options() const { return options_; }
+  const EncoderOptions& options() const { return options_; }  ///< as given to the constructor
 
  private:
   bool is_matrix_product(const std::string& name) const override;

@@ -52,7 +52,7 @@ class ControlPlane : public detail::FailureReports {
   /// Every rank's numbers, indexed by rank; ranks may give different counts. Collective.
   std::vector<std::vector<int64_t>> all_gather_numbers(const std::vector<int64_t>& numbers);
   virtual void barrier() = 0;  ///< collective
-  bool agree_any(bool value);  ///< true on all ranks if it was true on any; collective
+  bool agree_any(bool value);  ///< true on all ranks if true on any; collective: the host waits
   /// Returns rank 0's `value` if all ranks gave the same. Otherwise throws MismatchError with the
   /// first rank that differs and both values. Collective.
   std::string require_equal(const std::string& what, const std::string& value);

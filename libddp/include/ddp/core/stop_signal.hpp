@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stopping a run from outside. SIGTERM and SIGUSR1 (preemption, or Slurm's warning before a job
-// ends) and Ctrl-C request a stop at a step boundary that all ranks agree on.
+// ends) and Ctrl-C request a stop. ddp::run says how ranks agree on the step.
 #pragma once
 
 #include <memory>

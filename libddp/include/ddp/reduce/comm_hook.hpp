@@ -35,7 +35,8 @@ struct GradBucket {
 /// for the buckets in the same order on every rank.
 /// - start() is called as soon as the bucket's gradients are complete, perhaps on the autograd
 ///   engine's thread. It must not wait for a collective.
-/// - finish() is called at the end of the backward. It must leave the mean in `bucket.buffer`.
+/// - finish() is called at the end of the backward. It must leave the mean in `bucket.buffer`,
+///   equal on all ranks.
 ///
 /// A hook must send tensors of equal sizes on all ranks. Otherwise values are wrong or the job
 /// crashes; CommunicatorOptions::check_collectives detects this. A `bucket.buffer` of another

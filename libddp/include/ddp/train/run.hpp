@@ -21,7 +21,8 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 /// - SIGTERM, SIGUSR1 and the first Ctrl-C request a stop, on which the ranks agree in
 ///   Checkpointer::save_if_due. A program without a Checkpointer asks all ranks itself, every few
 ///   steps: `if (ctx.control_plane().agree_any(ddp::stop_requested())) { throw ddp::Stop("…"); }`.
-///   `ddp::Stop` is no failure: the job ends in order, with code 75. A second Ctrl-C exits at once.
+///   Save your state first: `ddp::Stop` ends the job in order with code 75, "saved, requeue". A
+///   second Ctrl-C exits at once.
 /// - SIGPIPE is ignored, unless the program handles it: output that nobody reads is lost.
 /// - An exception from `function` is published to all ranks. Every rank returns the code of the
 ///   first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows the cause's message and
