@@ -79,7 +79,7 @@ Safetensors open_token_safetensors(const std::string& path, const std::string& f
     refuse_token_file(path, concat("its metadata has format=",
                                    found ? found->substr(0, 32) : "(none)", ", expected ", format));
   }
-  const std::string& version = take_text(file, "format_version", path);
+  const std::string version = take_text(file, "format_version", path);
   if (version != "1") {
     refuse_token_file(path, concat("its format_version is ", version.substr(0, 32),
                                    ", this program reads version 1"));

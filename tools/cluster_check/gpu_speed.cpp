@@ -145,14 +145,13 @@ class Tf32Scope {
   bool saved_;
 };
 
-bool multiplies(const Run& run, const std::string& dtype) {
+bool multiplies([[maybe_unused]] const Run& run, [[maybe_unused]] const std::string& dtype) {
 #if DDP_HAS_CUDA
   if (run.on_gpu() && dtype == "fp8") {
     const auto* properties = at::cuda::getDeviceProperties(run.context.device().index());
     return properties->major > 8 || (properties->major == 8 && properties->minor >= 9);
   }
 #endif
-  static_cast<void>(run);
   return true;
 }
 
