@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// BERT and Vision Transformers on a GPU in bfloat16 compared with the same weights on the CPU in
-// float32.
+// BERT, Vision Transformers and the reference encoder on a GPU compared with the same weights on
+// the CPU in float32.
 #include <torch/torch.h>
 
 #include <utility>
@@ -11,6 +11,7 @@
 #include "lm_test.hpp"
 #include "model_pair.hpp"
 #include "models/bert.hpp"
+#include "models/encoder.hpp"
 #include "models/vit.hpp"
 #include "support/catch.hpp"
 
@@ -140,6 +141,32 @@ TEST_CASE("BERT's recomputed layers drop what they dropped: gradients equal bit 
   batch.input.target_positions = torch::Tensor();  // its gradient is summed in varying order
   batch.labels = batch.input.input_ids.roll(1);
   check_recomputed(*model, batch);
+}
+
+TEST_CASE("the reference encoder on a GPU gives the CPU's loss and gradients, exact in float32") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  const bool is_exact = dtype == torch::kFloat;
+  CAPTURE(is_exact);
+  auto [on_cpu, on_gpu] =
+      make_twins<models::Encoder>(models::EncoderOptions{.vocab_size = kMaskedVocab,
+                                                         .max_positions = 100,
+                                                         .hidden_size = 128,
+                                                         .num_layers = 3,
+                                                         .num_heads = 4},
+                                  /*is_training=*/true, dtype);
+  torch::manual_seed(25);
+  const auto ids = torch::randint(kMaskedVocab, {3, 100}, torch::kLong);
+  const auto labels = torch::randint(kMaskedVocab, {3, 100}, torch::kLong);
+  const auto expected = on_cpu->forward({.input_ids = ids}, labels);
+  const auto output = on_gpu->forward({.input_ids = ids.to(torch::kCUDA)}, labels.to(torch::kCUDA));
+  CHECK(relative_error(output.loss_sum, expected.loss_sum) < (is_exact ? 1e-6 : 2e-3));
+  expected.loss_sum.backward();
+  output.loss_sum.backward();
+  if (is_exact) {
+    check_gradients(*on_gpu, *on_cpu, 1e-5, 1e-6);
+  } else {
+    check_gradients(*on_gpu, *on_cpu);
+  }
 }
 
 TEST_CASE("a ViT in bfloat16 on a GPU gives the CPU's logits and gradients") {

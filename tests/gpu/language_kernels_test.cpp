@@ -38,7 +38,7 @@ torch::Tensor norm_in_float64(const torch::Tensor& x, const torch::Tensor& weigh
 
 TEST_CASE("linear adds bias and residual and finds all gradients") {
   torch::manual_seed(1);
-  const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf);
+  const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf, torch::kFloat);
   const bool transposed = GENERATE(false, true);
   const auto [tokens, in, out] =
       GENERATE(std::tuple(300, 64, 96), std::tuple(33, 72, 40), std::tuple(2048, 768, 2304));
@@ -71,15 +71,15 @@ TEST_CASE("linear_and_residual adds the residual's gradient to the input's") {
   const auto [y, passed] = ddp::ops::linear_and_residual(x, weight);
   CHECK(torch::equal(passed, x));
   const auto y2 = torch::linear(x2, w2);
-  CHECK(relative_error(y, y2) < tolerance_of(torch::kBFloat16));
+  CHECK(relative_error(y, y2) < tolerance_of(dtype));
   const auto product = direction.to(torch::kDouble), through = skip.to(torch::kDouble);
   check_all(grad({y, passed}, {x, weight}, {direction, skip}, /*retain_graph=*/true),
             {grad({y2}, {x2}, {product}, true)[0] + through, grad({y2}, {w2}, {product}, true)[0]},
-            tolerance_of(torch::kBFloat16));
+            tolerance_of(dtype));
   // Only one of both was used.
   CHECK(torch::equal(grad({passed}, {x}, {skip}, true)[0], skip));
   CHECK(relative_error(grad({y}, {x}, {direction})[0], grad({y2}, {x2}, {product})[0]) <
-        tolerance_of(torch::kBFloat16));
+        tolerance_of(dtype));
 }
 
 TEST_CASE("norms equal float64, their residual's gradient is added") {

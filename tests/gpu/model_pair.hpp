@@ -36,7 +36,8 @@ inline void copy_weights(const torch::nn::Module& from, torch::nn::Module& to) {
 /// bfloat16 rounds about twenty intermediate results by 2^-9, which leaves an error of about 1 % in
 /// a gradient. Small gradients (those of key biases: 0 in exact arithmetic) are compared relative
 /// to the whole gradient.
-inline void check_gradients(const torch::nn::Module& model, const torch::nn::Module& reference) {
+inline void check_gradients(const torch::nn::Module& model, const torch::nn::Module& reference,
+                            double of_own_norm = 0.04, double of_whole = 0.001) {
   std::vector<torch::Tensor> all;
   for (const auto& parameter : reference.parameters()) {
     if (parameter.requires_grad()) {
@@ -52,7 +53,7 @@ inline void check_gradients(const torch::nn::Module& model, const torch::nn::Mod
     if (grad.defined()) {
       const auto expected = item.value().grad();
       const double error = (grad.to(torch::kCPU, torch::kFloat) - expected).norm().item<double>();
-      CHECK(error < 0.04 * expected.norm().item<double>() + 0.001 * whole);
+      CHECK(error < of_own_norm * expected.norm().item<double>() + of_whole * whole);
     }
   }
 }
