@@ -158,10 +158,14 @@ Placement read_pod(const Variables& env, LaunchEnvironment& result) {
   Placement p;
   p.rank = env.number("PET_NODE_RANK", 0);
   p.world_size = env.required("PET_NNODES", 1, *p.rank);
+  p.node_rank = p.rank;
+  p.num_nodes = p.world_size;
   result.source = LaunchSource::Torchrun;
-  result.master_addr = env.text("PET_MASTER_ADDR").value_or("");
-  if (const auto port = env.number("PET_MASTER_PORT", 0, 65535)) {
-    result.master_port = port->value;
+  const auto addr = env.text("PET_MASTER_ADDR");
+  result.master_addr = addr ? *addr : env.text("MASTER_ADDR").value_or("");
+  const auto port = env.number("PET_MASTER_PORT", 0, 65535);
+  if (const auto given = port ? port : env.number("MASTER_PORT", 0, 65535)) {
+    result.master_port = given->value;
   }
   return p;
 }
@@ -372,11 +376,14 @@ void refuse_lone_world_size(const Variables& env, const LaunchArguments& argumen
   if (result.source != LaunchSource::Single || arguments.world_size) {
     return;
   }
-  if (const auto world_size = env.number("WORLD_SIZE", 1); world_size && world_size->value > 1) {
-    throw SettingsError(concat(world_size->words,
-                               " is set but RANK is not, and no launcher sets this process's "
-                               "rank; fix: start the ranks with torchrun, mpirun or srun, or unset "
-                               "WORLD_SIZE to run a single process"));
+  for (const auto& [size, rank] :
+       {std::pair("WORLD_SIZE", "RANK"), std::pair("PET_NNODES", "PET_NODE_RANK")}) {
+    if (const auto count = env.number(size, 1); count && count->value > 1) {
+      throw SettingsError(concat(count->words, " is set but ", rank,
+                                 " is not, and no launcher sets this process's rank; fix: start "
+                                 "the ranks with torchrun, mpirun or srun, or unset ",
+                                 size, " to run a single process"));
+    }
   }
 }
 

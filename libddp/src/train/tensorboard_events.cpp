@@ -3,6 +3,7 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 
 #include "core/message_codec.hpp"
 #include "core/parse_number.hpp"
@@ -118,7 +119,7 @@ Message json_value(const std::string& text) {
   Message value;
   if (text == "true" || text == "false") {
     value.integer(4, text == "true" ? 1 : 0);
-  } else if (const auto number = parse_number<double>(text)) {
+  } else if (const auto number = parse_number<double>(text); number && std::isfinite(*number)) {
     value.fixed64(2, *number);
   } else {
     value.bytes(3, text);

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <sstream>
 #include <vector>
@@ -55,10 +54,11 @@ std::vector<Setting> settings_of(const std::string& text) {
   return settings;
 }
 
-// "32 samples" is the number 32.
+// "32 samples" is the number 32, "2 of 3" is a text.
 std::string without_unit(const std::string& value) {
-  const auto number = value.substr(0, value.find(' '));
-  return parse_number<double>(number) ? number : value;
+  const auto unit = value.find(' ');
+  const auto number = value.substr(0, unit);
+  return parse_number<double>(number) && unit == value.rfind(' ') ? number : value;
 }
 
 std::string in_markdown(const std::string& text) {

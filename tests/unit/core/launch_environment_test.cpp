@@ -184,9 +184,13 @@ TEST_CASE("each launcher is recognised") {
       {"srun torchrun", kSlurmTask + kTorchrun, LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
       {"mpirun torchrun", kOpenMpi + kTorchrun, LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
       {"PyTorchJob", kPyTorchJob, LaunchSource::Torchrun, 2, 3, 0, 1, 0, 1, false},
-      {"TrainJob", kTrainJob, LaunchSource::Torchrun, 1, 3, 0, 1, 0, 1, false},
+      {"TrainJob", kTrainJob, LaunchSource::Torchrun, 1, 3, 0, 1, 1, 3, false},
+      {"TrainJob with its own MASTER_ADDR",
+       without(without(kTrainJob, "PET_MASTER_ADDR"), "PET_MASTER_PORT") +
+           Environment{{"MASTER_ADDR", "resnet-master-0"}, {"MASTER_PORT", "23456"}},
+       LaunchSource::Torchrun, 1, 3, 0, 1, 1, 3, false},
       {"TrainJob, processes by GPUs", kTrainJob + Environment{{"PET_NPROC_PER_NODE", "auto"}},
-       LaunchSource::Torchrun, 1, 3, 0, 1, 0, 1, false},
+       LaunchSource::Torchrun, 1, 3, 0, 1, 1, 3, false},
       {"TrainJob with torchrun", kTrainJob + kTorchrun + Environment{{"PET_NPROC_PER_NODE", "2"}},
        LaunchSource::Torchrun, 3, 4, 1, 2, 1, 2, false},
       {"TrainJob with mpirun", kTrainJob + kOpenMpi, LaunchSource::OpenMpi, 3, 4, 1, 2, 1, 2, true},
@@ -351,7 +355,10 @@ TEST_CASE("a pod's wrong variables are refused") {
   expect_refused(kTrainJob + Environment{{"PET_NODE_RANK", "3"}}, {},
                  {"PET_NODE_RANK=3 contradicts PET_NNODES=3"});
   expect_refused(kTrainJob + Environment{{"PET_NNODES", "1:3"}}, {}, {"PET_NNODES='1:3'"});
-  expect_refused(without(kTrainJob, "PET_MASTER_ADDR"), {}, {"PET_NNODES=3", "MASTER_ADDR"});
+  expect_refused(without(kTrainJob, "PET_MASTER_ADDR"), {},
+                 {"PET_NNODES=3", "MASTER_ADDR or MASTER_PORT is not"});
+  expect_refused(without(kTrainJob, "PET_NODE_RANK"), {},
+                 {"PET_NNODES=3", "PET_NODE_RANK is not", "unset PET_NNODES"});
   expect_refused(without(kIndexedJob, "RANK"), {}, {"WORLD_SIZE=2", "RANK is not"});
 }
 

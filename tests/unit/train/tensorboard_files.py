@@ -68,7 +68,8 @@ class EventFiles(unittest.TestCase):
         self.assertEqual(events.SummaryMetadata("settings").plugin_data.plugin_name, "text")
         data = HParamsPluginData.FromString(events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
         hparams = {key: getattr(value, value.WhichOneof("kind")) for key, value in data.session_start_info.hparams.items()}
-        self.assertEqual(hparams, {"train.epochs": 2.0, "model.name": "resnet18", "train.nesterov": True, "lr.lr": 0.05, "data.path": "a|b"})
+        self.assertEqual(hparams, {"train.epochs": 2.0, "model.name": "resnet18", "train.nesterov": True, "lr.lr": 0.05, "data.path": "a|b",
+                                   "data.name": "inf", "data.title": "2 of 3"})
         self.assertEqual(data.session_start_info.group_name, "run")
 
     def test_a_resumed_run_has_no_gap_and_no_double(self):

@@ -19,7 +19,9 @@ constexpr auto kSettings =
     "  train.nesterov true\n"
     "* lr.lr          0.05\n"
     "  metrics.csv    true\n"
-    "  data.path      a|b\n";
+    "  data.path      a|b\n"
+    "  data.name      inf\n"
+    "  data.title     2 of 3\n";
 
 }  // namespace
 
