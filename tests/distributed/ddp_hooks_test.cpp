@@ -7,6 +7,8 @@
 
 using namespace ddp;
 using namespace ddp::test;
+using ddp::detail::make_all_reduce_hook;
+using ddp::detail::make_powersgd_hook;
 
 namespace {
 

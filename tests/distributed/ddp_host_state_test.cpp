@@ -9,6 +9,7 @@
 
 using namespace ddp;
 using namespace ddp::test;
+using ddp::detail::make_powersgd_hook;
 
 namespace {
 

@@ -12,6 +12,7 @@
 
 using namespace ddp;
 using namespace ddp::test;
+using ddp::detail::make_all_reduce_hook;
 
 TEST_CASE("a sharded optimizer gives the weights and the state of a whole one") {
   const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW);

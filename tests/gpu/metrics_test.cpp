@@ -7,9 +7,9 @@
 #include <sstream>
 #include <thread>
 
-#include "core/launch_environment.hpp"
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
+#include "unit/train/metrics_on.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
@@ -42,7 +42,7 @@ TEST_CASE("a pause of the clock waits for the steps enqueued before it") {
   ddp::MetricsOptions options;
   options.dir = "";
   options.log_every = 0;
-  ddp::Metrics metrics(plane, device, {}, options);
+  auto metrics = testing::metrics_on(plane, options, {}, device);
   metrics.end_step(0, {.num_samples = 1});
   c10::cuda::device_synchronize();
   enqueue();
@@ -66,7 +66,7 @@ TEST_CASE("a GPU's energy is that of the steps, in J") {
   options.run_name = "run";
   options.progress = ddp::ProgressStyle::Off;
   options.log_every = 1;
-  ddp::Metrics metrics(plane, device, {}, options);
+  auto metrics = testing::metrics_on(plane, options, {}, device);
   metrics.end_step(0, {.num_samples = 1});
   const auto matrix = torch::rand({8192, 8192}, device);
   const auto start = std::chrono::steady_clock::now();

@@ -8,7 +8,7 @@
 #include "ddp/core/error.hpp"
 #include "reduce/comm_hook_table.hpp"
 
-namespace ddp {
+namespace ddp::detail {
 namespace {
 
 // The gradients were divided by `divisor` before the sum. For weighted_backward this is corrected
@@ -124,7 +124,7 @@ constexpr NamedHook kHooks[] = {
 
 }  // namespace
 
-std::vector<std::pair<std::string, CommHookType>> detail::comm_hook_names() {
+std::vector<std::pair<std::string, CommHookType>> comm_hook_names() {
   std::vector<std::pair<std::string, CommHookType>> names;
   for (const auto& hook : kHooks) {
     names.emplace_back(hook.name, hook.type);
@@ -132,7 +132,7 @@ std::vector<std::pair<std::string, CommHookType>> detail::comm_hook_names() {
   return names;
 }
 
-std::shared_ptr<CommHook> detail::make_comm_hook(const DdpOptions& options) {
+std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options) {
   for (const auto& hook : kHooks) {
     if (options.comm_hook == hook.type) {
       return hook.make(options);
@@ -157,14 +157,18 @@ std::shared_ptr<CommHook> make_compress_hook(at::ScalarType wire_dtype) {
   return std::make_shared<CompressHook>(wire_dtype);
 }
 
+}  // namespace ddp::detail
+
+namespace ddp {
+
 std::shared_ptr<CommHook> make_function_hook(std::string name,
                                              std::function<WorkPtr(GradBucket&)> start) {
   if (!start) {
     throw SettingsError("make_function_hook(\"" + name +
                         "\"): the function is empty; fix: give one that reduces bucket.buffer");
   }
-  return std::make_shared<FunctionHook>(std::move(name), std::move(start),
-                                        /*starts_in_group=*/false);
+  return std::make_shared<detail::FunctionHook>(std::move(name), std::move(start),
+                                                /*starts_in_group=*/false);
 }
 
 }  // namespace ddp

@@ -10,7 +10,7 @@
 #include "ddp/reduce/comm_hook.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 
-namespace ddp {
+namespace ddp::detail {
 
 /// Divides by the divisor, then sums: PyTorch's default_hooks.allreduce_hook.
 std::shared_ptr<CommHook> make_all_reduce_hook();
@@ -26,13 +26,10 @@ struct PowerSgdOptions {
 /// Low-rank compression with error feedback and warm start (Vogels et al., 2019, algorithm 2).
 std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options);
 
-namespace detail {
-
 /// The values of ddp.comm_hook and their names. "none" comes first.
 std::vector<std::pair<std::string, CommHookType>> comm_hook_names();
 
 /// nullptr for None: the reducer itself all-reduces.
 std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options);
 
-}  // namespace detail
-}  // namespace ddp
+}  // namespace ddp::detail

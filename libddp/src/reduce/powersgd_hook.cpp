@@ -12,7 +12,7 @@
 #include "ddp/core/error.hpp"
 #include "reduce/comm_hook_table.hpp"
 
-namespace ddp {
+namespace ddp::detail {
 namespace {
 
 // Makes the columns of `matrix` [n, r] orthonormal in place (modified Gram-Schmidt; r is small).
@@ -222,4 +222,4 @@ std::shared_ptr<CommHook> make_powersgd_hook(const PowerSgdOptions& options) {
   return std::make_shared<PowerSgdHook>(options);
 }
 
-}  // namespace ddp
+}  // namespace ddp::detail

@@ -320,11 +320,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
 
 }  // namespace detail
 
-Metrics::Metrics(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
-                 const MetricsOptions& options)
-    : impl_(std::make_unique<detail::MetricsImpl>(
-          control_plane, device, launch, options,
-          [&control_plane](int64_t step) { control_plane.set_progress(step, ""); })) {}
+Metrics::Metrics(std::unique_ptr<detail::MetricsImpl> impl) : impl_(std::move(impl)) {}
 Metrics::Metrics(const Context& context, const MetricsOptions& options)
     : impl_(std::make_unique<detail::MetricsImpl>(
           context.control_plane(), context.device(), context.launch(), options,

@@ -13,7 +13,7 @@
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
 #include "train/graph/step_ring.hpp"
-#include "train/metrics_impl.hpp"
+#include "unit/train/metrics_on.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
@@ -179,7 +179,7 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and counted onc
     const int rank = plane.rank();
     ddp::LaunchEnvironment launch;
     launch.job_id = "77";
-    ddp::Metrics metrics(plane, at::kCPU, launch, options);
+    auto metrics = testing::metrics_on(plane, options, launch);
     Model model;
     TimedLoader loader;
     metrics.observe(model);
@@ -205,7 +205,7 @@ TEST_CASE("begin() gives a loop over epochs its total and the epoch of each line
   options.progress = ddp::ProgressStyle::Plain;
   const auto log = testing::stderr_of([&] {
     rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
-      ddp::Metrics metrics(plane, at::kCPU, {}, options);
+      auto metrics = testing::metrics_on(plane, options);
       metrics.begin(0, /*num_steps=*/8, /*steps_per_epoch=*/4);
       for (int step = 0; step < 4; ++step) {
         metrics.end_step(step, {.num_samples = 1});
@@ -223,7 +223,7 @@ TEST_CASE("the run folder has the log and each rank's numbers of the last step")
   auto options = metrics_in(folder);
   options.progress = ddp::ProgressStyle::Plain;
   rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     Model model;
     metrics.observe(model);
     metrics.begin(0, /*num_steps=*/4);
@@ -253,7 +253,7 @@ TEST_CASE("a step's loss may be overwritten after the call, as a replayed graph 
   TemporaryFolder folder;
   const auto options = metrics_in(folder);
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     auto loss = torch::zeros({1}, at::kBFloat16);
     for (int step = 0; step < 4; ++step) {
       loss.fill_(step);
@@ -270,7 +270,7 @@ TEST_CASE("a NaN loss appears in every file") {
   TemporaryFolder folder;
   const auto options = metrics_in(folder);
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     for (int step = 0; step < 2; ++step) {
       metrics.end_step(step, {.loss = torch::tensor(NAN), .num_samples = 1});
     }
@@ -293,7 +293,7 @@ TEST_CASE("an interval and an epoch after a loss of NaN or inf are finite again"
   TemporaryFolder folder;
   const auto options = metrics_in(folder);
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     const auto end_step = [&](int64_t step, double loss) {
       metrics.end_step(step, {.loss = loss, .num_samples = 1, .num_correct = loss});
     };
@@ -321,7 +321,7 @@ TEST_CASE("a grad_norm of several elements is refused on all ranks") {
   auto options = metrics_in(folder);
   options.log_every = 1;
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     metrics.end_step(0, {.num_samples = 1, .grad_norm = torch::zeros({2})});
   });
   for (const auto& error : errors) {
@@ -334,7 +334,7 @@ TEST_CASE("a grad_norm of several elements is refused on all ranks") {
 TEST_CASE("negative counts of a step are refused with their names") {
   testing::ThreadJob job(1);
   testing::ThreadControlPlane plane(job, 0);
-  ddp::Metrics metrics(plane, at::kCPU, {}, {});
+  auto metrics = testing::metrics_on(plane, {});
   CHECK_THROWS_WITH(metrics.end_step(0, {.num_samples = -4}),
                     Catch::Contains("num_samples=-4") && Catch::Contains("fix: "));
   CHECK_THROWS_WITH(metrics.end_step(0, {.num_samples = 1, .num_targets = -3}),
@@ -356,7 +356,7 @@ TEST_CASE("an uneven global batch is reported with its mean size per GPU") {
   auto options = metrics_in(folder);
   options.run = {.batch_size_per_rank = 32, .global_batch_size = 101};
   rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     metrics.end_epoch(0);
   }));
   const auto epoch = read_csv(folder.file("run/epochs.csv")).at(0);
@@ -370,7 +370,7 @@ namespace {
 std::vector<int> traced_steps(MetricsOptions options, int64_t first_step, bool told) {
   // A process has one active recorder and this test's ranks are threads, so the world size is one.
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     if (told) {
       metrics.begin(first_step);
     }
@@ -423,7 +423,7 @@ TEST_CASE("a language run counts tokens as samples and weights the loss by targe
   auto options = metrics_in(folder);
   options.run.sample_unit = "tokens";
   rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    ddp::Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     for (int step = 0; step < 2; ++step) {
       // 100 tokens per rank, of which 3 and 1 have a label.
       metrics.end_step(step, {.loss = torch::tensor(plane.rank() == 0 ? 1.0 : 5.0),
@@ -454,7 +454,7 @@ TEST_CASE("numbers from a step's log count like tensors") {
     const TemporaryFolder folder;
     testing::ThreadJob job(1);
     testing::ThreadControlPlane plane(job, 0);
-    ddp::Metrics metrics(plane, at::kCPU, {}, metrics_in(folder));
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     for (int step = 0; step < 6; ++step) {
       const auto loss = torch::full({}, step + 0.5);
       const auto correct = torch::tensor(int64_t{step});

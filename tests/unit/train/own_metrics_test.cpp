@@ -11,13 +11,13 @@
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
 #include "train/graph/step_ring.hpp"
+#include "unit/train/metrics_on.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
 namespace {
 
 using ddp::MetricReduction;
-using ddp::Metrics;
 using testing::run_ranks;
 using testing::TemporaryFolder;
 
@@ -63,7 +63,7 @@ TEST_CASE("own metrics of an interval are reduced over its steps and all ranks")
   CAPTURE(way);
   TemporaryFolder folder;
   rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     for (int step = 0; step < 4; ++step) {
       const double value = step + 10.0 * plane.rank();
       metrics.log("d_loss", as(way, value), {.weight = 1.0 + plane.rank()});
@@ -96,7 +96,7 @@ TEST_CASE("own metrics of an interval are reduced over its steps and all ranks")
 TEST_CASE("loss and own metrics of a line cover the same steps after an epoch's end") {
   TemporaryFolder folder;
   rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     for (int step = 0; step < 4; ++step) {
       metrics.log("mse", 1.0 + step);
       metrics.log("tokens", 100, {.reduction = MetricReduction::Rate});
@@ -116,7 +116,7 @@ TEST_CASE("loss and own metrics of a line cover the same steps after an epoch's 
 TEST_CASE("a tensor may be overwritten after the call, as a replayed graph does") {
   TemporaryFolder folder;
   rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     const auto value = torch::zeros({1});
     for (int step = 0; step < 2; ++step) {
       value.fill_(step);
@@ -133,7 +133,7 @@ TEST_CASE("a tensor may be overwritten after the call, as a replayed graph does"
 TEST_CASE("an epoch's own metrics are in its row, and in its result on all ranks") {
   TemporaryFolder folder;
   rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     for (int epoch = 0; epoch < 2; ++epoch) {
       const double samples = plane.rank() == 0 ? 3 : 1;
       metrics.log_epoch("accuracy@5", 0.5 * plane.rank() + epoch, {.weight = samples});
@@ -149,7 +149,7 @@ TEST_CASE("an epoch's own metrics are in its row, and in its result on all ranks
 TEST_CASE("test_loss and test_accuracy of an epoch fill their own columns") {
   TemporaryFolder folder;
   rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     metrics.log_epoch("test_loss", 1.0 + plane.rank());
     metrics.log_epoch("test_accuracy", 0.5);
     REQUIRE(metrics.end_epoch(0, {.test_accuracy = 0.75}).own.at("test_loss") == 1.5);
@@ -164,7 +164,7 @@ TEST_CASE("test_loss and test_accuracy of an epoch fill their own columns") {
 TEST_CASE("a metric that a rank lacks ends the logging step with its name") {
   TemporaryFolder folder;
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     for (int step = 0; step < 2; ++step) {
       if (plane.rank() == 0) {
         metrics.log("fid", 1.0);
@@ -178,7 +178,7 @@ TEST_CASE("a metric that a rank lacks ends the logging step with its name") {
 
 TEST_CASE("own metrics that cannot be used are refused") {
   rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, {});
+    auto metrics = testing::metrics_on(plane, {});
     CHECK_THROWS_AS(metrics.log("", 1.0), ddp::SettingsError);
     CHECK_THROWS_WITH(metrics.log("a", torch::zeros({2})), Catch::Contains("has 2 elements"));
     CHECK_THROWS_WITH(metrics.log("a", 1.0, {.weight = -1}), Catch::Contains("is -1"));
@@ -196,7 +196,7 @@ TEST_CASE("the name of a column that exists is refused when it is logged, on eve
          ddp::MetricsOptions options;
          options.dir = "";
          options.run.sample_unit = "tokens";
-         Metrics metrics(plane, at::kCPU, {}, options);
+         auto metrics = testing::metrics_on(plane, options);
          CHECK_THROWS_WITH(metrics.log("loss", 1.0),
                            Catch::Contains("metric \"loss\" would have libddp's column loss; fix: "
                                            "choose another name than step, epoch, loss, accuracy"));
@@ -220,7 +220,7 @@ TEST_CASE("a value of weight 0 counts in no reduction") {
   const auto reduction = GENERATE(MetricReduction::Mean, MetricReduction::Sum, MetricReduction::Min,
                                   MetricReduction::Max);
   rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     for (int step = 0; step < 2; ++step) {
       const bool has_value = plane.rank() == 0 && step == 1;
       metrics.log("m", torch::tensor(has_value ? 5.0 : NAN),
@@ -234,7 +234,7 @@ TEST_CASE("a value of weight 0 counts in no reduction") {
 TEST_CASE("a rank that stops logging a metric is named") {
   TemporaryFolder folder;
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     for (int step = 0; step < 4; ++step) {
       if (plane.rank() == 0 || step < 2) {
         metrics.log("fid", 1.0);
@@ -250,7 +250,7 @@ TEST_CASE("a rank that stops logging a metric is named") {
 TEST_CASE("an evaluation between epochs may have own metrics") {
   TemporaryFolder folder;
   rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     metrics.add_evaluation(1, {.test_loss = 2, .own = {{"perplexity", 7.5}}});
   }));
   CHECK(rows_of(folder.file("run/evals.jsonl")).at(0).at("perplexity") == 7.5);
@@ -262,7 +262,7 @@ TEST_CASE("the loss and the accuracy count targets, in whichever way each step g
   CAPTURE(first, second);
   TemporaryFolder folder;
   rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    Metrics metrics(plane, at::kCPU, {}, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, every_second_step(folder));
     metrics.end_step(0, {.loss = as(first, 2), .num_samples = 4});
     metrics.end_step(1, {.loss = as(second, 5),
                          .num_samples = 4,
@@ -298,7 +298,7 @@ TEST_CASE("a writer gets the settings and all rows, on rank 0") {
   options.run.settings_text = "a: 1\n";
   rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
     const auto recorder = std::make_shared<Recorder>();
-    Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     metrics.add_writer(recorder);
     metrics.end_step(0, {.num_samples = 1});
     metrics.end_step(1, {.num_samples = 1});
@@ -336,7 +336,7 @@ TEST_CASE("a number that few steps log is read before its memory is reused") {
   rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
     auto options = every_second_step(folder);
     options.log_every = 400;
-    Metrics metrics(plane, at::kCPU, {}, options);
+    auto metrics = testing::metrics_on(plane, options);
     const auto ring = make_ring();
     for (uint64_t step = 1; step <= 400; ++step) {
       ring->begin(step);

@@ -19,7 +19,6 @@
 #include <string>
 
 #include "ddp/comm/context.hpp"
-#include "ddp/core/control_plane.hpp"
 #include "ddp/detail/metric_value.hpp"
 #include "ddp/train/options.hpp"
 #include "ddp/train/own_metrics.hpp"
@@ -63,9 +62,7 @@ class Metrics {
   /// Reports each step to `context` (set_progress), which must outlive this object but may move.
   /// Throws WriteError if the run folder cannot be made.
   Metrics(const Context& context, const MetricsOptions& options);
-  /// The same without a Context: reports steps to the control plane only.
-  Metrics(ControlPlane& control_plane, at::Device device, const LaunchEnvironment& launch,
-          const MetricsOptions& options);
+  explicit Metrics(std::unique_ptr<detail::MetricsImpl> impl);  ///< internal
   ~Metrics();
 
   /// Logging steps then read `object`, a model or a loader, which must outlive the Metrics and must
