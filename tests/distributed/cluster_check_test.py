@@ -71,6 +71,10 @@ def full():
     run("output=out", output=["all checks passed", "wrote out/report.json"])
     data = report()
     assert data["passed"] and data["failures"] == [] and data["thresholds"] == "cpu" and not data["quick"]
+    # A host without GPUs cannot count them, and one rank has no collectives.
+    not_measured = [*([] if RANKS > 1 else ["collectives.wrong_sums"]), "health.distinct_gpu_counts"]
+    if rows(data, "health.distinct_gpu_counts")[0]["value"] is None:
+        assert data["thresholds_not_measured"] == not_measured and data["thresholds_met"] == 7 - len(not_measured), data["thresholds_not_measured"]
     assert [rank["host"] for rank in data["ranks"]] == [HOST] * RANKS
     per_rank = ["gpu.gemm_fp32_512", "gpu.device_copy", "training.encoder_fp32", "training.encoder_bf16", "training.resnet"]
     for name in per_rank:
@@ -84,11 +88,12 @@ def full():
     assert {row["verdict"] for row in rows(data, "health.open_files")} == {"pass"}
     check_collectives(data)
     # Training trains: the loss of the one batch falls.
+    assert [row["value"] for row in rows(data, "training.not_learning")] == [0] * RANKS
     for name in ("training.encoder_fp32", "training.encoder_bf16", "training.resnet"):
         first, last = map(float, re.search(r"loss (\S+) to (\S+)", rows(data, name)[0]["text"]).groups())
         assert last < first, (name, first, last)
     text = page()
-    assert "All checks passed." in text and "encoder_bf16" in text and HOST in text
+    assert "all checks passed: " in text and "encoder_bf16" in text and HOST in text
 
 
 def check_collectives(data):
@@ -135,7 +140,11 @@ def fails():
     data = report()
     assert not data["passed"] and len(data["failures"]) == RANKS + 1
     assert [row["verdict"] for row in rows(data, "gpu.device_copy")] == ["fail"] * RANKS
-    assert f"{RANKS + 1} rows failed." in page()
+    assert f"{RANKS + 1} rows failed" in page()
+    # A run that dies leaves no verdict of an earlier one, and a file that cannot be written hides no failure.
+    pathlib.Path("out/report.json").write_text('{"passed": true}')
+    run("thresholds=strict.yaml", "output=out", "--write-thresholds", "/proc/none/own.yaml", code=73, output=["--write-thresholds: cannot write"])
+    assert not pathlib.Path("out/report.json").exists()
 
 
 def thresholds():
@@ -158,19 +167,25 @@ def refuses():
     pathlib.Path("unknown.yaml").write_text("gpu:\n  device_copie: 3\n")
     pathlib.Path("section.yaml").write_text("gpus:\n  device_copy: 3\n")
     pathlib.Path("text.yaml").write_text("gpu:\n  device_copy: fast\n")
+    pathlib.Path("negative.yaml").write_text("gpu:\n  device_copy: -3\n")
+    pathlib.Path("empty.yaml").write_text("gpu:\n")
     for argument, message in (("thresholds=unknown.yaml", "gpu.device_copie"), ("thresholds=section.yaml", "gpus"),
                               ("thresholds=text.yaml", "device_copy"), ("thresholds=b200", "cpu"), ("devices=cpu", "unknown key"),
-                              ("device=tpu", "auto, cpu or cuda"), ("--fast", "unknown argument"), ("--write-thresholds", "a file must follow")):
+                              ("device=tpu", "auto, cpu or cuda"), ("--fast", "unknown argument"), ("--write-thresholds", "a file must follow"),
+                              ("thresholds=", "write none"), ("thresholds=.", "neither a file"), ("thresholds=empty.yaml", "sets no limit"),
+                              ("thresholds=negative.yaml", "thresholds=negative.yaml: ")):
         output = run("output=out", argument, code=64, output=[message])
         assert "checking" not in output, output
+    run("output=out", "--write-thresholds", "--quick", code=64, output=["a file must follow"])
     assert not pathlib.Path("out").exists()
     pathlib.Path("file").write_text("")
     run("--quick", "output=file/below", code=73, output=["cannot write file/below/report.json"])
 
 
 def gpu():
-    run("--quick", "thresholds=none", "output=out", device="cuda", output=["all checks passed"])
+    run("--quick", "thresholds=none", "output=out", device="cuda", output=["no threshold was checked"])
     data = report()
+    assert [row["value"] for row in rows(data, "training.not_learning")] == [0] * RANKS
     for name in ("gpu.gemm_bf16_8192", "gpu.device_copy", "training.encoder_bf16"):
         assert [row["rank"] for row in rows(data, name)] == list(range(RANKS)), name
         assert all(row["value"] > 0 for row in rows(data, name)), name

@@ -50,6 +50,8 @@ void add_gpu(std::vector<Check>& list) {
   add("device_copy", "TB/s", "copy on the device, bytes read and written");
   add("host_to_device", "GB/s", "from pinned memory");
   add("device_to_host", "GB/s", "to pinned memory");
+  list.push_back({"gpu", "slowdown_under_load", Limit::Max, "",
+                  "reasons for lower clocks during the products, except power", kFixed});
   list.push_back({"gpu", "percent_below_median", Limit::Max, "%",
                   "distance of a rank from the median, for every row of this group", kFixed});
 }
@@ -69,6 +71,8 @@ void add_rest(std::vector<Check>& list) {
   add("collectives", "pair_other_node", "GB/s", "slowest link between nodes", kLinkMargin);
   list.push_back({"collectives", "pair_percent_below_median", Limit::Max, "%",
                   "distance of the slowest link from the median of its kind", kFixed});
+  list.push_back({"training", "not_learning", Limit::Max, "",
+                  "models whose loss did not fall, or was no number", kFixed});
   add("training", "encoder_fp32", "tokens/s", "reference encoder in strict float32, per rank",
       kSpeedMargin);
   add("training", "encoder_bf16", "tokens/s", "reference encoder in bf16, per rank", kSpeedMargin);

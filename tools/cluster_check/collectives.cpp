@@ -10,6 +10,7 @@
 
 #include "ddp/core/error.hpp"
 #include "pairing.hpp"
+#include "report.hpp"
 #include "run.hpp"
 #include "stopwatch.hpp"
 
@@ -41,12 +42,12 @@ double max_over_ranks(const Run& run, double value) {
 /// Microseconds of one call on the slowest rank. `call` starts the operation and waits for it.
 double measure_us(Run& run, const std::function<void()>& call) {
   Stopwatch watch(run.context.device());
-  watch.start();
   for (int i = 0; i < kWarmUpCalls; ++i) {
+    watch.start();  // the first call may set up connections: the last one counts
     call();
+    watch.stop();
   }
-  watch.stop();
-  const double trial = max_over_ranks(run, watch.milliseconds()) / kWarmUpCalls;
+  const double trial = max_over_ranks(run, watch.milliseconds());
   const auto calls = std::clamp<int64_t>(static_cast<int64_t>(kTargetMs / trial), 3, kMaxCalls);
   run.context.communicator()->barrier();
   watch.start();
@@ -202,16 +203,19 @@ struct Slowest {
   std::string text{};   ///< the link's ranks and nodes
 };
 
-Slowest add_slowest(Run& run, const char* name, std::vector<Link> links,
+Slowest add_slowest(Run& run, const char* name, const std::vector<Link>& links,
                     const std::vector<std::string>& hosts) {
   if (links.empty()) {
     run.add_for_all("collectives", name, {}, "GB/s", "no such pair");
     return {};
   }
-  std::sort(links.begin(), links.end(),
-            [](const Link& a, const Link& b) { return a.gbps < b.gbps; });
-  const auto& slowest = links.front();
-  const double median = links[links.size() / 2].gbps;
+  const auto& slowest = *std::min_element(
+      links.begin(), links.end(), [](const Link& a, const Link& b) { return a.gbps < b.gbps; });
+  std::vector<double> rates;
+  for (const auto& link : links) {
+    rates.push_back(link.gbps);
+  }
+  const double median = median_of(rates);
   const double percent = 100 * (median - slowest.gbps) / median;
   std::ostringstream text;
   text.precision(3);

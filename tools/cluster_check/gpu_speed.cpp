@@ -36,35 +36,53 @@ Durations durations_of(const Run& run) {
   return run.options.quick ? Durations{50, 300, 1000} : Durations{50, 1000, 2000};
 }
 
-/// Means of the samples taken while a measurement ran.
+/// Samples taken while a measurement ran: means of clock and power, the highest temperature, and
+/// all reasons for lower clocks.
 struct LoadSamples {
-  double sm_mhz = 0, watts = 0, celsius = 0;
-  int count = 0;
-  unsigned long long throttle_reasons = 0;
+  struct Mean {
+    double sum = 0;
+    int count = 0;
+
+    void add(std::optional<double> value) {
+      sum += value.value_or(0);
+      count += value.has_value();
+    }
+  };
+  Mean sm_mhz, watts;
+  double celsius = 0;
+  std::optional<unsigned long long> throttle_reasons;
 
   void add(const GpuClocks& clocks) {
-    ++count;
-    sm_mhz += clocks.sm_mhz.value_or(0);
-    watts += clocks.watts.value_or(0);
+    sm_mhz.add(clocks.sm_mhz);
+    watts.add(clocks.watts);
     celsius = std::max(celsius, clocks.celsius.value_or(0));
-    throttle_reasons |= clocks.throttle_reasons.value_or(0);
-  }
-  /// Empty without samples.
-  std::string describe(const GpuClocks& limits) const {
-    if (count == 0) {
-      return "";
+    if (clocks.throttle_reasons) {
+      throttle_reasons = throttle_reasons.value_or(0) | *clocks.throttle_reasons;
     }
+  }
+  /// Leaves out what no sample had.
+  std::string describe(const GpuClocks& limits) const {
     std::ostringstream out;
     out.precision(0);
-    out << std::fixed << sm_mhz / count;
-    if (limits.max_sm_mhz) {
-      out << " of " << *limits.max_sm_mhz;
+    out << std::fixed;
+    const auto add_mean = [&](const Mean& mean, std::optional<double> limit, const char* unit) {
+      if (mean.count > 0) {
+        out << (out.tellp() > 0 ? ", " : "") << mean.sum / mean.count;
+        if (limit) {
+          out << " of " << *limit;
+        }
+        out << ' ' << unit;
+      }
+    };
+    add_mean(sm_mhz, limits.max_sm_mhz, "MHz");
+    add_mean(watts, limits.limit_watts, "W");
+    if (celsius > 0) {
+      out << (out.tellp() > 0 ? ", " : "") << celsius << " C";
     }
-    out << " MHz, " << watts / count;
-    if (limits.limit_watts) {
-      out << " of " << *limits.limit_watts;
+    if (throttle_reasons) {
+      out << (out.tellp() > 0 ? ", " : "")
+          << "limited by: " << describe_throttle_reasons(*throttle_reasons);
     }
-    out << " W, " << celsius << " C, limited by: " << describe_throttle_reasons(throttle_reasons);
     return out.str();
   }
 };
@@ -80,12 +98,18 @@ double run_for(Run& run, const std::function<void()>& work, double ms, double ms
                LoadSamples* samples) {
   Stopwatch watch(run.context.device());
   const auto calls = std::max<int64_t>(1, std::llround(ms / ms_per_call));
+  const bool samples_clocks = samples != nullptr && run.gpu != nullptr;
+  auto next_sample = std::chrono::steady_clock::now() + kSampleInterval;
   watch.start();
   for (int64_t i = 0; i < calls; ++i) {
     work();
+    if (samples_clocks && std::chrono::steady_clock::now() >= next_sample) {
+      samples->add(read_gpu_clocks(run.gpu));
+      next_sample = std::chrono::steady_clock::now() + kSampleInterval;
+    }
   }
   watch.stop();
-  while (samples != nullptr && run.gpu != nullptr && !watch.is_done()) {
+  while (samples_clocks && !watch.is_done()) {
     samples->add(read_gpu_clocks(run.gpu));
     std::this_thread::sleep_for(kSampleInterval);
   }
@@ -155,8 +179,13 @@ bool multiplies([[maybe_unused]] const Run& run, [[maybe_unused]] const std::str
   return true;
 }
 
-/// Adds the product's row and returns its TFLOP/s.
-double check_product(Run& run, const std::string& dtype, int64_t size) {
+struct Product {
+  double tflops = 0;
+  std::optional<unsigned long long> throttle_reasons;
+};
+
+/// Adds the product's row.
+Product check_product(Run& run, const std::string& dtype, int64_t size) {
   const auto name = gemm_name(dtype, size);
   run.begin(name);
   const Tf32Scope tf32(dtype == "tf32");
@@ -169,7 +198,7 @@ double check_product(Run& run, const std::string& dtype, int64_t size) {
   const auto load = rate.samples.describe(read_gpu_clocks(run.gpu));
   text << (load.empty() ? "" : ", ") << load;
   run.add("gpu", name, tflops, "TFLOP/s", text.str(), run.context.rank());
-  return tflops;
+  return {tflops, rate.samples.throttle_reasons};
 }
 
 void check_products(Run& run) {
@@ -179,6 +208,7 @@ void check_products(Run& run) {
     return;
   }
   double best = 0;
+  std::optional<unsigned long long> reasons;
   for (const char* dtype : {"bf16", "fp16", "tf32", "fp8"}) {
     for (const int64_t size : {4096, 8192, 16384}) {
       const bool wanted = !run.options.quick || (size == 8192 && std::string(dtype) == "bf16");
@@ -189,11 +219,19 @@ void check_products(Run& run) {
         run.add("gpu", gemm_name(dtype, size), {}, "TFLOP/s", "not on this GPU", rank);
         continue;
       }
-      const double tflops = check_product(run, dtype, size);
-      best = std::string(dtype) == "bf16" ? std::max(best, tflops) : best;
+      const auto product = check_product(run, dtype, size);
+      best = std::string(dtype) == "bf16" ? std::max(best, product.tflops) : best;
+      if (product.throttle_reasons) {
+        reasons = reasons.value_or(0) | *product.throttle_reasons;
+      }
     }
   }
-  run.add("gpu", "gemm_bf16_best", best, "TFLOP/s", "", rank);
+  if (!run.options.quick) {
+    run.add("gpu", "gemm_bf16_best", best, "TFLOP/s", "", rank);
+  }
+  run.add("gpu", "slowdown_under_load",
+          reasons ? std::optional<double>(count_slowdowns(*reasons)) : std::nullopt, "",
+          reasons ? describe_throttle_reasons(*reasons) : "", rank);
 }
 
 void check_copies(Run& run) {

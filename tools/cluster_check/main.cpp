@@ -2,14 +2,18 @@
 // Is this cluster fit for training? See kUsage.
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <string>
+#include <string_view>
+#include <vector>
 
+#include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/train/command_line.hpp"
 #include "report.hpp"
@@ -38,15 +42,16 @@ collectives over all GPUs, and training. Start it like a trainer, one rank per G
   sbatch --nodes=4 slurm/cluster_check.sbatch
 
   --quick                  half a minute: health, one matrix product, the device's copy, all-reduce
-                           at four sizes, 100 training steps
+                           at four sizes, 100 training steps (CPU: 20)
   --write-thresholds FILE  writes thresholds that this run passes, apart from fixed requirements
   device=auto|cpu|cuda
   thresholds=auto          auto: the shipped set of this GPU (a100, h100, h200) or of the CPU (cpu);
-                           or the name of a set, none, or a YAML file
+                           or the name of a set, none (no threshold), or a YAML file
   output=runs/cluster_check  folder of report.json and report.html; empty: none
 
 Rank 0 prints a table and names each failed row with its GPU and node. n/a: this host, container or
-device cannot tell. Exit code: 0 all thresholds are met, 1 a row failed, 64 wrong arguments.
+device cannot tell. Exit code: 0 no row failed, 1 a row failed, 64 wrong arguments, 73 an output
+cannot be written.
 --version prints the versions of libddp and of the libraries it uses.
 )";
 
@@ -85,10 +90,11 @@ Options parse(int argc, char** argv) {
     if (argument == "--quick") {
       options.quick = true;
     } else if (argument == "--write-thresholds") {
-      if (i + 1 == argc) {
+      const std::string file = i + 1 < argc ? argv[++i] : "";
+      if (file.empty() || file.starts_with('-')) {
         refuse(argument, "a file must follow");
       }
-      options.write_thresholds = argv[++i];
+      options.write_thresholds = file;
     } else {
       read_key(options, argument);
     }
@@ -96,17 +102,33 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::error_code ignored;  // the stream reports it
-  const auto folder = std::filesystem::path(path).parent_path();
-  if (!folder.empty()) {
-    std::filesystem::create_directories(folder, ignored);
+/// `setting` names the path in an error.
+void write_file(const std::string& setting, const std::string& path, const std::string& text) {
+  try {
+    std::error_code ignored;  // replace_file reports it
+    const auto folder = std::filesystem::path(path).parent_path();
+    if (!folder.empty()) {
+      std::filesystem::create_directories(folder, ignored);
+    }
+    ddp::replace_file(ddp::system_file_ops(), path, {text});
+  } catch (const ddp::WriteError& error) {
+    throw ddp::WriteError(ddp::concat("cluster_check: ", setting, ": cannot write ", path, ": ",
+                                      error.what(), "; fix: choose a writable folder"));
   }
-  std::ofstream file(path);
-  file << text << std::flush;
-  if (!file) {
-    throw ddp::WriteError("cluster_check: cannot write " + path +
-                          "; fix: output=FOLDER or --write-thresholds FILE in a writable folder");
+}
+
+/// Finds paths that cannot be written before minutes of checks, and removes the report of an
+/// earlier run: a run that dies must not leave it as its own.
+void prepare_outputs(const Options& options) {
+  if (!options.output.empty()) {
+    for (const char* name : {"/report.json", "/report.html"}) {
+      write_file("output=" + options.output, options.output + name, "");
+      std::filesystem::remove(options.output + name);
+    }
+  }
+  if (!options.write_thresholds.empty() && !std::filesystem::exists(options.write_thresholds)) {
+    write_file("--write-thresholds", options.write_thresholds, "");
+    std::filesystem::remove(options.write_thresholds);
   }
 }
 
@@ -129,11 +151,22 @@ std::string name_of([[maybe_unused]] at::Device device) {
   return "";
 }
 
+/// "NCCL_NVLS_ENABLE=0": such variables change what the collectives measure.
+std::vector<std::string> nccl_variables() {
+  std::vector<std::string> found;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    if (std::string_view(*variable).starts_with("NCCL_")) {
+      found.emplace_back(*variable);
+    }
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
 /// On rank 0: judges, prints and writes the report. Returns the exit code.
-int finish(Run& run) {
+int finish(Run& run, const Thresholds& thresholds) {
   const auto& options = run.options;
   auto& report = run.report;
-  const auto thresholds = Thresholds::load(options.thresholds, run.gpu_name);
   report.thresholds = thresholds.name();
   report.versions = ddp::detail::version_text();
   thresholds.judge(report);
@@ -142,23 +175,54 @@ int finish(Run& run) {
   for (const auto& sentence : failures) {
     std::cout << "FAILED " << sentence << '\n';
   }
-  if (failures.empty()) {
-    std::cout << "all checks passed";
-  } else {
-    std::cout << failures.size() << (failures.size() == 1 ? " row" : " rows") << " failed";
-  }
-  std::cout << " in " << format_number(report.seconds) << " s; thresholds: " << report.thresholds
+  std::cout << verdict_of(report) << "\n"
+            << format_number(report.seconds) << " s; thresholds: " << report.thresholds
             << std::endl;
+  int code = failures.empty() ? 0 : 1;
+  const auto write = [&](const auto& what, const std::string& wrote) {
+    try {
+      what();
+      std::cout << "wrote " << wrote << std::endl;
+    } catch (const ddp::WriteError& error) {
+      std::cerr << error.what() << '\n';
+      code = code == 0 ? static_cast<int>(error.exit_code()) : code;
+    }
+  };
   if (!options.output.empty()) {
-    write_file(options.output + "/report.json", to_json(report));
-    write_file(options.output + "/report.html", to_html(report));
-    std::cout << "wrote " << options.output << "/report.json and report.html" << std::endl;
+    const auto setting = "output=" + options.output;
+    write(
+        [&] {
+          write_file(setting, options.output + "/report.json", to_json(report));
+          write_file(setting, options.output + "/report.html", to_html(report));
+        },
+        options.output + "/report.json and report.html");
   }
   if (!options.write_thresholds.empty()) {
-    write_file(options.write_thresholds, make_thresholds(report, thresholds));
-    std::cout << "wrote " << options.write_thresholds << std::endl;
+    write(
+        [&] {
+          write_file("--write-thresholds", options.write_thresholds,
+                     make_thresholds(report, thresholds));
+        },
+        options.write_thresholds);
   }
-  return failures.empty() ? 0 : 1;
+  return code;
+}
+
+/// Runs `work` on rank 0, and returns its exit code on all ranks.
+int run_on_main(ddp::Context& context, const std::function<int()>& work) {
+  std::string code = "0";
+  if (context.is_main()) {
+    try {
+      code = std::to_string(work());
+    } catch (const ddp::Error& error) {
+      std::cerr << error.what() << '\n';
+      code = std::to_string(static_cast<int>(error.exit_code()));
+    } catch (const std::exception& error) {
+      std::cerr << error.what() << '\n';
+      code = std::to_string(static_cast<int>(ddp::ExitCode::UserException));
+    }
+  }
+  return std::stoi(context.control_plane().broadcast(code));
 }
 
 int check(const Options& options) {
@@ -171,6 +235,21 @@ int check(const Options& options) {
   const auto gpu = bus_id.empty() ? nullptr : ddp::detail::GpuMonitor::open(bus_id);
   Run run{.context = context, .options = options, .gpu = gpu.get()};
   run.gpu_name = name_of(context.device());
+  const int prepared = run_on_main(context, [&] {
+    if (options.device == ddp::DeviceChoice::Auto && !run.on_gpu()) {
+      std::cerr << "warning: no GPU is visible, so only the CPU is checked; device=cuda makes "
+                   "this an error"
+                << std::endl;
+    }
+    prepare_outputs(options);
+    return 0;
+  });
+  if (prepared != 0) {
+    context.close();
+    return prepared;
+  }
+  const auto thresholds = Thresholds::load(options.thresholds, run.gpu_name);
+  run.report.nccl = nccl_variables();
   run.report.started = utc_now();
   run.report.quick = options.quick;
   check_health(run);
@@ -178,20 +257,11 @@ int check(const Options& options) {
   check_collectives(run);
   check_training(run);
   gather_report(run);
-  std::string code = "0";
-  if (context.is_main()) {
-    run.report.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    try {
-      code = std::to_string(finish(run));
-    } catch (const ddp::Error& error) {
-      std::cerr << error.what() << '\n';
-      code = std::to_string(static_cast<int>(error.exit_code()));
-    }
-  }
-  code = context.control_plane().broadcast(code);
+  run.report.seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const int code = run_on_main(context, [&] { return finish(run, thresholds); });
   context.close();
-  return std::stoi(code);
+  return code;
 }
 
 }  // namespace

@@ -59,11 +59,7 @@ void write_summary(std::ostream& out, const Report& report) {
   const auto failures = failures_of(report);
   out << "<h1>cluster_check</h1>\n<p class=\"verdict " << (failures.empty() ? "pass" : "fail")
       << "\">";
-  if (failures.empty()) {
-    out << "All checks passed.";
-  } else {
-    out << failures.size() << (failures.size() == 1 ? " row" : " rows") << " failed.";
-  }
+  out << escape(verdict_of(report)) << '.';
   std::map<std::string, int> nodes;
   for (const auto& info : report.ranks) {
     ++nodes[info.host];
@@ -111,14 +107,7 @@ void write_lines(std::ostream& out, const Report& report) {
     out << "<td class=text>" << escape(line.unit) << "<td class=text>" << escape(line.threshold)
         << "<td class=\"text " << style_of(line.verdict) << "\">" << to_string(line.verdict)
         << (is_alone ? "" : "<td class=text>");
-    if (line.worst != nullptr && line.worst->rank != kAllRanks && line.low != line.high) {
-      out << "rank " << line.worst->rank << " on "
-          << escape(report.ranks.at(static_cast<std::size_t>(line.worst->rank)).host);
-      if (line.worst->percent_below_median) {
-        out << ", " << format_number(*line.worst->percent_below_median) << " % below the median";
-      }
-    }
-    out << "<td class=note>" << escape(line.text) << "</tr>\n";
+    out << escape(worst_of(report, line)) << "<td class=note>" << escape(line.text) << "</tr>\n";
   }
   out << (group.empty() ? "" : "</table>\n");
 }

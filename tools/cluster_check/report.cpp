@@ -182,6 +182,7 @@ std::vector<Line> lines_of(const Report& report) {
       lines.push_back({.group = row.group,
                        .name = row.name,
                        .unit = row.unit,
+                       .threshold = row.threshold,
                        .text = row.text,
                        .verdict = Verdict::NotAvailable});
       values.emplace_back();
@@ -236,6 +237,38 @@ std::vector<std::string> failures_of(const Report& report) {
   return sentences;
 }
 
+std::string verdict_of(const Report& report) {
+  const auto num_failures = failures_of(report).size();
+  std::string text;
+  if (num_failures > 0) {
+    text = ddp::concat(num_failures, num_failures == 1 ? " row failed" : " rows failed");
+  } else if (report.num_met == 0) {
+    text = "no threshold was checked";
+  } else {
+    text = ddp::concat("all checks passed: ", report.num_met,
+                       report.num_met == 1 ? " threshold is met" : " thresholds are met");
+  }
+  constexpr std::size_t kMostNames = 6;
+  const auto& missing = report.not_measured;
+  if (missing.size() > kMostNames) {
+    return text + ddp::concat("; ", missing.size(), " others were not measured");
+  }
+  for (std::size_t i = 0; i < missing.size(); ++i) {
+    text += (i == 0 ? "; not measured: " : ", ") + missing[i];
+  }
+  return text;
+}
+
+std::string worst_of(const Report& report, const Line& line) {
+  if (line.worst == nullptr || line.worst->rank == kAllRanks || line.low == line.high) {
+    return "";
+  }
+  const auto& percent = line.worst->percent_below_median;
+  return ddp::concat("rank ", line.worst->rank, " on ",
+                     report.ranks.at(static_cast<std::size_t>(line.worst->rank)).host,
+                     percent ? ", " + format_number(*percent) + " % below the median" : "");
+}
+
 const char* to_string(Verdict verdict) {
   switch (verdict) {
     case Verdict::Pass:
@@ -245,7 +278,7 @@ const char* to_string(Verdict verdict) {
     case Verdict::NotAvailable:
       return "n/a";
     default:
-      return "-";
+      return "no limit";
   }
 }
 
@@ -270,7 +303,7 @@ std::string to_table(const Report& report) {
     if (!is_alone) {
       out << std::setw(10) << median << std::setw(10) << high;
     }
-    out << ' ' << std::left << std::setw(9) << unit << std::setw(5) << verdict;
+    out << ' ' << std::left << std::setw(9) << unit << std::setw(8) << verdict;
   };
   for (const auto& line : lines_of(report)) {
     if (line.group != group) {
@@ -287,13 +320,8 @@ std::string to_table(const Report& report) {
     const auto join = [&](const std::string& part) {
       note += (note.empty() || part.empty() ? "" : "; ") + part;
     };
-    if (line.worst != nullptr && line.num_values > 1 && line.low != line.high) {
-      const auto rank = line.worst->rank;
-      join(ddp::concat("worst: rank ", rank, " on ",
-                       report.ranks.at(static_cast<std::size_t>(rank)).host));
-      if (line.worst->percent_below_median) {
-        join(format_number(*line.worst->percent_below_median) + " % below the median");
-      }
+    if (const auto worst = worst_of(report, line); !worst.empty()) {
+      join("worst: " + worst);
     }
     join(line.text);
     out << ' ' << note << '\n';
@@ -308,6 +336,9 @@ std::string to_json(const Report& report) {
             {"seconds", report.seconds},
             {"quick", report.quick},
             {"thresholds", report.thresholds},
+            {"thresholds_met", report.num_met},
+            {"thresholds_not_measured", report.not_measured},
+            {"nccl_variables", report.nccl},
             {"versions", report.versions},
             {"ranks", Json::array()},
             {"rows", Json::array()},

@@ -29,6 +29,10 @@ double median_of(std::vector<double> values);
 std::string place_of(const Report& report, int rank);
 /// One sentence for each failed row.
 std::vector<std::string> failures_of(const Report& report);
+/// "all checks passed: 31 thresholds are met; not measured: health.nvlinks_down".
+std::string verdict_of(const Report& report);
+/// Where the worst value of a line is; empty if all ranks have the same.
+std::string worst_of(const Report& report, const Line& line);
 const char* to_string(Verdict verdict);
 /// Four significant digits.
 std::string format_number(double value);

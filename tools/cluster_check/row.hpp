@@ -60,9 +60,12 @@ struct Report {
   std::vector<CollectivePoint> points;
   PairMatrix pairs;
   int64_t pair_bytes = 0;
-  std::string thresholds;  ///< their name or file
-  std::string versions;    ///< rank 0's
-  std::string started;     ///< UTC
+  std::string thresholds;                 ///< their name or file
+  int num_met = 0;                        ///< thresholds that every value meets
+  std::vector<std::string> not_measured;  ///< thresholds without a value, as "health.gpus"
+  std::vector<std::string> nccl;          ///< NCCL's variables of rank 0, as "NCCL_NVLS_ENABLE=0"
+  std::string versions;                   ///< rank 0's
+  std::string started;                    ///< UTC
   double seconds = 0;
   bool quick = false;
 };

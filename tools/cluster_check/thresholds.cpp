@@ -16,10 +16,16 @@
 namespace cluster_check {
 namespace {
 
-/// The shipped set for a GPU of this name; empty if there is none.
+/// The shipped set for a GPU of this name; empty if there is none. The sets are those of SXM
+/// modules.
 std::string set_of(const std::string& gpu_name) {
   if (gpu_name.empty()) {
     return "cpu";
+  }
+  for (const char* other : {"PCI", "NVL", "GH"}) {
+    if (gpu_name.find(other) != std::string::npos) {
+      return "";
+    }
   }
   for (const auto& [part, set] : {std::pair{"A100", "a100"}, {"H100", "h100"}, {"H200", "h200"}}) {
     if (gpu_name.find(part) != std::string::npos) {
@@ -38,7 +44,9 @@ std::string list_of_sets() {
 }
 
 bool has_limit_for_all(const Row& row) {
-  return row.group == "gpu" && row.percent_below_median.has_value();
+  const auto* check = find_check(row.group, row.name);
+  return row.group == "gpu" && row.percent_below_median.has_value() &&
+         (check == nullptr || check->limit == Limit::Min);
 }
 
 /// Compares the ranks of each row of group "gpu".
@@ -79,24 +87,36 @@ double rounded(double value, Limit limit) {
 
 Thresholds Thresholds::load(const std::string& choice, const std::string& gpu_name) {
   Thresholds result;
-  const std::string wanted = choice == "auto" ? set_of(gpu_name) : choice;
-  if (wanted.empty() || wanted == "none") {
-    result.name_ = wanted.empty() ? "none (no set for " + gpu_name + ")" : wanted;
-    return result;
+  if (choice.empty()) {
+    throw ddp::SettingsError(
+        "cluster_check: thresholds= is empty; fix: name a set or a file, or "
+        "write none to check no threshold");
   }
+  result.name_ = choice == "auto" ? set_of(gpu_name) : choice;
+  if (result.name_.empty()) {
+    result.name_ = "none (no set for " + gpu_name + ")";
+  } else if (choice != "none") {
+    try {
+      result.read(result.name_);
+    } catch (const ddp::SettingsError& error) {
+      throw ddp::SettingsError("cluster_check: thresholds=" + choice + ": " + error.what());
+    }
+  }
+  return result;
+}
+
+void Thresholds::read(const std::string& wanted) {
   ddp::Settings settings;
   const auto* shipped =
       std::find_if(std::begin(kShippedThresholds), std::end(kShippedThresholds),
                    [&](const ShippedThresholds& set) { return wanted == set.name; });
   if (shipped != std::end(kShippedThresholds)) {
     settings.add_yaml(shipped->yaml, wanted + ".yaml");
-  } else if (std::filesystem::exists(wanted)) {
+  } else if (std::filesystem::is_regular_file(wanted)) {
     settings.add_yaml_file(wanted);
   } else {
-    throw ddp::SettingsError("cluster_check: thresholds=" + wanted +
-                             " is neither a file nor one of auto, none, " + list_of_sets());
+    throw ddp::SettingsError("it is neither a file nor one of auto, none, " + list_of_sets());
   }
-  result.name_ = wanted;
   std::set<std::string> groups;
   for (const auto& check : checks()) {
     groups.insert(check.group);
@@ -107,16 +127,18 @@ Thresholds Thresholds::load(const std::string& choice, const std::string& gpu_na
         if (check.group != group) {
           continue;
         }
-        ddp::NumberOrAuto value;
+        double value = NAN;
         visitor.field({.name = check.name, .doc = check.doc, .unit = check.unit, .min = 0}, value);
-        if (value) {
-          result.values_[{check.group, check.name}] = *value;
+        if (!std::isnan(value)) {
+          values_[{check.group, check.name}] = value;
         }
       }
     });
   }
   settings.require_all_read();
-  return result;
+  if (values_.empty()) {
+    throw ddp::SettingsError("the file sets no limit; fix: write thresholds=none to check none");
+  }
 }
 
 const double* Thresholds::find(const std::string& group, const std::string& name) const {
@@ -127,15 +149,16 @@ const double* Thresholds::find(const std::string& group, const std::string& name
 void Thresholds::judge(Report& report) const {
   set_distances(report);
   for (auto& row : report.rows) {
+    bool checked = false, good = true;
+    const auto* check = find_check(row.group, row.name);
+    const double* limit = check ? find(row.group, row.name) : nullptr;
+    const bool is_min = check && check->limit == Limit::Min;
+    row.threshold = limit ? (is_min ? "at least " : "at most ") + number(*limit) : "";
     if (!row.value) {
       row.verdict = Verdict::NotAvailable;
       continue;
     }
-    bool checked = false, good = true;
-    const auto* check = find_check(row.group, row.name);
-    if (const double* limit = check ? find(row.group, row.name) : nullptr) {
-      const bool is_min = check->limit == Limit::Min;
-      row.threshold = (is_min ? "at least " : "at most ") + number(*limit);
+    if (limit) {
       checked = true;
       good = is_min ? *row.value >= *limit : *row.value <= *limit;
     }
@@ -147,6 +170,27 @@ void Thresholds::judge(Report& report) const {
       good = good && *row.percent_below_median <= *most;
     }
     row.verdict = !checked ? Verdict::Unchecked : good ? Verdict::Pass : Verdict::Fail;
+  }
+  count_met(report);
+}
+
+void Thresholds::count_met(Report& report) const {
+  for (const auto& [key, limit] : values_) {
+    const auto& [group, name] = key;
+    const bool is_for_all = group == "gpu" && name == "percent_below_median";
+    bool measured = false, good = true;
+    for (const auto& row : report.rows) {
+      if (is_for_all ? has_limit_for_all(row)
+                     : row.group == group && row.name == name && row.value.has_value()) {
+        measured = true;
+        good = good && row.verdict != Verdict::Fail;
+      }
+    }
+    if (!measured) {
+      report.not_measured.push_back(group + "." + name);
+    } else if (good) {
+      ++report.num_met;
+    }
   }
 }
 

@@ -14,17 +14,21 @@ namespace cluster_check {
 class Thresholds {
  public:
   /// `choice` is a file, the name of a shipped set, "none", or "auto": the set of `gpu_name`
-  /// (empty: the CPU's). Throws SettingsError, also for unknown keys.
+  /// (empty: the CPU's). Throws SettingsError, also for unknown keys and a file without limits.
   static Thresholds load(const std::string& choice, const std::string& gpu_name);
 
   /// nullptr if there is none.
   const double* find(const std::string& group, const std::string& name) const;
   const std::string& name() const { return name_; }
 
-  /// Sets threshold, distance from the median and verdict of every row.
+  /// Sets threshold, distance from the median and verdict of every row, and which thresholds are
+  /// met or not measured.
   void judge(Report& report) const;
 
  private:
+  void read(const std::string& choice);
+  void count_met(Report& report) const;
+
   std::string name_;
   std::map<std::pair<std::string, std::string>, double> values_;
 };

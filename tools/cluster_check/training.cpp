@@ -81,9 +81,10 @@ double time_steps(Run& run, T& trainer, int64_t steps) {
   return watch.milliseconds();
 }
 
-/// Adds the row of samples per second and rank. Trains `steps` steps, or about `seconds`.
+/// Adds the row of samples per second and rank. Trains `steps` steps, or about `seconds`. Returns
+/// whether the loss fell.
 template <typename T>
-void measure(Run& run, T& trainer, const char* name, const char* unit, double samples_per_step,
+bool measure(Run& run, T& trainer, const char* name, const char* unit, double samples_per_step,
              int64_t steps, double seconds) {
   trainer.run(1);
   const double first_loss = trainer.last_loss();
@@ -98,13 +99,15 @@ void measure(Run& run, T& trainer, const char* name, const char* unit, double sa
   const double ms = time_steps(run, trainer, steps);
   std::ostringstream text;
   text.precision(4);
-  text << steps << " steps of " << ms / static_cast<double>(steps) << " ms, loss " << first_loss
-       << " to " << trainer.last_loss();
+  const double last_loss = trainer.last_loss();
+  text << steps << (steps == 1 ? " step of " : " steps of ") << ms / static_cast<double>(steps)
+       << " ms, loss " << first_loss << " to " << last_loss;
   run.add("training", name, samples_per_step * static_cast<double>(steps) * 1000 / ms, unit,
           text.str(), run.context.rank());
+  return last_loss < first_loss;  // false for NaN
 }
 
-void check_encoder(Run& run, const char* name, torch::Dtype dtype) {
+bool check_encoder(Run& run, const char* name, torch::Dtype dtype) {
   run.begin(name);
   const auto device = run.context.device();
   models::EncoderOptions sizes;
@@ -127,14 +130,12 @@ void check_encoder(Run& run, const char* name, torch::Dtype dtype) {
         const models::TokenInput input{.input_ids = std::get<0>(batch)};
         return model.forward(input, std::get<1>(batch)).loss_sum / tokens;
       });
-  if (run.on_gpu()) {
-    measure(run, trainer, name, "tokens/s", tokens, run.options.quick ? 100 : 0, 5);
-  } else {
-    measure(run, trainer, name, "tokens/s", tokens, run.options.quick ? 20 : 0, 0.3);
-  }
+  return run.on_gpu()
+             ? measure(run, trainer, name, "tokens/s", tokens, run.options.quick ? 100 : 0, 5)
+             : measure(run, trainer, name, "tokens/s", tokens, run.options.quick ? 20 : 0, 0.3);
 }
 
-void check_resnet(Run& run) {
+bool check_resnet(Run& run) {
   run.begin("resnet");
   const auto device = run.context.device();
   const bool on_gpu = run.on_gpu();
@@ -157,7 +158,8 @@ void check_resnet(Run& run) {
       [](auto& model, const Batch& batch) {
         return ddp::ops::cross_entropy(model.forward(std::get<0>(batch)), std::get<1>(batch)).loss;
       });
-  measure(run, trainer, "resnet", "images/s", static_cast<double>(batch_size), 0, on_gpu ? 30 : 1);
+  return measure(run, trainer, "resnet", "images/s", static_cast<double>(batch_size), 0,
+                 on_gpu ? 30 : 1);
 }
 
 }  // namespace
@@ -165,13 +167,15 @@ void check_resnet(Run& run) {
 void check_training(Run& run) {
   at::globalContext().setBenchmarkCuDNN(true);
   at::globalContext().setAllowTF32CuBLAS(false);  // float32 is strict
+  int not_learning = 0;
   if (!run.options.quick) {
-    check_encoder(run, "encoder_fp32", torch::kFloat32);
+    not_learning += !check_encoder(run, "encoder_fp32", torch::kFloat32);
   }
-  check_encoder(run, "encoder_bf16", torch::kBFloat16);
+  not_learning += !check_encoder(run, "encoder_bf16", torch::kBFloat16);
   if (!run.options.quick) {
-    check_resnet(run);
+    not_learning += !check_resnet(run);
   }
+  run.add("training", "not_learning", not_learning, "", "", run.context.rank());
 }
 
 }  // namespace cluster_check

@@ -66,7 +66,7 @@ TEST_CASE("a slow GPU is named with its node and its distance from the median") 
   CHECK(failures[0] ==
         "gpu.gemm_bf16_8192 = 610 TFLOP/s, must be at most 8 % below the median: rank 6 (cuda:2, "
         "NVIDIA H200) on node beta; 12.86 % below the median");
-  CHECK(to_table(report).find("worst: rank 6 on beta; 12.86 % below the median") !=
+  CHECK(to_table(report).find("worst: rank 6 on beta, 12.86 % below the median") !=
         std::string::npos);
 }
 
@@ -115,6 +115,10 @@ TEST_CASE("every shipped set is valid, and auto chooses by the GPU's name") {
   CHECK(Thresholds::load("auto", "NVIDIA A100-SXM4-80GB").name() == "a100");
   CHECK(Thresholds::load("auto", "").name() == "cpu");
   CHECK(Thresholds::load("auto", "Another GPU").name() == "none (no set for Another GPU)");
+  for (const std::string name :
+       {"NVIDIA H100 PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA H200 NVL", "NVIDIA GH200 480GB"}) {
+    CHECK(Thresholds::load("auto", name).name() == "none (no set for " + name + ")");
+  }
 }
 
 TEST_CASE("an unknown key of a threshold file is an error that names it") {
@@ -124,6 +128,26 @@ TEST_CASE("an unknown key of a threshold file is an error that names it") {
   } catch (const ddp::SettingsError& error) {
     CHECK(std::string(error.what()).find("gpu.gemm_bf16_8129") != std::string::npos);
   }
+}
+
+TEST_CASE("thresholds without a value are named and do not count as met") {
+  auto report = report_of("gpu", "device_copy", {4, 3.5});
+  ThresholdFile("gpu:\n  device_copy: 3\n  host_to_device: 50\nhealth:\n  gpus: 8\n")
+      .load()
+      .judge(report);
+  CHECK(verdict_of(report) ==
+        "all checks passed: 1 threshold is met; not measured: gpu.host_to_device, health.gpus");
+  auto many = report_of("gpu", "device_copy", {4});
+  Thresholds::load("h200", "").judge(many);
+  CHECK(verdict_of(many) == ddp::concat("all checks passed: 1 threshold is met; ",
+                                        many.not_measured.size(), " others were not measured"));
+  auto slow = report_of("gpu", "device_copy", {4, 2});
+  ThresholdFile("gpu:\n  device_copy: 3\n").load().judge(slow);
+  CHECK(slow.num_met == 0);
+  CHECK(verdict_of(slow) == "1 row failed");
+  auto unjudged = report_of("gpu", "device_copy", {4});
+  Thresholds::load("none", "").judge(unjudged);
+  CHECK(verdict_of(unjudged) == "no threshold was checked");
 }
 
 TEST_CASE("the page escapes what hosts and drivers say") {

@@ -7,7 +7,7 @@
 
 namespace ddp::ops::detail {
 
-/// gemm() on CUDA in bf16 or fp16.
+/// gemm() on CUDA in bf16, fp16, float32 or FP8.
 void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                       const GemmOptions& options);
 
