@@ -145,8 +145,11 @@ void check_gpu(Run& run, const GpuHealth& health) {
   add("corrected_ecc_errors", health.corrected_ecc_errors, "");
   add("retired_pages", health.retired_pages, "");
   add("row_remaps_pending", health.row_remaps_pending, "");
-  run.throttle_reasons = read_gpu_clocks(run.gpu).throttle_reasons;
-  add("slowdown_reasons", {}, "");  // set_slowdowns() fills it after the load
+  const auto clocks = read_gpu_clocks(run.gpu);
+  add("slowdown_reasons",
+      clocks.throttle_reasons ? std::optional<double>(count_slowdowns(*clocks.throttle_reasons))
+                              : std::nullopt,
+      "", clocks.throttle_reasons ? describe_throttle_reasons(*clocks.throttle_reasons) : "");
   // An idle link lowers its generation, so the row holds the one it can reach.
   add("pcie_generation", health.max_pcie_generation, "",
       health.pcie_generation ? ddp::concat("now ", *health.pcie_generation) : "");
@@ -237,15 +240,6 @@ void check_clock(Run& run) {
 double gpus_of_job() {
   const char* text = std::getenv("SLURM_GPUS_ON_NODE");
   return text != nullptr ? std::atof(text) : 0;
-}
-
-void set_slowdowns(Run& run) {
-  for (auto& row : run.report.rows) {
-    if (row.group == "health" && row.name == "slowdown_reasons" && run.throttle_reasons) {
-      row.value = count_slowdowns(*run.throttle_reasons);
-      row.text = describe_throttle_reasons(*run.throttle_reasons);
-    }
-  }
 }
 
 void check_health(Run& run) {

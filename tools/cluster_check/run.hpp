@@ -28,8 +28,6 @@ struct Run {
   const ddp::detail::GpuMonitor* gpu = nullptr;  ///< nullptr on a CPU and without NVML
   std::string gpu_name{};                        ///< empty on a CPU
   Report report{};                               ///< rows of this rank; points and pairs on rank 0
-  /// NVML's bits, idle and under load; nothing: unknown.
-  std::optional<unsigned long long> throttle_reasons{};
 
   bool on_gpu() const { return context.device().is_cuda(); }
   Row& add(const char* group, const std::string& name, std::optional<double> value,
@@ -59,8 +57,6 @@ double gpus_of_job();
 
 void check_health(Run& run);
 void check_gpu_speed(Run& run);
-/// Sets the row of slowdown reasons from all samples of the run.
-void set_slowdowns(Run& run);
 void check_collectives(Run& run);
 void check_training(Run& run);
 
