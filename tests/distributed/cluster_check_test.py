@@ -24,13 +24,14 @@ RANKS = int(ranks)
 HOST = socket.gethostname()
 
 
-def run(*arguments, code=0, output=(), device="cpu"):
-    """Starts the ranks; rank 0 must write every text of `output`. Returns all output."""
+def run(*arguments, code=0, output=(), device="cpu", environment=()):
+    """Starts the ranks; rank 0 must write every text of `output`. Returns all output. The launcher hides variables of
+    Slurm, so `environment` is set behind it."""
     launch = ["--launch", "env"] if RANKS == 1 and device == "cpu" else []
     launch += ["--gpus"] if device == "cuda" else []
     expected = [word for text in output for word in ("--expect-output", "0:" + text)]
     done = subprocess.run([launcher, "--ranks", ranks, "--timeout", "200", *launch, "--expect-exit", f"*:{code}", *expected,
-                           "--", program, f"device={device}", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                           "--", "/usr/bin/env", *environment, program, f"device={device}", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     print(done.stdout)
     if done.returncode == 77:
         sys.exit(77)
@@ -180,12 +181,17 @@ def refuses():
     assert not pathlib.Path("out").exists()
     pathlib.Path("file").write_text("")
     run("--quick", "output=file/below", code=73, output=["cannot write file/below/report.json"])
+    # A node whose GPUs are gone is no CPU node.
+    output = run("device=auto", "output=out", code=64, environment=["SLURM_GPUS_ON_NODE=8", "CUDA_VISIBLE_DEVICES="],
+                 output=["device=auto finds no usable GPU on", "SLURM_GPUS_ON_NODE is set"])
+    assert "checking" not in output, output
 
 
 def gpu():
     run("--quick", "thresholds=none", "output=out", device="cuda", output=["no threshold was checked"])
     data = report()
     assert [row["value"] for row in rows(data, "training.not_learning")] == [0] * RANKS
+    assert [row["value"] for row in rows(data, "health.gpus_missing")] == [0]
     for name in ("gpu.gemm_bf16_8192", "gpu.device_copy", "training.encoder_bf16"):
         assert [row["rank"] for row in rows(data, name)] == list(range(RANKS)), name
         assert all(row["value"] > 0 for row in rows(data, name)), name

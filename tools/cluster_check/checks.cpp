@@ -17,6 +17,7 @@ void add_health(std::vector<Check>& list) {
     list.push_back({"health", name, limit, unit, doc, margin});
   };
   add("gpus", Limit::Min, "", "GPUs of the node", 0);
+  add("gpus_missing", Limit::Max, "", "fewer than ranks, or than SLURM_GPUS_ON_NODE");
   add("distinct_gpu_counts", Limit::Max, "", "different numbers of GPUs among the nodes");
   add("distinct_versions", Limit::Max, "", "different sets of driver and library versions");
   add("uncorrected_ecc_errors", Limit::Max, "", "since the driver was loaded");

@@ -10,7 +10,6 @@
 
 #include "ddp/core/error.hpp"
 #include "pairing.hpp"
-#include "report.hpp"
 #include "run.hpp"
 #include "stopwatch.hpp"
 
@@ -42,8 +41,8 @@ double max_over_ranks(const Run& run, double value) {
 /// Microseconds of one call on the slowest rank. `call` starts the operation and waits for it.
 double measure_us(Run& run, const std::function<void()>& call) {
   Stopwatch watch(run.context.device());
-  for (int i = 0; i < kWarmUpCalls; ++i) {
-    watch.start();  // the first call may set up connections: the last one counts
+  for (int i = 0; i < kWarmUpCalls; ++i) {  // the first one sets up connections
+    watch.start();
     call();
     watch.stop();
   }
@@ -167,7 +166,7 @@ double measure_pair(Run& run, const torch::Tensor& buffer, int partner, bool upw
   return idle ? 0 : static_cast<double>(buffer.nbytes()) * kMessages / ms / 1e6;
 }
 
-/// Each rank's row of the matrix: from this rank to the others, as the receiver measured it.
+/// As the receivers measured it.
 PairMatrix measure_pairs(Run& run, int64_t bytes) {
   const int ranks = run.context.world_size(), rank = run.context.rank();
   const int slots = ranks + ranks % 2;
@@ -182,48 +181,19 @@ PairMatrix measure_pairs(Run& run, int64_t bytes) {
       }
     }
   }
-  const auto columns = run.context.control_plane().all_gather_numbers(received);
-  PairMatrix pairs(columns.size(), std::vector<double>(columns.size(), 0));
-  for (std::size_t to = 0; to < columns.size(); ++to) {
-    for (std::size_t from = 0; from < columns.size(); ++from) {
-      pairs[from][to] = static_cast<double>(columns[to][from]) / 1e6;
-    }
-  }
-  return pairs;
+  return pairs_from(run.context.control_plane().all_gather_numbers(received));
 }
 
-struct Link {
-  double gbps;
-  std::size_t from, to;
-};
-
-/// How far the slowest link of a kind is below the median of this kind.
-struct Slowest {
-  double percent = -1;  ///< -1: no such link
-  std::string text{};   ///< the link's ranks and nodes
-};
-
-Slowest add_slowest(Run& run, const char* name, const std::vector<Link>& links,
-                    const std::vector<std::string>& hosts) {
+/// Adds the slowest link's row and returns the link.
+SlowestLink add_slowest(Run& run, const char* name, const std::vector<Link>& links,
+                        const std::vector<std::string>& hosts) {
   if (links.empty()) {
     run.add_for_all("collectives", name, {}, "GB/s", "no such pair");
     return {};
   }
-  const auto& slowest = *std::min_element(
-      links.begin(), links.end(), [](const Link& a, const Link& b) { return a.gbps < b.gbps; });
-  std::vector<double> rates;
-  for (const auto& link : links) {
-    rates.push_back(link.gbps);
-  }
-  const double median = median_of(rates);
-  const double percent = 100 * (median - slowest.gbps) / median;
-  std::ostringstream text;
-  text.precision(3);
-  text << "slowest: rank " << slowest.from << " on " << hosts[slowest.from] << " to rank "
-       << slowest.to << " on " << hosts[slowest.to] << ", " << percent << " % below the median of "
-       << links.size() << " links";
-  run.add_for_all("collectives", name, slowest.gbps, "GB/s", text.str());
-  return {percent, text.str()};
+  const auto slowest = slowest_of(links, hosts);
+  run.add_for_all("collectives", name, slowest.link.gbps, "GB/s", slowest.text);
+  return slowest;
 }
 
 void check_pairs(Run& run) {
@@ -237,17 +207,13 @@ void check_pairs(Run& run) {
     run.report.pairs = pairs;
     run.report.pair_bytes = bytes;
   }
-  std::vector<Link> same_node, other_node;
-  for (std::size_t from = 0; from < pairs.size(); ++from) {
-    for (std::size_t to = 0; to < pairs.size(); ++to) {
-      if (from != to) {
-        auto& links = nodes[from] == nodes[to] ? same_node : other_node;
-        links.push_back({pairs[from][to], from, to});
-      }
-    }
+  std::vector<int64_t> node_of;
+  for (const auto& numbers : nodes) {
+    node_of.push_back(numbers[0]);
   }
-  const auto inside = add_slowest(run, "pair_same_node", same_node, hosts);
-  const auto between = add_slowest(run, "pair_other_node", other_node, hosts);
+  const auto links = links_of(pairs, node_of);
+  const auto inside = add_slowest(run, "pair_same_node", links.same_node, hosts);
+  const auto between = add_slowest(run, "pair_other_node", links.other_node, hosts);
   const auto& worst = inside.percent > between.percent ? inside : between;
   run.add_for_all("collectives", "pair_percent_below_median", worst.percent, "%", worst.text);
 }

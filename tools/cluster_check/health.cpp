@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -18,6 +19,7 @@
 #include "gpu_health.hpp"
 #include "run.hpp"
 #include "train/answers.hpp"
+#include "train/trace.hpp"
 
 namespace cluster_check {
 namespace {
@@ -89,7 +91,21 @@ InfinibandPorts read_infiniband() {
   return result;
 }
 
-void check_node(Run& run, const GpuHealth& health) {
+/// Different GPUs of this node's ranks. Collective.
+double gpus_of_ranks(Run& run) {
+  const auto own = run.on_gpu() ? ddp::detail::pci_bus_id(run.context.device()) : "";
+  const auto bus_ids = run.context.control_plane().all_gather(own);
+  const auto nodes = run.context.control_plane().all_gather_numbers({run.context.node_rank()});
+  std::set<std::string> found;
+  for (std::size_t rank = 0; rank < bus_ids.size(); ++rank) {
+    if (nodes[rank][0] == run.context.node_rank() && !bus_ids[rank].empty()) {
+      found.insert(bus_ids[rank]);
+    }
+  }
+  return static_cast<double>(found.size());
+}
+
+void check_node(Run& run, const GpuHealth& health, double num_used) {
   const int rank = run.context.rank();
   const auto add = [&](const char* name, std::optional<double> value, const char* unit,
                        std::string text = "") {
@@ -98,6 +114,11 @@ void check_node(Run& run, const GpuHealth& health) {
   const int num_ranks = run.context.local_world_size();
   add("gpus", health.num_gpus, "",
       ddp::concat(num_ranks, num_ranks == 1 ? " rank" : " ranks", " on the node"));
+  // A task that Slurm binds to one GPU sees no other, so the ranks count together.
+  const double found = std::max(health.num_gpus.value_or(0), num_used);
+  const double expected = std::max<double>(num_ranks, gpus_of_job());
+  add("gpus_missing", run.on_gpu() ? std::optional(std::max(0.0, expected - found)) : std::nullopt,
+      "", run.on_gpu() ? ddp::concat(found, " of ", expected) : "");
   const auto infiniband = read_infiniband();
   add("infiniband_ports", infiniband.num_active, "", infiniband.text);
   add("host_memory_free", available_memory_gib(), "GiB");
@@ -216,11 +237,17 @@ void check_clock(Run& run) {
 
 }  // namespace
 
+double gpus_of_job() {
+  const char* text = std::getenv("SLURM_GPUS_ON_NODE");
+  return text != nullptr ? std::atof(text) : 0;
+}
+
 void check_health(Run& run) {
   run.begin("health");
   const auto health = read_gpu_health(run.gpu);
+  const double num_used = gpus_of_ranks(run);
   if (run.context.local_rank() == 0) {
-    check_node(run, health);
+    check_node(run, health, num_used);
   }
   check_gpu(run, health);
   compare_ranks(run, "distinct_versions", versions_of_host(health));

@@ -50,8 +50,8 @@ collectives over all GPUs, and training. Start it like a trainer, one rank per G
   output=runs/cluster_check  folder of report.json and report.html; empty: none
 
 Rank 0 prints a table and names each failed row with its GPU and node. n/a: this host, container or
-device cannot tell. Exit code: 0 no row failed, 1 a row failed, 64 wrong arguments, 73 an output
-cannot be written.
+device cannot tell. Exit code: 0 no row failed, 1 a row failed, 64 wrong arguments, 70 the check
+itself failed, 73 an output cannot be written, 76 a rank was lost.
 --version prints the versions of libddp and of the libraries it uses.
 )";
 
@@ -208,18 +208,38 @@ int finish(Run& run, const Thresholds& thresholds) {
   return code;
 }
 
+/// Prints the error and returns its exit code. 1 would mean that a row failed.
+int explain(const std::exception& error) {
+  std::cerr << error.what() << std::endl;
+  const auto* known = dynamic_cast<const ddp::Error*>(&error);
+  const auto code = known != nullptr ? known->exit_code() : ddp::ExitCode::UserException;
+  return static_cast<int>(code == ddp::ExitCode::UserException ? ddp::ExitCode::Mismatch : code);
+}
+
+/// A node whose GPUs are gone must not pass as a CPU.
+void refuse_lost_gpus(const Options& options) {
+  if (options.device != ddp::DeviceChoice::Auto || torch::cuda::is_available()) {
+    return;
+  }
+  std::string sign = gpus_of_job() > 0 ? "SLURM_GPUS_ON_NODE is set" : "";
+  if (sign.empty() && std::filesystem::exists("/dev/nvidiactl")) {
+    sign = "/dev/nvidiactl exists";
+  }
+  if (!sign.empty()) {
+    throw ddp::SettingsError("cluster_check: device=auto finds no usable GPU on " + host_name() +
+                             ", but " + sign +
+                             "; fix: repair the GPU or the driver, or check the CPU by device=cpu");
+  }
+}
+
 /// Runs `work` on rank 0, and returns its exit code on all ranks.
 int run_on_main(ddp::Context& context, const std::function<int()>& work) {
   std::string code = "0";
   if (context.is_main()) {
     try {
       code = std::to_string(work());
-    } catch (const ddp::Error& error) {
-      std::cerr << error.what() << '\n';
-      code = std::to_string(static_cast<int>(error.exit_code()));
     } catch (const std::exception& error) {
-      std::cerr << error.what() << '\n';
-      code = std::to_string(static_cast<int>(ddp::ExitCode::UserException));
+      code = std::to_string(explain(error));
     }
   }
   return std::stoi(context.control_plane().broadcast(code));
@@ -228,6 +248,7 @@ int run_on_main(ddp::Context& context, const std::function<int()>& work) {
 int check(const Options& options) {
   const auto begin = std::chrono::steady_clock::now();
   Thresholds::load(options.thresholds, "");  // refuses a wrong file before anything runs
+  refuse_lost_gpus(options);
   ddp::ContextOptions context_options;
   context_options.device = options.device;
   auto context = ddp::Context::create(context_options);
@@ -281,11 +302,7 @@ int main(int argc, char** argv) {
   }
   try {
     return cluster_check::check(cluster_check::parse(argc, argv));
-  } catch (const ddp::Error& error) {
-    std::cerr << error.what() << '\n';
-    return static_cast<int>(error.exit_code());
   } catch (const std::exception& error) {
-    std::cerr << error.what() << '\n';
-    return 1;
+    return cluster_check::explain(error);
   }
 }

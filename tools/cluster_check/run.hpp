@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ddp/comm/context.hpp"
@@ -51,6 +52,8 @@ struct Run {
 };
 
 std::string host_name();
+/// GPUs that Slurm gave this job on this node; 0 if it says nothing.
+double gpus_of_job();
 
 void check_health(Run& run);
 void check_gpu_speed(Run& run);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <vector>
@@ -41,6 +42,26 @@ std::string list_of_sets() {
     text += (text.empty() ? "" : ", ") + std::string(name);
   }
   return text;
+}
+
+/// Nothing if `settings` has no limit for `check`.
+std::optional<double> read_limit(const ddp::Settings& settings, const Check& check,
+                                 ddp::FieldVisitor& visitor) {
+  const auto key = check.group + "." + check.name;
+  double value = 0;
+  bool good = true;
+  try {
+    visitor.field({.name = check.name, .doc = check.doc, .unit = check.unit, .min = 0}, value);
+    good = std::isfinite(value);
+  } catch (const ddp::SettingsError&) {  // its message proposes a default, which a limit has not
+    good = false;
+  }
+  if (!good) {
+    throw ddp::SettingsError(ddp::concat(
+        settings.origin(key), ": ", key, ": expected a finite number of at least 0",
+        check.unit.empty() ? "" : " (" + check.unit + ")", "; fix: correct it or leave it out"));
+  }
+  return settings.has(key) ? std::optional(value) : std::nullopt;
 }
 
 bool has_limit_for_all(const Row& row) {
@@ -127,10 +148,8 @@ void Thresholds::read(const std::string& wanted) {
         if (check.group != group) {
           continue;
         }
-        double value = NAN;
-        visitor.field({.name = check.name, .doc = check.doc, .unit = check.unit, .min = 0}, value);
-        if (!std::isnan(value)) {
-          values_[{check.group, check.name}] = value;
+        if (const auto limit = read_limit(settings, check, visitor)) {
+          values_[{check.group, check.name}] = *limit;
         }
       }
     });

@@ -150,6 +150,20 @@ TEST_CASE("thresholds without a value are named and do not count as met") {
   CHECK(verdict_of(unjudged) == "no threshold was checked");
 }
 
+TEST_CASE("a threshold is a finite number of at least 0") {
+  for (const std::string value : {"-3", ".inf", ".nan", "fast", "auto", "[1]", ""}) {
+    INFO(value);
+    try {
+      ThresholdFile("gpu:\n  device_copy: " + value + "\n").load();
+      FAIL("no error");
+    } catch (const ddp::SettingsError& error) {
+      const std::string text = error.what();
+      CHECK(text.find("cluster_check: thresholds=/") == 0);
+      CHECK(text.find(".yaml:2: gpu.device_copy: expected a finite number") != std::string::npos);
+    }
+  }
+}
+
 TEST_CASE("the page escapes what hosts and drivers say") {
   auto report = report_of("gpu", "device_copy", {3, 3});
   report.ranks[0].host = "<script>&";
@@ -172,6 +186,29 @@ TEST_CASE("in a tournament every pair meets once, and nobody plays twice in a ro
     }
     CHECK(met.size() == static_cast<std::size_t>(slots * (slots - 1)));
   }
+}
+
+TEST_CASE("one slow link is found in its direction, among the links of its kind") {
+  // Ranks 0 and 1 share a node, rank 2 has its own. The link from 2 to 0 is slow.
+  const std::vector<std::vector<int64_t>> received = {
+      {0, 200'000'000, 10'000'000}, {100'000'000, 0, 40'000'000}, {50'000'000, 60'000'000, 0}};
+  const auto pairs = pairs_from(received);
+  CHECK(pairs[2][0] == 10);
+  CHECK(pairs[0][2] == 50);
+  const auto links = links_of(pairs, {0, 0, 1});
+  REQUIRE(links.same_node.size() == 2);
+  REQUIRE(links.other_node.size() == 4);
+  const auto slowest = slowest_of(links.other_node, {"alpha", "alpha", "beta"});
+  CHECK(slowest.link.from == 2);
+  CHECK(slowest.link.to == 0);
+  CHECK(slowest.link.gbps == 10);
+  // The median of an even number of links is the mean of the middle two: 45.
+  CHECK(std::abs(slowest.percent - 100 * 35.0 / 45) < 1e-9);
+  CHECK(slowest.text ==
+        "slowest: rank 2 on beta to rank 0 on alpha, 77.8 % below the median of 4 links");
+  const auto inside = slowest_of(links.same_node, {"alpha", "alpha", "beta"});
+  CHECK(inside.link.from == 0);
+  CHECK(inside.link.to == 1);
 }
 
 TEST_CASE("barriers bound how far a clock is ahead or behind, however slow the network is") {
