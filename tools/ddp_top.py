@@ -12,11 +12,13 @@ logging step (ranks.json), those of GPUs on this host are fresh. docs/tutorial.m
 
 Keys: q quits, s sorts by the next column, r reverses, up and down pick a rank. This program needs nothing but Python.
 
-Exit codes: 0 shown, 64 a mistake in the call, 65 a folder that cannot be used (the message names it).
+Exit codes: 0 shown, 64 a mistake in the call, 65 a folder that cannot be used (the message names it), 73 the output
+cannot be written.
 """
 
 import json
 import locale
+import math
 import os
 import shutil
 import socket
@@ -24,9 +26,9 @@ import sys
 import time
 
 from run_top import view
-from run_top.folder import Follower
+from run_top.folder import Follower, find_run
 from run_top.gpus import Nvml
-from scaling.command_line import Parser, exit_code
+from scaling.command_line import Parser, WriteError, exit_code
 from scaling.numbers import DataError
 
 LOOK_SECONDS = 0.5  # between two looks of --once at an owner on another host
@@ -34,10 +36,16 @@ LOOK_SECONDS = 0.5  # between two looks of --once at an owner on another host
 
 class Run:
     def __init__(self, path):
-        self._follower = Follower(path, Nvml())
+        self._path, self._nvml = path, Nvml()
+        self._follower = Follower(path, self._nvml)
 
     def read(self):
-        return self._follower.read()
+        """Of a folder of runs the newest: once the run that was shown has ended, a later one takes its place."""
+        state = self._follower.read()
+        if state.status in ("dead", "finished", "ended") and (newest := find_run(self._path)) != self._follower.path:
+            self._follower = Follower(newest, self._nvml)
+            state = self._follower.read()
+        return state
 
     def read_once(self):
         """Waits until it is known whether the run lives: an owner on another host counts every two seconds."""
@@ -81,6 +89,25 @@ class Host:
         return {"host": self._name, "gpus": state}
 
 
+def as_json(value):
+    """JSON has no NaN: a number that is not finite becomes a text, as in steps.jsonl."""
+    if isinstance(value, dict):
+        return {key: as_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_text(text):
+    """Prints and flushes. A reader that closed its pipe has seen enough."""
+    try:
+        print(text, end="", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest once more when it ends
+        if not isinstance(error, BrokenPipeError):
+            raise WriteError(f"standard output: cannot write: {error.strerror}; fix: make room there, or name another file") from None
+
+
 def main(arguments):
     parser = Parser(__doc__)
     parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run, or of runs: the newest (none: this host's GPUs)")
@@ -99,10 +126,10 @@ def main(arguments):
     has_blocks = not options.ascii and "utf" in (sys.stdout.encoding or "").lower()
     blocks = view.BLOCKS if has_blocks else view.ASCII_BLOCKS
     if options.json:
-        print(json.dumps(source.record(source.read_once())))
+        print_text(json.dumps(as_json(source.record(source.read_once())), allow_nan=False) + "\n")
     elif options.once:
         columns = shutil.get_terminal_size((80, 24)).columns
-        print(view.text_of(source.draw(source.read_once(), columns, blocks=blocks)), end="")
+        print_text(view.text_of(source.draw(source.read_once(), columns, blocks=blocks)))
     else:
         from run_top import screen
         if not screen.show(source.read, lambda state, width, height, choice: source.draw(state, width, height, choice, blocks),
@@ -112,6 +139,7 @@ def main(arguments):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # a log may have characters that the terminal's encoding lacks
     try:
         sys.exit(exit_code(main, sys.argv[1:]))
     except KeyboardInterrupt:

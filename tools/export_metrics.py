@@ -23,6 +23,8 @@ from run_page.files import Run
 from scaling.command_line import EXIT_MISTAKE, Parser, WriteError, exit_code, writing
 
 TARGETS = ("mlflow", "wandb")  # the names of their packages too
+BELOW = ("alembic", "pydantic_core", "requests", "sqlalchemy", "sqlite3", "urllib3")  # packages whose errors the targets let through
+MLFLOW_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # MLflow's own 7 wait for minutes
 MLFLOW_NAME = re.compile(r"[^\w\-. /]")  # what MLflow refuses in names
 MLFLOW_METRICS, MLFLOW_PARAMS = 1000, 100  # of one call
 MLFLOW_VALUE = 500  # characters of a parameter
@@ -54,7 +56,14 @@ def to_wandb(wandb, run, options):
 
 def to_mlflow(mlflow, run, options):
     """The run in the tracking store."""
-    uri = options.tracking_uri or "sqlite:///" + os.path.abspath(os.path.join(options.output, "mlflow.db"))
+    os.environ.setdefault(MLFLOW_RETRIES, "2")
+    if options.tracking_uri:
+        print(f"{run.path}: sending to {options.tracking_uri}", flush=True)
+    file = os.path.abspath(os.path.join(options.output, "mlflow.db"))
+    if not options.tracking_uri:
+        with open(file, "ab"):  # MLflow would try for minutes to open a file that it cannot write
+            pass
+    uri = options.tracking_uri or "sqlite:///" + file
     client = mlflow.MlflowClient(uri)
     experiment = client.get_experiment_by_name(options.project)
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(options.project)
@@ -82,14 +91,14 @@ def import_package(target):
 
 
 def export(package, run, options):
-    """The command that shows the run. An error of the target's package ends with its own words."""
+    """The command that shows the run. An error of the target's package, or of one below it, ends with its own words."""
     try:
         return (to_wandb if options.to == "wandb" else to_mlflow)(package, run, options)
     except Exception as error:
-        if type(error).__module__.split(".")[0] != options.to:
+        if type(error).__module__.split(".")[0] not in (options.to, *BELOW):
             raise
-        raise WriteError(f"{run.path}: {options.to} refused the run: {error}; fix: name another --output"
-                         f"{' or --tracking-uri' if options.to == 'mlflow' else ''}") from None
+        places = "--project, --output or --tracking-uri" if options.to == "mlflow" else "--project or --output"
+        raise WriteError(f"{run.path}: {options.to} refused the run: {error}; fix: name another {places}") from None
 
 
 def main(arguments):

@@ -34,7 +34,7 @@ def number(cell):
 def json_row(line):
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
 
@@ -61,7 +61,11 @@ def numbers(row):
 
 
 def add_row(rows, x, row):
-    """Rows ascend by `x`. Where a resumed run went back, its later rows count."""
+    """Rows ascend by `x`, and one without it does not count. Where a resumed run went back, its later rows count."""
+    if not math.isfinite(row.get(x, math.nan)):
+        return
+    if not 0 <= row.get("time", 0) <= LATEST:  # a user's own file may have milliseconds
+        del row["time"]
     while rows and rows[-1][x] > row[x]:
         rows.pop()
     if rows and rows[-1][x] == row[x]:
@@ -82,16 +86,9 @@ class Table:
         self.facts = {column: str(rows[-1][column]) for column in columns[:first] if rows[-1].get(column) not in (None, "")}
         self.rows = []
         for row in rows:
-            self._add(numbers(row))
+            add_row(self.rows, self.x, numbers(row))
         self.columns = [column for column in columns[first:] if column not in ("step", "epoch", "time") and
                         any(column in row for row in self.rows)]
-
-    def _add(self, row):
-        if not math.isfinite(row.get(self.x, math.nan)):
-            return
-        if not 0 <= row.get("time", 0) <= LATEST:  # a user's own file may have milliseconds
-            del row["time"]
-        add_row(self.rows, self.x, row)
 
     def notes(self):
         lines = [f"{self.file}: lines that cannot be read are left out: {', '.join(map(str, self.bad_lines))}"] if self.bad_lines else []

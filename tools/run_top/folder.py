@@ -2,7 +2,7 @@
 """What a run folder says about its run: State. Every call of Follower.read() reads only what the run added."""
 
 import csv
-import json
+import math
 import os
 import socket
 import statistics
@@ -10,17 +10,19 @@ import time
 from dataclasses import dataclass, field
 from typing import Optional
 
-from run_page.files import FIX, add_row, json_row, numbers
+from run_page.files import FIX, add_row, json_row, number, numbers
 from scaling.numbers import DataError
 
 from . import gpus
 
+BEAT_SECONDS = 2  # an owner counts so often
 WATCH_SECONDS = 10  # an owner whose counter stands still for this long is dead
 QUIET_INTERVALS = 5  # a run without a row for so many intervals is quiet,
 QUIET_SECONDS = 30  # and never before this time
-RECENT_ROWS = 20  # of which the usual interval is the median
+RECENT_ROWS = 20  # are kept whole; the usual interval is their median
 LOG_BYTES = 64 * 1024  # read from the log's end
 LOG_LINES = 200
+RANK_TEXTS = ("host", "device", "gpu_type", "pci_bus_id")  # of a rank; its other columns are numbers
 MARKS = ("settings.txt", "steps.jsonl", "steps.csv", "ranks.json", "log.txt")  # of a run folder
 
 
@@ -58,7 +60,7 @@ class State:
 
 
 class Rows:
-    """The rows of <name>.jsonl, else of <name>.csv, which grow while the run trains."""
+    """The last rows of <name>.jsonl, else of <name>.csv, which grow while the run trains, and the losses of all rows."""
 
     def __init__(self, folder, name, x="step"):
         self._x = x
@@ -68,32 +70,42 @@ class Rows:
     def _start(self, path):
         self._path, self._offset, self._file = path, 0, None
         self._columns = None  # of a CSV file
-        self.rows = []
+        self.rows, self.losses = [], []
 
     def read(self):
-        path = next((path for path in self._paths if os.path.exists(path)), None)
-        if path is None:
+        path, file = next(((path, file) for path in self._paths if (file := open_file(path))), (None, None))
+        if file is None:
             self._start(None)
             return self.rows
-        with open_file(path) as file:
+        with file:
             status = os.fstat(file.fileno())
             if path != self._path or status.st_ino != self._file or status.st_size < self._offset:
                 self._start(path)  # another file: a resumed run wrote it again
             self._file = status.st_ino
             file.seek(self._offset)
-            data = file.read()
-        data = data[:data.rfind(b"\n") + 1]  # the rest is an unfinished line
-        self._offset += len(data)
-        for line in data.decode("utf-8", "replace").splitlines():
-            row = numbers(self._cells(line) or {})
-            if row.get(self._x) is not None:
-                add_row(self.rows, self._x, row)
+            for line in file:
+                if not line.endswith(b"\n"):  # unfinished
+                    break
+                self._offset += len(line)
+                self._add(numbers(self._cells(line.decode("utf-8", "replace")) or {}))
         return self.rows
+
+    def _add(self, row):
+        add_row(self.rows, self._x, row)
+        del self.rows[:-RECENT_ROWS]
+        last = self.rows[-1] if self.rows else {}
+        while self.losses and self.losses[-1][0] >= last[self._x]:
+            self.losses.pop()
+        if "loss" in last:
+            self.losses.append((last[self._x], last["loss"]))
 
     def _cells(self, line):
         if self._path.endswith(".jsonl"):
             return json_row(line)
-        cells = next(csv.reader([line]), [])
+        try:
+            cells = next(csv.reader([line]), [])
+        except csv.Error:
+            return None
         if self._columns is None:
             self._columns = cells
             return None
@@ -101,17 +113,21 @@ class Rows:
 
 
 def open_file(path):
+    """None where there is none: a run removes its owner's record, and moves files aside when it resumes."""
     try:
         return open(path, "rb")
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; fix: ask its owner for the right to read it, or {FIX}") from None
 
 
 def read_json(path):
-    """A JSON object; empty where it is missing or damaged."""
-    if not os.path.exists(path):
-        return {}
-    with open_file(path) as file:
+    """A JSON object; empty where it is damaged, None where it is missing."""
+    file = open_file(path)
+    if file is None:
+        return None
+    with file:
         return json_row(file.read().decode("utf-8", "replace")) or {}
 
 
@@ -120,18 +136,22 @@ class Owner:
 
     def __init__(self, folder):
         self._path = os.path.join(folder, ".owner")
+        self._record = {}  # the last one that was not damaged
         self._counter = None
         self._changed = None  # when the counter was last seen to move; None: not yet
 
     def read(self, now):
         """(record, whether its process lives). None: no record, or nobody knows yet."""
         record = read_json(self._path)
-        if not record:
-            self._counter = None
+        if record is None:
+            self._record, self._counter = {}, None
             return None, None
+        self._record = record = record or self._record  # a damaged one may be one that is being written
         here = machine()
-        if here and record.get("machine") == here and record.get("host") == socket.gethostname():
-            return record, process_exists(record.get("process"))
+        is_here = here and record.get("machine") == here and record.get("host") == socket.gethostname()
+        exists = process_exists(record.get("process")) if is_here else None
+        if exists is not None:
+            return record, exists
         counter = (record.get("start"), record.get("beats"))
         if self._counter is None or self._counter[0] != counter:
             moved = self._counter is not None
@@ -162,13 +182,37 @@ def process_exists(process):
     return True
 
 
+def modified(path):
+    try:
+        return os.path.getmtime(path)
+    except OSError:
+        return None
+
+
+def ranks_of(record):
+    """The rows of ranks.json with what a rank may have: finite numbers, and texts. A row without a rank is damaged."""
+    def usable(row):
+        texts = {key: row[key] for key in RANK_TEXTS if isinstance(row.get(key), str)}
+        finite = {key: value for key, value in numbers(row).items() if math.isfinite(value) and key not in RANK_TEXTS}
+        return {**texts, **finite, "rank": row["rank"]}
+
+    rows = record.get("ranks")
+    return [usable(row) for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict) and isinstance(row.get("rank"), int)]
+
+
+def count_of(cell):
+    """A cell as an integer; None where it is not a finite number."""
+    value = number(cell)
+    return int(value) if value is not None and math.isfinite(value) else None
+
+
 def find_run(path):
     """The run folder itself, or the newest run in a folder of runs."""
     if not os.path.isdir(path) or not os.access(path, os.R_OK | os.X_OK):
         raise DataError(f"{path}: there is no such folder, or no right to read it; fix: {FIX}")
 
     def newest_mark(folder):
-        return max((os.path.getmtime(mark) for name in MARKS if os.path.exists(mark := os.path.join(folder, name))), default=None)
+        return max((age for name in MARKS if (age := modified(os.path.join(folder, name))) is not None), default=None)
 
     if newest_mark(path) is not None:
         return path
@@ -189,14 +233,14 @@ class Follower:
 
     def read(self):
         rows = self._steps.read()
-        ranks = read_json(os.path.join(self.path, "ranks.json"))
+        ranks = read_json(os.path.join(self.path, "ranks.json")) or {}
         owner, is_alive = self._owner.read(time.monotonic())
         last = rows[-1] if rows else {}
         state = State(run=self.path, status="", reason="", owner=owner_words(owner),
-                      step=int(last["step"]) if rows else None, max_steps=ranks.get("max_steps"),
+                      step=int(last["step"]) if rows else None, max_steps=count_of(ranks.get("max_steps")),
                       row_age_seconds=max(0, time.time() - last["time"]) if "time" in last else None,
-                      evaluation=self._evaluation(), ranks=self._refreshed(ranks.get("ranks", [])),
-                      losses=[(row["step"], row["loss"]) for row in rows if "loss" in row], log=self._log())
+                      evaluation=self._evaluation(), ranks=self._refreshed(ranks_of(ranks)),
+                      losses=self._steps.losses, log=self._log())
         for name in ("epoch", "loss", "accuracy", "lr", "grad_norm", "step_ms", "exposed_comm_ms", "loader_wait_ms"):
             setattr(state, name, last.get(name))
         rate = next((column for column in last if column.endswith("_per_second")), None)
@@ -228,17 +272,19 @@ class Follower:
         return ranks
 
     def _log(self):
-        path = os.path.join(self.path, "log.txt")
-        if not os.path.exists(path):
+        file = open_file(os.path.join(self.path, "log.txt"))
+        if file is None:
             return []
-        with open_file(path) as file:
+        with file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_BYTES))
             return file.read().decode("utf-8", "replace").splitlines()[-LOG_LINES:]
 
 
 def owner_words(owner):
-    if not owner:
+    if owner is None:
         return None
+    if not owner:
+        return "an owner whose record .owner is damaged"
     job = f", job {owner['job']}" if owner.get("job") else ""
     return f"host {owner.get('host', '?')}{job}, process {owner.get('process', '?')}"
 
@@ -258,17 +304,23 @@ def slowest(ranks):
 
 def status(state, owner, is_alive, interval):
     """(word, sentence). The owner's record decides: a run removes it at its end, a killed one cannot."""
-    done = f"step {state.step}" + (f" of {state.max_steps}" if state.max_steps else "") if state.step is not None else "the first row"
+    done = f"after step {state.step}" + (f" of {state.max_steps}" if state.max_steps else "") if state.step is not None else "before the first row"
     if owner is None:
         if state.max_steps and state.step == state.max_steps:
             return "finished", "the run made its last step"
-        return "ended", f"after {done}: stopped, failed, or without more steps"
+        return "ended", f"{done}: stopped, failed, or without more steps"
     if is_alive is None:
         return "unknown", f"watching for at most {WATCH_SECONDS} s whether {state.owner} still counts"
     if not is_alive:
-        return "dead", f"killed after {done}: {state.owner} no longer runs"
+        return "dead", f"killed {done}: {state.owner} no longer runs"
+    if state.row_age_seconds is None:
+        return "running", "" if state.step is not None else "no row yet"
     limit = max(QUIET_SECONDS, QUIET_INTERVALS * (interval or 0))
-    if state.row_age_seconds is not None and state.row_age_seconds > limit:
+    started = number(owner.get("beats"))  # 0 at the start of the owner, which may have resumed an earlier run
+    started = math.inf if started is None else BEAT_SECONDS * started
+    is_resumed = started + BEAT_SECONDS < state.row_age_seconds
+    if min(started, state.row_age_seconds) > limit:
         usual = f" (usual: {interval:.0f} s)" if interval else ""
-        return "quiet", f"no row for {state.row_age_seconds:.0f} s{usual}: an evaluation, a save, or a hang"
-    return "running", "" if state.step is not None else "no row yet"
+        since = f"since this start, about {started:.0f} s ago" if is_resumed else f"for {state.row_age_seconds:.0f} s"
+        return "quiet", f"no row {since}{usual}: an evaluation, a save, or a hang"
+    return "running", "no row since this start" if is_resumed else ""

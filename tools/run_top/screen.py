@@ -5,6 +5,8 @@ import contextlib
 import curses
 import time
 
+from .view import cells
+
 SELECTED, PLAIN = "selected", "plain"
 STYLES = {"bold": (None, curses.A_BOLD), "dim": (None, curses.A_DIM), "header": (None, curses.A_REVERSE),
           SELECTED: (curses.COLOR_CYAN, curses.A_REVERSE), "curve": (curses.COLOR_CYAN, 0), "good": (curses.COLOR_GREEN, curses.A_BOLD),
@@ -32,7 +34,7 @@ def paint(window, lines, styles):
         for text, style in line:
             with contextlib.suppress(curses.error):  # the cursor cannot stand behind the last cell
                 window.addnstr(row, column, text, width - column, styles[style])
-            column += len(text)
+            column += cells(text)
     window.refresh()
 
 

@@ -3,6 +3,7 @@
 
 import os
 import time
+import unicodedata
 from dataclasses import dataclass
 from typing import Callable, Optional
 
@@ -15,7 +16,8 @@ UNKNOWN = "-"
 
 @dataclass
 class Column:
-    """A column of the ranks' table. Of columns that do not fit, those of the highest `rank` are left out first."""
+    """A column of the ranks' table: its title leaves room for the mark of the order. Of columns that do not fit,
+    those of the highest `rank` are left out first."""
 
     key: str
     title: str
@@ -33,12 +35,12 @@ def plain(digits):
 
 
 COLUMNS = [
-    Column("rank", "rank", 4, 0, str), Column("host", "host", 10, 6, str), Column("device", "device", 7, 3, str),
-    Column("utilisation_percent", "use %", 5, 1, plain(0)), Column("memory_gib", "GiB", 6, 1, plain(2)),
-    Column("memory_total_gib", "of GiB", 6, 8, plain(0)), Column("temperature_c", "deg C", 5, 2, plain(0)),
-    Column("power_w", "W", 5, 2, plain(0)), Column("sm_clock_mhz", "SM MHz", 6, 7, plain(0)),
-    Column("memory_clock_mhz", "mem MHz", 7, 9, plain(0)), Column("pcie_mb_per_second", "PCIe MB/s", 9, 7, plain(0)),
-    Column("nvlink_mb_per_second", "NVLink MB/s", 11, 7, plain(0)), Column("step_ms", "ms/step", 8, 1, plain(1)),
+    Column("rank", "rank", 5, 0, str), Column("host", "host", 10, 6, str), Column("device", "device", 7, 3, str),
+    Column("utilisation_percent", "use %", 6, 1, plain(0)), Column("memory_gib", "GiB", 6, 1, plain(2)),
+    Column("memory_total_gib", "of GiB", 7, 8, plain(0)), Column("temperature_c", "deg C", 6, 2, plain(0)),
+    Column("power_w", "W", 5, 2, plain(0)), Column("sm_clock_mhz", "SM MHz", 7, 7, plain(0)),
+    Column("memory_clock_mhz", "mem MHz", 8, 9, plain(0)), Column("pcie_mb_per_second", "PCIe MB/s", 10, 7, plain(0)),
+    Column("nvlink_mb_per_second", "NVLink MB/s", 12, 7, plain(0)), Column("step_ms", "ms/step", 8, 1, plain(1)),
     Column("busy_ms", "busy ms", 8, 1, plain(1)), Column("exposed_comm_ms", "comm ms", 8, 2, plain(2)),
     Column("loader_wait_ms", "load ms", 8, 2, plain(2)), Column("rate", "rate/s", 8, 5, plain(1))]
 
@@ -146,8 +148,8 @@ def curve(points, width, height, blocks):
 def table(ranks, choice, width, slowest, height=None, columns=COLUMNS):
     """The header and the ranks; with fewer lines than ranks a part that holds the selected one."""
     columns = fitting(columns, width)
-    header = " ".join((f"{column.title}{'^' if choice.reverse else 'v'}" if column.key == choice.sort and column.key != "rank"
-                       else column.title).rjust(column.width)[:column.width] for column in columns)
+    mark = "^" if choice.reverse else "v"
+    header = " ".join(((mark if column.key == choice.sort else "") + column.title).rjust(column.width) for column in columns)
     ranks = choice.sorted(ranks)
     if height is not None and len(ranks) > height - 1:
         room = max(1, height - 2)
@@ -199,9 +201,10 @@ def draw(state, width, height=None, choice=None, blocks=BLOCKS):
     left = height - len(lines) - len(selected) - 1  # the keys
     wanted = len(state.ranks) + 1 if state.ranks else 0
     log = max(3, left // 5) if state.log else 0
-    curve_height = min(max(2, (left - log) // 3), 14) if len(state.losses) > 1 else 0
+    least = min(wanted, 3)  # lines of the ranks, which go before the curve and the log
+    curve_height = min(max(2, (left - log) // 3), 14) if len(state.losses) > 1 and left - least > 2 else 0
     used = curve_height + 1 if curve_height else 0
-    ranks = min(wanted, left - log - used)
+    ranks = min(wanted, max(least, left - log - used), left - used)
     log = left - used - max(ranks, 0) if state.log else 0  # what the ranks leave
     lines += curve(state.losses, width, curve_height, blocks)
     if ranks > 1:
@@ -239,11 +242,24 @@ def clipped(lines, width):
     for line in lines:
         parts, room = [], width
         for text, style in line:
-            text = "".join(c if c.isprintable() else " " for c in text)[:room]
+            text = beginning("".join(c if c.isprintable() else " " for c in text), room)
             parts.append((text, style))
-            room -= len(text)
+            room -= cells(text)
         result.append(parts)
     return result
+
+
+def cells(text):
+    """Cells of the terminal: wide characters take two, combining ones none."""
+    return sum(0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def beginning(text, room):
+    """As much of a text as fits into so many cells."""
+    text = text[:4 * room]  # combining characters take no room: not without end
+    while cells(text) > room:
+        text = text[:-max(1, (cells(text) - room) // 2)]
+    return text
 
 
 def text_of(lines):

