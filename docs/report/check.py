@@ -16,13 +16,14 @@ import subprocess
 VALUES = {
     "hardware": ("value",),
     "results": ("libddp", "eager", "compile", "graph", "peak_libddp", "peak_peer"),
-    "scaling": ("base_low", "base_high", "alone", "time", "exposed_ms"),
+    "scaling": ("base_low", "base_high", "alone", "time", "exposed_ms", "peer_base", "peer_time"),
     "profiles": ("ms", "host_us", "kernels", "busy_us", "span_us", "exposed_ms", "mhz", "watts", "roofline_us"),
     "classes": ("optimizer", "attention", "norm", "wgrad", "dgrad", "fprop", "gemm", "activation", "thin", "rotary",
                 "quantise", "layout", "pool", "loss", "embedding", "copies", "reductions", "elementwise", "other",
                 "collectives"),
     "ablation": ("without", "with"),
     "figures": ("value",),
+    "timeline": ("begin", "end"),
 }
 FILES = ("runs", *VALUES)
 CHOICES = {("results", "better"): ("higher", "lower"), ("ablation", "better"): ("higher", "lower"),
@@ -36,7 +37,7 @@ CODE = {"NCCL_NVLS_ENABLE=0"}
 PATH = r'"([^"\n]*)"'
 # The macros that read values: what each argument must be.
 MACROS = {"n": "number", "ratio": "number", "percent": "number", "difference": "number", "word": "cell", "from": "cell"}
-KEYS = {"efficiency-of": "scaling", "effect": "ablation", "loss-of": "scaling", "run-ref": "runs"}
+KEYS = {"efficiency-of": "scaling", "peer-efficiency-of": "scaling", "effect": "ablation", "loss-of": "scaling", "run-ref": "runs"}
 CALL = re.compile(r"#(" + "|".join([*MACROS, *KEYS]) + r")\(([^()]*)\)")
 
 
