@@ -6,8 +6,9 @@ the names of libddp in the pages' code.
 usage: finish.py SITE (from the top of the repository)
 
 Pages link to a file that has no page as files/PATH.txt, a picture as files/PATH (see filter.py). A relative link that
-leads to no file or to no anchor is an error. So is `ddp::x` or `models::x` in a page if no header names x, and a key
-as in `train.max_steps=9` that docs/configuration.md lacks.
+leads to no file or to no anchor is an error. So is `ddp::x` or `models::x` in a page if no header names x, and a
+setting as in `train.max_steps=9` or `train.max_steps` that docs/configuration.md lacks. So is a call of ctx.x(),
+model.x() or ->x() if no header names x.
 """
 import pathlib
 import re
@@ -41,6 +42,7 @@ def git_files(*patterns):
     return ((name, pathlib.Path(name).read_text(encoding="utf-8")) for name in names)
 
 
+FILE_ENDINGS = {"hpp", "cpp", "py", "json", "yaml", "csv", "md", "safetensors"}
 words = {"ddp", "pch", "models", "pretrained", "tokens"}  # CMake's targets
 for _, text in git_files("libddp/include/*.hpp", "models/include/*.hpp", ":!*/detail/*"):
     words.update(re.findall(r"\w+", text))
@@ -52,9 +54,14 @@ for page, text in git_files("README.md", "docs/*.md"):
         for name in re.findall(r"\b(?:ddp|models)::(\w+)", code):
             if name not in words:
                 errors.append(f"{page} names {name} in `{code}`, which no public header has")
-        key = re.match(r"(\w+)\.[\w.]+(?==)", code)
-        if key and key[1] in sections and key[0] not in keys:
-            errors.append(f"{page} names the setting {key[0]}, which docs/configuration.md lacks")
+        for key in re.findall(r"(?<!\S)([a-z]\w*\.\w[\w.]*)(?==|$)", code):
+            last = key.rpartition(".")[2]
+            is_other = f"{key}=" not in code and (last in words or last in FILE_ENDINGS)  # optimizer.step, model.cpp
+            if key.split(".")[0] in sections and key not in keys and not is_other:
+                errors.append(f"{page} names the setting {key}, which docs/configuration.md lacks")
+        for name in re.findall(r"(?:\b(?:ctx|model)\.|->)(\w+)\(", code):
+            if name not in words:
+                errors.append(f"{page} calls {name} in `{code}`, which no public header has")
 print(f"{len(texts)} pages, {count} links, {len(copied)} copied files")
 if errors:
     sys.exit("\n".join(sorted(set(errors))))

@@ -2,7 +2,8 @@
 """Checks the sources of the report. Needs Python alone.
 
 - The CSV files are well formed, and each row names a run of runs.csv.
-- Each value stands on a page of its run, or in the message of its commit (where git has the commit).
+- Each value stands on a page of its run, or in the message of its commit (where git has the commit). Values that belong
+  together stand in one row, one column or one paragraph.
 - report.typ names existing, measured values, and has no number of its own.
 """
 
@@ -12,18 +13,22 @@ import os
 import re
 import subprocess
 
-# Columns of measured values. Empty: not measured.
-VALUES = {
-    "hardware": ("value",),
-    "results": ("libddp", "eager", "compile", "graph", "peak_libddp", "peak_peer"),
-    "scaling": ("base_low", "base_high", "alone", "time", "exposed_ms"),
-    "profiles": ("ms", "host_us", "kernels", "busy_us", "span_us", "exposed_ms", "mhz", "watts", "roofline_us"),
-    "classes": ("optimizer", "attention", "norm", "wgrad", "dgrad", "fprop", "gemm", "activation", "thin", "rotary",
-                "quantise", "layout", "pool", "loss", "embedding", "copies", "reductions", "elementwise", "other",
-                "collectives"),
-    "ablation": ("without", "with"),
-    "figures": ("value",),
+# Columns of measured values. Empty: not measured. One line or one column of a table, or one paragraph, of a run's pages
+# holds all values of a group: two rows with exchanged values do not pass.
+GROUPS = {
+    "hardware": (("value",),),
+    "results": (("libddp", "eager", "compile", "graph"), ("peak_libddp",), ("peak_peer",)),
+    "scaling": (("base_low", "base_high"), ("time", "exposed_ms"), ("alone",), ("peer_base", "peer_time")),
+    "profiles": (("ms", "host_us", "mhz", "watts"), ("kernels",), ("busy_us", "span_us"), ("exposed_ms",),
+                 ("roofline_us",)),
+    "classes": (("optimizer", "attention", "norm", "wgrad", "dgrad", "fprop", "gemm", "activation", "thin", "rotary",
+                 "quantise", "layout", "pool", "loss", "embedding", "copies", "reductions", "elementwise", "other",
+                 "collectives"),),
+    "ablation": (("without", "with"),),
+    "figures": (("value",),),
+    "timeline": (("begin", "end"),),
 }
+VALUES = {name: sum(groups, ()) for name, groups in GROUPS.items()}
 FILES = ("runs", *VALUES)
 CHOICES = {("results", "better"): ("higher", "lower"), ("ablation", "better"): ("higher", "lower"),
            ("results", "same_call"): ("yes", "no"), ("ablation", "same_call"): ("yes", "no"),
@@ -36,7 +41,8 @@ CODE = {"NCCL_NVLS_ENABLE=0"}
 PATH = r'"([^"\n]*)"'
 # The macros that read values: what each argument must be.
 MACROS = {"n": "number", "ratio": "number", "percent": "number", "difference": "number", "word": "cell", "from": "cell"}
-KEYS = {"efficiency-of": "scaling", "effect": "ablation", "loss-of": "scaling", "run-ref": "runs"}
+KEYS = {"efficiency-of": "scaling", "peer-efficiency-of": "scaling", "effect": "ablation", "loss-of": "scaling",
+        "run-ref": "runs"}
 CALL = re.compile(r"#(" + "|".join([*MACROS, *KEYS]) + r")\(([^()]*)\)")
 
 
@@ -101,16 +107,67 @@ def text_of_run(root, run, problems):
     return "\n".join(texts).replace(",", "")
 
 
+def units_of(text):
+    """The parts of a page whose numbers belong together: paragraphs, list items, and rows and columns of tables."""
+    units, columns, paragraph = [], [], []
+
+    def end():
+        units.append(" ".join(paragraph))
+        units.extend(" ".join(column) for column in columns)
+        paragraph.clear()
+        columns.clear()
+
+    for line in text.splitlines():
+        line = line.strip()
+        if line.startswith("|"):
+            if not columns:
+                end()
+            units.append(line)
+            cells = line.strip("|").split("|")
+            columns.extend([] for _ in range(len(cells) - len(columns)))
+            for column, cell in zip(columns, cells):
+                column.append(cell)
+            continue
+        if columns or not line or re.match(r"[-*] |\d+\. |#|```", line):
+            end()
+        paragraph.append(line)
+    end()
+    return units
+
+
+def stands_in(value, unit):
+    return re.search(rf"(?<![\d.]){re.escape(value)}(?!\d|\.\d)", unit)  # 251 is no part of 9251
+
+
 def check_pages(root, tables, problems):
+    """Returns how many values were not compared, because git lacks their commit."""
     texts = {key: text_of_run(root, run, problems) for key, run in tables["runs"].items()}
-    for name, columns in VALUES.items():
+    units = {key: units_of(text) for key, text in texts.items() if text is not None}
+    skipped = 0
+    for name, groups in GROUPS.items():
         for key, row in tables[name].items():
-            text = texts.get(row["run"])
-            for column in columns:
-                alone = rf"(?<![\d.]){re.escape(row[column])}(?!\d|\.\d)"  # 251 is no part of 9251
-                if text is not None and row[column] and not re.search(alone, text):
-                    problems.append(f"data/{name}.csv: {column} of {key} is {row[column]}, which does not stand in "
-                                    f"{tables['runs'][row['run']]['page']}; fix: make the two equal")
+            run = tables["runs"][row["run"]]
+            for group in groups:
+                values = {column: row[column] for column in group if row[column]}
+                if row["run"] not in units:
+                    skipped += len(values)
+                elif values:
+                    check_group(f"data/{name}.csv", key, values, units[row["run"]], run, problems)
+    return skipped
+
+
+def check_group(where, key, values, units, run, problems):
+    """One unit must hold all values of the group."""
+    if any(all(stands_in(value, unit) for value in values.values()) for unit in units):
+        return
+    for column, value in values.items():
+        if not any(stands_in(value, unit) for unit in units):
+            problems.append(f"{where}: {column} of {key} is {value}, which does not stand in {run['page']}; fix: make "
+                            "the two equal")
+            return
+    named = ", ".join(f"{column} {value}" for column, value in values.items())
+    problems.append(f"{where}: {named} of {key} do not stand together in a row, a column or a paragraph of "
+                    f"{run['page']}; fix: make the two equal")
 
 
 def check_text(source, tables, problems):
@@ -156,7 +213,9 @@ def check(folder, root):
     if not problems:
         check_columns(tables, problems)
     if not problems:
-        check_pages(root, tables, problems)
+        skipped = check_pages(root, tables, problems)
+        if skipped:
+            print(f"{skipped} values not compared: commit missing")
         with open(os.path.join(folder, "report.typ"), encoding="utf-8") as file:
             check_text(file.read(), tables, problems)
     return problems

@@ -56,8 +56,8 @@ class Build(ToolTest):
         with open(os.path.join(self.folder, "out", "report.pdf"), "rb") as file:
             self.assertTrue(file.read().startswith(b"%PDF-"))
         page = self.read("out/report.html")
-        self.assertEqual(page.count("<figcaption>"), 12)
-        self.assertEqual(page.count("<svg"), 4)
+        self.assertEqual(page.count("<figcaption>"), 13)
+        self.assertEqual(page.count("<svg"), 5)
         self.assertEqual(page.count("<table"), 8)
         self.assertIn("font-variant-numeric", page)  # report.css
         self.assertNotRegex(page, r'(src|href)="(?!#)')  # needs nothing beside it
@@ -75,6 +75,9 @@ class Build(ToolTest):
             if row["kind"] == "weak":  # rates: the batch of all GPUs over the time
                 bases = [float(row[column]) for column in ("base_low", "base_high") if row[column]]
                 expected = [" to ".join(f"{weak_efficiency(1 / base, gpus, gpus / time):.3f}" for base in bases)]
+                if row["peer_time"]:
+                    peer_base, peer_time = float(row["peer_base"]), float(row["peer_time"])
+                    expected.append(f"{weak_efficiency(1 / peer_base, gpus, gpus / peer_time):.3f}")
             else:
                 expected = [f"{speed_up(base, time):.2f}", f"{strong_efficiency(base, gpus, time):.3f}"]
             cells = next(cells for cells in shown if cells[:3] == [row["study"], row["setting"], row["gpus"]])
@@ -88,7 +91,7 @@ class Build(ToolTest):
         self.assertEqual(before[1:], [["awaits 4, 8, 12 GPUs"]])
         self.edit("scaling", r"^(weak-resnet50-4,.*,29\.99,,),,", r"\1,31.24,")
         after = [cells[2:] for cells in self.rows_of(copy) if cells[:2] == study]
-        self.assertEqual(after, [before[0], ["4", "29.99 ms", "31.24 ms", "0.960", "–", "[10]"], ["awaits 8, 12 GPUs"]])
+        self.assertEqual(after, [before[0], ["4", "29.99 ms", "31.24 ms", "0.960", "–", "–", "[10]"], ["awaits 8, 12 GPUs"]])
 
     def bound(self, folder, workload, gpus="1"):
         """What the table of bottlenecks says of libddp's step."""

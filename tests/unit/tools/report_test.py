@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checks of the report's sources: they pass, and each kind of mistake is named."""
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -12,7 +14,7 @@ from study_support import ROOT, ToolTest
 
 REPORT = os.path.join(ROOT, "docs", "report")
 sys.path.insert(0, REPORT)
-from check import FILES, check  # noqa: E402
+from check import FILES, check, units_of  # noqa: E402
 
 
 class Sources(ToolTest):
@@ -82,6 +84,27 @@ class Sources(ToolTest):
             self.skipTest("this checkout lacks the commit")
         self.replace("data/ablation.csv", ",47.9,", ",48.9,")
         self.problem(r"without of fused is 48\.9, which does not stand in commit b14fe6e0")
+
+    def test_values_of_two_rows_are_exchanged(self):
+        text = self.read("data/results.csv")
+        for first, second in (("9251", "9320"), ("523693", "4763")):
+            swapped = text.replace(first, "first").replace(second, first).replace("first", second)
+            self.write("data/results.csv", swapped)
+            problems = check(self.folder, ROOT)
+            self.assertTrue(any("do not stand together in a row, a column or a paragraph" in each for each in problems),
+                            f"{first}, {second}: {problems}")
+
+    def test_units_of_a_page(self):
+        page = "one\ntwo\n\n- three\n  four\n- five\n| a | b |\n| 1 | 2 |\nsix"
+        units = [re.sub(r"\s+", " ", unit).strip() for unit in units_of(page)]
+        self.assertEqual([unit for unit in units if unit],
+                         ["one two", "- three four", "- five", "| a | b |", "| 1 | 2 |", "a 1", "b 2", "six"])
+
+    def test_values_of_a_missing_commit_are_counted(self):
+        self.replace("data/runs.csv", "commit b14fe6e0", "commit 0000000000")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            self.assertEqual(check(self.folder, ROOT), [])
+        self.assertRegex(printed.getvalue(), r"^[1-9]\d* values not compared: commit missing$")
 
     def test_a_page_that_does_not_exist(self):
         self.replace("data/runs.csv", "docs/notes/tried.md docs/performance.md",
