@@ -251,6 +251,10 @@ std::string random_suffix() {
 
 void remove_folder(FileOps& ops, const std::string& folder) noexcept {
   std::error_code ignored;
+  if (std::filesystem::is_symlink(folder, ignored)) {
+    ops.unlink(folder.c_str());  // what it points to belongs to someone else
+    return;
+  }
   for (std::filesystem::directory_iterator it(folder, ignored), end; !ignored && it != end;
        it.increment(ignored)) {
     ops.unlink(it->path().c_str());

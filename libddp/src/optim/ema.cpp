@@ -157,6 +157,7 @@ StateDict Ema::state_dict() const {
 }
 
 void Ema::load_state_dict(const StateDict& state) {
+  state_->refuse_swapped("load_state_dict");  // the end of the swap would undo it
   const at::NoGradGuard no_grad;
   detail::StateCheck check(state, state_name());
   std::map<std::string, at::Tensor> expected;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -258,10 +259,15 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<RankStatus>& statuse
                        " steps, no checkpoint was saved because checkpoint.dir is empty; fix: set "
                        "checkpoint.dir to a folder that all ranks see"));
   }
-  save_for_stop(step + 1);
+  std::optional<SaveFailure> failure;
+  try {
+    save_for_stop(step + 1);
+  } catch (const SaveFailure& error) {
+    failure = error;  // of the last attempt that checkpoint.max_failures allows
+  }
   call_hooks_of_stop(step + 1);
   if (last_saved_step() != step + 1) {
-    const auto failure = history_.take_failure();
+    failure = failure ? failure : history_.take_failure();
     throw SaveFailure(failure ? failure->rank : 0,
                       concat(who, ": stopped after ", step + 1, " steps, but the state is lost: ",
                              failure ? failure->what() : "it could not be saved"));

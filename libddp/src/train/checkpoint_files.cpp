@@ -88,6 +88,7 @@ void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& 
 // A checkpoint, as its manifest describes it.
 struct Inspected {
   CheckpointFolder folder;
+  bool is_readable = false;  // its manifest is
   bool is_complete = false;  // a resume would probably load it
   bool is_finite = false;
   double metric = NAN;
@@ -98,6 +99,7 @@ Inspected inspect(const std::string& dir, const CheckpointFolder& folder) {
   Inspected result{.folder = folder};
   try {
     const auto manifest = load_manifest(dir, folder);
+    result.is_readable = true;
     result.is_complete =
         std::all_of(manifest.files.begin(), manifest.files.end(), [&](const FileRecord& file) {
           std::error_code error;
@@ -113,12 +115,11 @@ Inspected inspect(const std::string& dir, const CheckpointFolder& folder) {
   return result;
 }
 
-// Complete checkpoints with a metric, the best first: finite before others, and of equal metrics
-// the order of `checkpoints`.
+// Checkpoints with a metric, the best first: finite before others, and of equal metrics the order
+// of `checkpoints`.
 std::vector<Inspected> sorted_by_metric(std::vector<Inspected> checkpoints, bool is_max) {
-  std::erase_if(checkpoints, [](const Inspected& checkpoint) {
-    return !checkpoint.is_complete || std::isnan(checkpoint.metric);
-  });
+  std::erase_if(checkpoints,
+                [](const Inspected& checkpoint) { return std::isnan(checkpoint.metric); });
   std::stable_sort(checkpoints.begin(), checkpoints.end(),
                    [is_max](const Inspected& a, const Inspected& b) {
                      if (a.is_finite != b.is_finite) {
@@ -310,20 +311,23 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
   }
   std::string best;
   if (retention.keep_best) {
-    const auto sorted = sorted_by_metric(checkpoints, retention.best_is_max);
+    auto complete = checkpoints;
+    std::erase_if(complete, [](const Inspected& checkpoint) { return !checkpoint.is_complete; });
+    const auto sorted = sorted_by_metric(std::move(complete), retention.best_is_max);
     best = sorted.empty() ? "" : sorted.front().folder.name;
   }
   // Damaged checkpoints do not count towards keep_last. They are removed once keep_last newer
   // complete ones exist.
   std::vector<std::string> removed;
   int64_t kept = 0, kept_finite = 0;
-  for (const auto& [folder, is_complete, is_finite, metric] : checkpoints) {
-    if ((is_finite ? kept_finite : kept) >= retention.keep_last && folder.name != best) {
-      remove_checkpoint(ops, dir, folder.name);
-      removed.push_back(folder.name);
+  for (const auto& checkpoint : checkpoints) {
+    const auto& name = checkpoint.folder.name;
+    if ((checkpoint.is_finite ? kept_finite : kept) >= retention.keep_last && name != best) {
+      remove_checkpoint(ops, dir, name);
+      removed.push_back(name);
     } else {
-      kept += is_complete ? 1 : 0;
-      kept_finite += is_finite ? 1 : 0;
+      kept += checkpoint.is_complete ? 1 : 0;
+      kept_finite += checkpoint.is_finite ? 1 : 0;
     }
   }
   return removed;
@@ -335,7 +339,13 @@ std::vector<CheckpointFolder> best_first(const CheckpointOptions& options,
   for (const auto& folder : folders) {
     checkpoints.push_back(inspect(options.dir, folder));
   }
+  // One that cannot be read may be the best: restore() then says so before it takes another one.
   std::vector<CheckpointFolder> best;
+  for (const auto& checkpoint : checkpoints) {
+    if (!checkpoint.is_readable) {
+      best.push_back(checkpoint.folder);
+    }
+  }
   for (const auto& checkpoint : sorted_by_metric(checkpoints, options.keep_best == KeepBest::Max)) {
     best.push_back(checkpoint.folder);
   }

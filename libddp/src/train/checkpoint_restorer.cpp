@@ -27,6 +27,11 @@ class Restorer : private RestoreParts {
 
   std::optional<SavedStep> restore() {
     if (options.dir.empty()) {
+      if (options.resume == Resume::Require || is_best()) {
+        throw SettingsError(concat("checkpoint.resume=", is_best() ? "best" : "require",
+                                   ", but checkpoint.dir is empty; fix: set checkpoint.dir to the "
+                                   "folder of the run that saved"));
+      }
       warn_of_restart_at_zero();
       return std::nullopt;
     }
@@ -59,7 +64,7 @@ class Restorer : private RestoreParts {
     }
     if (options.resume == Resume::Require) {
       throw ReadError("checkpoint.resume=require, but there is no checkpoint in checkpoint.dir=" +
-                      options.dir);
+                      options.dir + "; fix: set the folder of the run that saved");
     }
     if (is_best()) {
       throw ReadError(
@@ -174,8 +179,8 @@ class Restorer : private RestoreParts {
         length(saved, manifest.world_size), ", but this run has ",
         length(now, control_plane.world_size()),
         ": step numbers would stand for other amounts of data, so learning rates, epochs and the "
-        "end of the run would change; fix: set train.batch_size or loader.global_batch_size so "
-        "that all ranks together have the same batch");
+        "end of the run would change; fix: set train.batch_size, loader.global_batch_size or "
+        "train.grad_accum_steps so that a step of all ranks has the same samples");
   }
 
   // Returns the names of saved objects that this program does not have.

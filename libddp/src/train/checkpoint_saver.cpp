@@ -36,6 +36,9 @@ void CheckpointWriter::write(const std::string& saving, const std::string& why_n
   } catch (const PeerLostError&) {
     throw;  // the job ends
   } catch (const std::exception& error) {
+    if (is_collective(objects_)) {
+      throw;  // the peers wait in a collective that this rank left: the job ends with this cause
+    }
     // Reported like a failed write: the other ranks receive it in the next exchange.
     task_.start([reason = concat("the state cannot be copied: ", error.what())] {
       throw WriteError(reason);

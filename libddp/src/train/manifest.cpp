@@ -185,6 +185,18 @@ std::string manifest_to_json(const Manifest& manifest) {
   // A user's text may contain any bytes; a save must not fail for them.
   std::string body = json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
   body.resize(body.size() - 2);  // "\n}"
+  if (body.size() + kTailBytes > kMaxManifestBytes) {
+    const auto longest = std::max_element(
+        manifest.texts.begin(), manifest.texts.end(),
+        [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+    throw WriteError(concat(
+        "the manifest would have ", body.size() + kTailBytes, " bytes, it may have at most ",
+        kMaxManifestBytes,
+        longest == manifest.texts.end()
+            ? ""
+            : concat("; fix: shorten the text '", longest->first,
+                     "' (Checkpointer::set_text), which has ", longest->second.size(), " bytes")));
+  }
   return concat(body, kChecksumKey, to_hex(xxh3(body)), kChecksumEnd);
 }
 

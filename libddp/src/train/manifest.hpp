@@ -47,7 +47,8 @@ struct NewerFormatError : ReadError {
   using ReadError::ReadError;
 };
 
-/// JSON with a checksum of all preceding text at its end. Doubles keep every bit.
+/// JSON with a checksum of all preceding text at its end. Doubles keep every bit. Throws WriteError
+/// if it is longer than parse_manifest() reads.
 std::string manifest_to_json(const Manifest& manifest);
 
 /// Throws NewerFormatError, or ReadError naming `path` for text that manifest_to_json does not

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/metrics_files.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -21,8 +22,10 @@ RunFolder make_folder(const MetricsOptions& options, const LaunchEnvironment& la
   if (!is_main || options.dir.empty()) {
     return {};
   }
+  auto job_name = launch.job_id;
+  std::replace(job_name.begin(), job_name.end(), '/', '_');
   const auto& name = !options.run_name.empty() ? options.run_name
-                     : !launch.job_id.empty()  ? launch.job_id
+                     : !job_name.empty()       ? job_name
                                                : time_name(options.dir);
   return {options.dir, name, launch.job_id};
 }

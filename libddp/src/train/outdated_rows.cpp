@@ -36,10 +36,10 @@ bool remove_lines(RunFolder& folder, const std::string& file, bool has_header,
   if (kept.size() == text.size()) {
     return false;
   }
-  folder.set_aside(file);
-  if (keeps_rows) {
-    folder.write(file, kept);
+  if (!folder.keep_copy(file)) {
+    return false;  // rows of two starts are better than lost ones
   }
+  folder.write(file, keeps_rows ? kept : "");  // an empty file gets its header again
   return true;
 }
 

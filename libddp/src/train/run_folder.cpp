@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/run_folder.hpp"
 
+#include <cerrno>
 #include <ctime>
 #include <filesystem>
 #include <sstream>
+#include <system_error>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -45,15 +47,25 @@ void RunFolder::append_bytes(const std::string& file, const std::string& bytes) 
   if (!is_ours()) {
     return;
   }
-  auto& out = open_[file];
+  const auto path = path_ + "/" + file;
+  auto& [out, size] = open_[file];
+  std::error_code error;
   if (!out.is_open()) {
-    out.open(path_ + "/" + file, std::ios::app | std::ios::binary);
+    size = std::filesystem::file_size(path, error);
+    size = error ? 0 : size;
+    out.open(path, std::ios::app | std::ios::binary);
   }
+  errno = 0;
   out << bytes << std::flush;
-  if (!out) {
-    out.clear();  // the next line may succeed
-    warn_once(file);
+  if (out) {
+    size += bytes.size();
+    return;
   }
+  warn_once(file, errno != 0 ? std::generic_category().message(errno) : "");
+  // A part may have been written. Without it the next line, which may succeed, is whole.
+  const auto whole = size;
+  open_.erase(file);
+  std::filesystem::resize_file(path, whole, error);
 }
 
 std::string RunFolder::read(const std::string& file) const {
@@ -82,9 +94,9 @@ void RunFolder::write(const std::string& file, const std::string& text) {
   }
 }
 
-void RunFolder::set_aside(const std::string& file) {
+bool RunFolder::keep_copy(const std::string& file) {
   if (!is_ours()) {
-    return;
+    return false;
   }
   std::error_code error;
   for (int n = 1; aside_.empty(); ++n) {
@@ -94,11 +106,11 @@ void RunFolder::set_aside(const std::string& file) {
       aside_ = path;
     }
   }
-  open_.erase(file);
-  std::filesystem::rename(path_ + "/" + file, aside_ + "/" + file, error);
+  std::filesystem::copy_file(path_ + "/" + file, aside_ + "/" + file, error);
   if (error) {
-    warn_once(file, error.message());
+    warn_once(aside_.substr(path_.size() + 1) + "/" + file, error.message());
   }
+  return !error;
 }
 
 bool RunFolder::is_ours() {

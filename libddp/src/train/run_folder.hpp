@@ -29,10 +29,10 @@ class RunFolder {
   std::string read(const std::string& file) const;
   /// Replaces a whole file: readers see the old text or the new.
   void write(const std::string& file, const std::string& text);
-  /// Moves a file to the folder attempt-<n> in this one, with the first n that is free when this
-  /// object first moves a file.
-  void set_aside(const std::string& file);
-  /// That folder; empty if no file was moved.
+  /// Puts a copy of a file into the folder attempt-<n> in this one, with the first n that is free
+  /// when this object first copies a file. Returns whether it is there.
+  bool keep_copy(const std::string& file);
+  /// That folder; empty if no file was copied.
   const std::string& aside() const { return aside_; }
 
  private:
@@ -41,7 +41,11 @@ class RunFolder {
 
   std::string path_;
   std::shared_ptr<FolderOwner> owner_;
-  std::map<std::string, std::ofstream> open_;
+  struct OpenFile {
+    std::ofstream out;
+    std::uintmax_t size = 0;  ///< of complete writes
+  };
+  std::map<std::string, OpenFile> open_;
   std::string aside_;
   bool warned_ = false;
 };

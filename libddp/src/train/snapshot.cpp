@@ -6,11 +6,13 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "core/serialize_tensors.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/optim/optimizer.hpp"
+#include "optim/zero/optimizer.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -197,6 +199,12 @@ std::string rank_file_name(int rank) {
   char text[40];
   std::snprintf(text, sizeof text, "rank_%05d.safetensors", rank);
   return text;
+}
+
+bool is_collective(const std::vector<StatefulRef>& objects) {
+  return std::any_of(objects.begin(), objects.end(), [](const StatefulRef& object) {
+    return dynamic_cast<const ZeroOptimizer*>(&object.get()) != nullptr;
+  });
 }
 
 Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::Device device,

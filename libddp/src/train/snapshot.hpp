@@ -36,6 +36,10 @@ struct Snapshot {
 /// "rank_00003.safetensors".
 std::string rank_file_name(int rank);
 
+/// Whether the state of one of the objects is gathered from all ranks (zero1): taking a snapshot is
+/// then collective.
+bool is_collective(const std::vector<StatefulRef>& objects);
+
 /// Takes this rank's part: on rank 0 all replicated state, on every rank its own file.
 Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::Device device,
                        HostBuffers& buffers);

@@ -21,6 +21,7 @@ namespace {
 using tensorboard::Hparam;
 
 constexpr auto kFilePrefix = "events.out.tfevents.";
+constexpr auto kFileSuffix = ".ddp";  // files of other writers are left alone
 
 // Sections that say where a run runs and what it writes.
 constexpr const char* kOtherSections[] = {"checkpoint.", "context.", "metrics."};
@@ -94,7 +95,7 @@ std::vector<Hparam> hparams_of(const std::vector<Setting>& settings) {
 std::string file_name() {
   static std::atomic<int> number{0};  // distinguishes files of one second and process
   return concat(kFilePrefix, static_cast<int64_t>(time_of_event()), ".", host_name(), ".",
-                ::getpid(), ".", number++);
+                ::getpid(), ".", number++, kFileSuffix);
 }
 
 std::optional<double> number_of(const MetricsCell& cell) {
@@ -126,7 +127,7 @@ void TensorboardWriter::remove_rows_from(int64_t first) {
     names.push_back(files->path().filename());
   }
   for (const std::string& name : names) {
-    if (name.starts_with(kFilePrefix)) {
+    if (name.starts_with(kFilePrefix) && name.ends_with(kFileSuffix)) {
       const auto old = folder_.read(name);
       const auto kept = tensorboard::records_before(old, first);
       if (kept.size() != old.size()) {

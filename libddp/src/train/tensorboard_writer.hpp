@@ -11,7 +11,7 @@
 
 namespace ddp::detail {
 
-/// events.out.tfevents.<time>.<host>.<process>.<n>, a new file for each start. Tags are
+/// events.out.tfevents.<time>.<host>.<process>.<n>.ddp, a new file for each start. Tags are
 /// "<table>/<column>". The folder must outlive the writer.
 class TensorboardWriter : public MetricsWriter {
  public:

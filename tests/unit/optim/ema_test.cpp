@@ -62,6 +62,7 @@ TEST_CASE("swap_in shows the averages and puts the very weights back", "[optim]"
     CHECK_FALSE(at::equal(tensors[0].tensor.detach(), trained));
     CHECK(contains(message_of([&] { ema.update(); }), "swapped in"));
     CHECK(contains(message_of([&] { ema.state_dict(); }), "swapped in"));
+    CHECK(contains(message_of([&] { ema.load_state_dict({}); }), "swapped in"));
     CHECK(contains(message_of([&] { const auto second = ema.swap_in(); }), "swapped in"));
   }
   check_back();

@@ -137,6 +137,23 @@ TEST_CASE("a manifest keeps every value and notices every changed byte") {
   }
 }
 
+TEST_CASE("a manifest that nobody could read is not written, and its longest text is named") {
+  Manifest manifest;
+  manifest.texts = {{"settings", "a: 1"}, {"tokenizer", std::string(17u << 20, 'x')}};
+  REQUIRE_THROWS_WITH(manifest_to_json(manifest),
+                      Catch::Contains("'tokenizer'") && Catch::Contains("at most 16777216"));
+}
+
+TEST_CASE("of a linked folder only the link is removed") {
+  TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("theirs"));
+  testing::write_file(folder.file("theirs/model.safetensors"), "weights");
+  std::filesystem::create_directory_symlink("theirs", folder.file("link"));
+  ddp::remove_folder(ddp::system_file_ops(), folder.file("link"));
+  REQUIRE_FALSE(std::filesystem::is_symlink(folder.file("link")));
+  REQUIRE(testing::read_file(folder.file("theirs/model.safetensors")) == "weights");
+}
+
 TEST_CASE("masters of other pairs need format 2, so an older program refuses the checkpoint") {
   Manifest manifest{.step = 120, .leaf_dtypes = {{ddp::detail::kDefaultPair, {{"w", "BF16"}}}}};
   REQUIRE(parse_manifest(manifest_to_json(manifest), "m") == manifest);

@@ -128,7 +128,7 @@ TEST_CASE("steps of other lengths are reported or refused, unless nothing trains
   CHECK_THAT(log_with(other),
              Catch::Contains("step_0000000003 was saved by a run with 64 samples per step on 1 "
                              "rank, but this run has 32 samples per step on 1 rank") &&
-                 Catch::Contains("fix: set train.batch_size or loader.global_batch_size"));
+                 Catch::Contains("fix: set train.batch_size, loader.global_batch_size or"));
   options.same_steps = true;
   RestoredRank refused(options);
   CHECK_THROWS_WITH(refused.restore(), Catch::Contains("64 samples per step"));
@@ -182,9 +182,20 @@ TEST_CASE("resume=best loads the best metric, finite ones first, and saves nothi
                                     "train.max_steps=3 to evaluate"));
   CHECK_THROWS_AS(checkpointer.save(3), ddp::SettingsError);
 
-  testing::write_file(options.dir + "/step_0000000003/model.safetensors", "cut");
-  REQUIRE(ddp::Checkpointer(plane, at::kCPU, options, {model}).restore() == 1);
+  for (const char* file : {"model.safetensors", "manifest.json"}) {
+    testing::write_file(options.dir + "/step_0000000003/" + file, "cut");
+    const auto log = stderr_of(
+        [&] { REQUIRE(ddp::Checkpointer(plane, at::kCPU, options, {model}).restore() == 1); });
+    CHECK_THAT(log, Catch::Contains("step_0000000003"));
+  }
   CHECK_FALSE(std::filesystem::exists(options.dir + "/.owner"));
+}
+
+TEST_CASE("resume=require and resume=best need checkpoint.dir") {
+  ddp::CheckpointOptions options;
+  options.keep_best = ddp::KeepBest::Min;
+  options.resume = GENERATE(ddp::Resume::Require, ddp::Resume::Best);
+  CHECK_THROWS_WITH(RestoredRank(options).restore(), Catch::Contains("checkpoint.dir is empty"));
 }
 
 TEST_CASE("resume=best without a best checkpoint is an error with the fix") {

@@ -259,6 +259,26 @@ TEST_CASE("a failed save by time is retried when the next one is due, not at onc
   REQUIRE(disk.refused >= 1);
 }
 
+TEST_CASE("before_stop runs also if the stop's save is the last failure that is allowed") {
+  TemporaryFolder folder;
+  auto options = options_in(folder);
+  options.max_failures = 1;
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  Fragile model("model", {.tensors = {{"w", torch::zeros(3)}}, .values = {}});
+  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {model});
+  checkpointer.set_stop_check([] { return true; });
+  int64_t told = -1;
+  checkpointer.set_before_stop([&](int64_t steps_done) { told = steps_done; });
+  checkpointer.restore();
+  model.broken = true;
+  REQUIRE_THROWS_WITH(checkpointer.save_if_due(0),
+                      Catch::Contains("rank 0 was asked to stop: stopped after 1 steps, but the "
+                                      "state is lost: ") &&
+                          Catch::Contains("out of pinned memory"));
+  REQUIRE(told == 1);
+}
+
 TEST_CASE("a state that one rank cannot copy fails the save on all, and training continues") {
   TemporaryFolder folder;
   auto options = options_in(folder);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which files rank 0 writes, and the constants of an epoch's row.
+#include <sys/resource.h>
+
+#include <csignal>
 #include <filesystem>
 #include <map>
 #include <sstream>
@@ -102,6 +105,31 @@ TEST_CASE("the settings select the files") {
     REQUIRE(row["eval_loss"] == "0.25");
     REQUIRE(row["eval_accuracy"].empty());
   }
+}
+
+TEST_CASE("the slashes of a job's id do not make folders") {
+  TemporaryFolder folder;
+  auto launch = job_77();
+  launch.job_id = "team/77";
+  MetricsFiles files(written_to(folder), launch, /*is_main=*/true);
+  CHECK(files.path() == folder.file("team_77"));
+}
+
+TEST_CASE("a line that a full disk cut does not spoil the next one") {
+  TemporaryFolder folder;
+  ddp::detail::RunFolder run(folder.path(), "run");
+  struct rlimit usual {};
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &usual) == 0);
+  const auto old_handler = signal(SIGXFSZ, SIG_IGN);
+  auto full = usual;
+  full.rlim_cur = 9;
+  run.append("rows", "first");
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &full) == 0);
+  run.append("rows", "second");
+  REQUIRE(setrlimit(RLIMIT_FSIZE, &usual) == 0);
+  signal(SIGXFSZ, old_handler);
+  run.append("rows", "third");
+  CHECK(read_file(folder.file("run/rows")) == "first\nthird\n");
 }
 
 TEST_CASE("other ranks, and runs without a folder, write nothing") {

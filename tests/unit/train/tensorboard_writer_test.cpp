@@ -83,12 +83,21 @@ TEST_CASE("metrics.tensorboard adds one event file for each start") {
     }
   };
   make_start(0, {10, 20, 30});
-  const auto first = event_files(folder.file("run"));
+  // Of another writer: its events are not this run's.
+  const auto other = folder.file("run") + "/of_torch.tfevents.1";
+  const auto others = tensorboard::framed(tensorboard::file_version_event({})) + scalar_record(24);
+  testing::write_file(other, others);
+  std::filesystem::rename(other, folder.file("run") + "/events.out.tfevents.9999999999.host.1.0");
+  auto first = event_files(folder.file("run"));
+  REQUIRE(read_file(first.back()) == others);
+  const auto foreign = first.back();
+  first.pop_back();
   REQUIRE(first.size() == (options.tensorboard ? 1 : 0));
   if (options.tensorboard) {
     const auto before = read_file(first[0]);
     make_start(20, {30});
-    REQUIRE(event_files(folder.file("run")).size() == 2);
+    REQUIRE(event_files(folder.file("run")).size() == 3);
+    REQUIRE(read_file(foreign) == others);
     REQUIRE(read_file(first[0]) == tensorboard::records_before(before, 21));
     REQUIRE(read_file(first[0]).size() < before.size());
     make_start(0, {});  // repeats everything

@@ -2,7 +2,7 @@
 // Metrics of a run: one line per logging step, also in steps.csv and steps.jsonl, and one row per
 // epoch in epochs.csv and epochs.jsonl. Evaluations between epochs have a line and a row in
 // evals.csv and evals.jsonl. Rank 0 writes to metrics.dir/<run name, job id or time>. The
-// constructor throws SettingsError (64) if another process uses that folder.
+// constructor throws an Error with exit code 64 if another process uses that folder.
 //
 // docs/semantics_training.md, "Metrics", defines the columns. Unknown values are omitted. A loss or
 // norm that is NaN is known, and shown as nan. The host waits for the device only on logging steps.
