@@ -6,6 +6,7 @@
 #include <chrono>
 #include <ctime>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -102,10 +103,22 @@ Options parse(int argc, char** argv) {
   return options;
 }
 
+/// Such as /dev/stdout, which must not be replaced by a file.
+bool is_device(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored) && !std::filesystem::is_regular_file(path, ignored);
+}
+
 /// `setting` names the path in an error.
 void write_file(const std::string& setting, const std::string& path, const std::string& text) {
   try {
     std::error_code ignored;  // replace_file reports it
+    if (is_device(path)) {
+      if (!(std::ofstream(path) << text << std::flush)) {
+        throw ddp::WriteError("the device takes no text");
+      }
+      return;
+    }
     const auto folder = std::filesystem::path(path).parent_path();
     if (!folder.empty()) {
       std::filesystem::create_directories(folder, ignored);
@@ -126,9 +139,10 @@ void prepare_outputs(const Options& options) {
       std::filesystem::remove(options.output + name);
     }
   }
-  if (!options.write_thresholds.empty() && !std::filesystem::exists(options.write_thresholds)) {
-    write_file("--write-thresholds", options.write_thresholds, "");
-    std::filesystem::remove(options.write_thresholds);
+  if (!options.write_thresholds.empty() && !is_device(options.write_thresholds)) {
+    const auto trial = options.write_thresholds + ".trial";
+    write_file("--write-thresholds", trial, "");
+    std::filesystem::remove(trial);
   }
 }
 
@@ -247,7 +261,8 @@ int run_on_main(ddp::Context& context, const std::function<int()>& work) {
 
 int check(const Options& options) {
   const auto begin = std::chrono::steady_clock::now();
-  Thresholds::load(options.thresholds, "");  // refuses a wrong file before anything runs
+  auto thresholds =
+      Thresholds::load(options.thresholds, "");  // refuses a wrong file before anything runs
   refuse_lost_gpus(options);
   ddp::ContextOptions context_options;
   context_options.device = options.device;
@@ -269,7 +284,9 @@ int check(const Options& options) {
     context.close();
     return prepared;
   }
-  const auto thresholds = Thresholds::load(options.thresholds, run.gpu_name);
+  if (options.thresholds == "auto") {
+    thresholds = Thresholds::load("auto", run.gpu_name);
+  }
   run.report.nccl = nccl_variables();
   run.report.started = utc_now();
   run.report.quick = options.quick;

@@ -104,7 +104,7 @@ bool measure(Run& run, T& trainer, const char* name, const char* unit, double sa
        << " ms, loss " << first_loss << " to " << last_loss;
   run.add("training", name, samples_per_step * static_cast<double>(steps) * 1000 / ms, unit,
           text.str(), run.context.rank());
-  return last_loss < first_loss;  // false for NaN
+  return std::isfinite(last_loss) && last_loss < first_loss;
 }
 
 bool check_encoder(Run& run, const char* name, torch::Dtype dtype) {

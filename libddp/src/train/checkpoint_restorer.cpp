@@ -49,6 +49,7 @@ class Restorer : private RestoreParts {
     }
     if (const auto chosen = first_usable(candidates)) {
       const auto& [folder, manifest] = *chosen;
+      require_same_direction(folder, manifest);
       const auto other_steps = describe_other_steps(folder, manifest);
       if (options.same_steps && !other_steps.empty()) {
         throw SettingsError(other_steps + ", or start over in another checkpoint.dir");
@@ -157,6 +158,20 @@ class Restorer : private RestoreParts {
     return first;
   }
 
+  // With the other direction the best checkpoint would be the worst.
+  void require_same_direction(const CheckpointFolder& folder, const Manifest& manifest) const {
+    const auto found = manifest.texts.find("settings");
+    const auto saved = is_best() && found != manifest.texts.end()
+                           ? setting_in(found->second, "checkpoint.keep_best")
+                           : std::nullopt;
+    const std::string own = options.keep_best == KeepBest::Min ? "min" : "max";
+    if (saved && (*saved == "min" || *saved == "max") && *saved != own) {
+      throw SettingsError(concat("checkpoint.resume=best: checkpoint.keep_best=", own, ", but ",
+                                 dir.path_of(folder), " was saved with ", *saved,
+                                 "; fix: set checkpoint.keep_best=", *saved));
+    }
+  }
+
   // Step numbers decide the learning rate and the end of a run, so steps of other lengths change
   // both. Returns an empty text if the steps are alike, or nothing trains.
   std::string describe_other_steps(const CheckpointFolder& folder, const Manifest& manifest) const {
@@ -211,7 +226,8 @@ class Restorer : private RestoreParts {
     }
     const auto path = dir.path_of(folder);
     if (options.read_only) {  // the warnings below concern training
-      log_info(concat("loaded ", path, ", of ", manifest.step, " steps"));
+      log_info(concat("loaded ", path, ", of ", manifest.step, " steps",
+                      manifest.metric ? concat(", metric ", *manifest.metric) : ""));
       return;
     }
     log_info(concat("resumed from ", path, " after ", manifest.step, " steps"));

@@ -70,18 +70,23 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
   return changes;
 }
 
-std::optional<int64_t> samples_per_step(const std::string& settings, int64_t world_size) {
-  ValuesByKey values;
+std::optional<std::string> setting_in(const std::string& settings, const std::string& key) {
   try {
     for (const auto& row : rows_of(settings)) {
-      values[row.key] = row.text();
+      if (row.key == key) {
+        return row.text();
+      }
     }
   } catch (const SettingsError&) {
     return std::nullopt;
   }
+  return std::nullopt;
+}
+
+std::optional<int64_t> samples_per_step(const std::string& settings, int64_t world_size) {
   const auto number = [&](const char* key, int64_t otherwise) {
-    const auto found = values.find(key);
-    return found == values.end() ? otherwise : parse_number<int64_t>(found->second).value_or(0);
+    const auto text = setting_in(settings, key);
+    return text ? parse_number<int64_t>(*text).value_or(0) : otherwise;
   };
   const int64_t of_rank = number("train.batch_size", 0);
   const int64_t of_all = number("loader.global_batch_size", 0);

@@ -21,6 +21,9 @@ namespace ddp::detail {
 std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
                                           const std::string& defaults);
 
+/// The value of a key; nothing if `settings` lacks it or is not settings_yaml()'s text.
+std::optional<std::string> setting_in(const std::string& settings, const std::string& key);
+
 /// Samples that a step of all ranks takes; nothing if `settings` is not settings_yaml()'s text.
 std::optional<int64_t> samples_per_step(const std::string& settings, int64_t world_size);
 

@@ -191,6 +191,26 @@ TEST_CASE("resume=best loads the best metric, finite ones first, and saves nothi
   CHECK_FALSE(std::filesystem::exists(options.dir + "/.owner"));
 }
 
+TEST_CASE("resume=best refuses the direction that the saving run did not have") {
+  TemporaryFolder folder;
+  auto options = testing::options_in(folder);
+  options.settings_text = "checkpoint:\n  keep_best: min\n";
+  options.keep_best = ddp::KeepBest::Min;
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  Box model("model", {.tensors = {{"w", torch::zeros({})}}, .values = {}});
+  ddp::Checkpointer(plane, at::kCPU, options, {model}).save(0, 0.5);
+  options.resume = ddp::Resume::Best;
+  CHECK_THAT(stderr_of([&] {
+               REQUIRE(ddp::Checkpointer(plane, at::kCPU, options, {model}).restore() == 1);
+             }),
+             Catch::Contains("of 1 steps, metric 0.5"));
+  options.keep_best = ddp::KeepBest::Max;
+  options.settings_text = "checkpoint:\n  keep_best: max\n";
+  CHECK_THROWS_WITH(ddp::Checkpointer(plane, at::kCPU, options, {model}).restore(),
+                    Catch::Contains("was saved with min; fix: set checkpoint.keep_best=min"));
+}
+
 TEST_CASE("resume=require and resume=best need checkpoint.dir") {
   ddp::CheckpointOptions options;
   options.keep_best = ddp::KeepBest::Min;
