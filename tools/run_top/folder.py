@@ -113,7 +113,7 @@ class Rows:
 
 
 def open_file(path):
-    """None where there is none: a run removes its owner's record, and moves files aside when it resumes."""
+    """None where there is none: a run removes its owner's record, and replaces files when it resumes."""
     try:
         return open(path, "rb")
     except FileNotFoundError:

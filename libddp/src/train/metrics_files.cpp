@@ -78,7 +78,7 @@ void MetricsFiles::remove_rows(const std::string& table, const std::string& colu
   const bool is_first = folder_.aside().empty();
   if (remove_rows_from(folder_, table, column, first) && is_first) {
     log_info(concat("the run folder ", path(), " has rows of an earlier start, which this one ",
-                    "repeats: its files move to ", folder_.aside()));
+                    "repeats: its files are copied to ", folder_.aside()));
   }
 }
 
