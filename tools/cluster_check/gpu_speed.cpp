@@ -36,6 +36,14 @@ Durations durations_of(const Run& run) {
   return run.options.quick ? Durations{50, 300, 1000} : Durations{50, 1000, 2000};
 }
 
+using ThrottleReasons = std::optional<unsigned long long>;  // nothing: not known
+
+void join(ThrottleReasons& all, ThrottleReasons more) {
+  if (more) {
+    all = all.value_or(0) | *more;
+  }
+}
+
 /// Samples taken while a measurement ran: means of clock and power, the highest temperature, and
 /// all reasons for lower clocks.
 struct LoadSamples {
@@ -50,15 +58,13 @@ struct LoadSamples {
   };
   Mean sm_mhz, watts;
   double celsius = 0;
-  std::optional<unsigned long long> throttle_reasons;
+  ThrottleReasons throttle_reasons;
 
   void add(const GpuClocks& clocks) {
     sm_mhz.add(clocks.sm_mhz);
     watts.add(clocks.watts);
     celsius = std::max(celsius, clocks.celsius.value_or(0));
-    if (clocks.throttle_reasons) {
-      throttle_reasons = throttle_reasons.value_or(0) | *clocks.throttle_reasons;
-    }
+    join(throttle_reasons, clocks.throttle_reasons);
   }
   /// Leaves out what no sample had.
   std::string describe(const GpuClocks& limits) const {
@@ -181,7 +187,7 @@ bool multiplies([[maybe_unused]] const Run& run, [[maybe_unused]] const std::str
 
 struct Product {
   double tflops = 0;
-  std::optional<unsigned long long> throttle_reasons;
+  ThrottleReasons throttle_reasons;
 };
 
 /// Adds the product's row.
@@ -208,7 +214,7 @@ void check_products(Run& run) {
     return;
   }
   double best = 0;
-  std::optional<unsigned long long> reasons;
+  ThrottleReasons reasons;
   for (const char* dtype : {"bf16", "fp16", "tf32", "fp8"}) {
     for (const int64_t size : {4096, 8192, 16384}) {
       const bool wanted = !run.options.quick || (size == 8192 && std::string(dtype) == "bf16");
@@ -221,9 +227,7 @@ void check_products(Run& run) {
       }
       const auto product = check_product(run, dtype, size);
       best = std::string(dtype) == "bf16" ? std::max(best, product.tflops) : best;
-      if (product.throttle_reasons) {
-        reasons = reasons.value_or(0) | *product.throttle_reasons;
-      }
+      join(reasons, product.throttle_reasons);
     }
   }
   if (!run.options.quick) {
