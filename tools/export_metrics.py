@@ -57,13 +57,14 @@ def to_wandb(wandb, run, options):
 def to_mlflow(mlflow, run, options):
     """The run in the tracking store."""
     os.environ.setdefault(MLFLOW_RETRIES, "2")
-    if options.tracking_uri:
-        print(f"{run.path}: sending to {options.tracking_uri}", flush=True)
-    file = os.path.abspath(os.path.join(options.output, "mlflow.db"))
-    if not options.tracking_uri:
+    uri = options.tracking_uri
+    if uri:
+        print(f"{run.path}: sending to {uri}", flush=True)
+    else:
+        file = os.path.abspath(os.path.join(options.output, "mlflow.db"))
         with open(file, "ab"):  # MLflow would try for minutes to open a file that it cannot write
             pass
-    uri = options.tracking_uri or "sqlite:///" + file
+        uri = "sqlite:///" + file
     client = mlflow.MlflowClient(uri)
     experiment = client.get_experiment_by_name(options.project)
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(options.project)
