@@ -267,7 +267,9 @@ void CheckpointerImpl::stop(int64_t step, const std::vector<RankStatus>& statuse
   }
   call_hooks_of_stop(step + 1);
   if (last_saved_step() != step + 1) {
-    failure = failure ? failure : history_.take_failure();
+    if (!failure) {
+      failure = history_.take_failure();
+    }
     throw SaveFailure(failure ? failure->rank : 0,
                       concat(who, ": stopped after ", step + 1, " steps, but the state is lost: ",
                              failure ? failure->what() : "it could not be saved"));

@@ -307,13 +307,14 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
     auto& checkpoint = checkpoints.emplace_back(inspect(dir, folder));
     checkpoint.is_complete =
         folder == newest || (checkpoint.is_complete && retention.damaged.count(folder.name) == 0);
-    checkpoint.is_finite = checkpoint.is_finite && checkpoint.is_complete;
+    if (!checkpoint.is_complete) {  // a damaged one is neither finite nor the best
+      checkpoint.is_finite = false;
+      checkpoint.metric = NAN;
+    }
   }
   std::string best;
   if (retention.keep_best) {
-    auto complete = checkpoints;
-    std::erase_if(complete, [](const Inspected& checkpoint) { return !checkpoint.is_complete; });
-    const auto sorted = sorted_by_metric(std::move(complete), retention.best_is_max);
+    const auto sorted = sorted_by_metric(checkpoints, retention.best_is_max);
     best = sorted.empty() ? "" : sorted.front().folder.name;
   }
   // Damaged checkpoints do not count towards keep_last. They are removed once keep_last newer

@@ -35,6 +35,19 @@ ValuesByKey values_by_key(const std::string& yaml) {
   return values;
 }
 
+// Empty if `settings` is not settings_yaml()'s text.
+ValuesByKey all_values(const std::string& settings) {
+  ValuesByKey values;
+  try {
+    for (const auto& row : rows_of(settings)) {
+      values[row.key] = row.text();
+    }
+  } catch (const SettingsError&) {
+    return {};
+  }
+  return values;
+}
+
 }  // namespace
 
 std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
@@ -71,22 +84,16 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
 }
 
 std::optional<std::string> setting_in(const std::string& settings, const std::string& key) {
-  try {
-    for (const auto& row : rows_of(settings)) {
-      if (row.key == key) {
-        return row.text();
-      }
-    }
-  } catch (const SettingsError&) {
-    return std::nullopt;
-  }
-  return std::nullopt;
+  const auto values = all_values(settings);
+  const auto found = values.find(key);
+  return found == values.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::optional<int64_t> samples_per_step(const std::string& settings, int64_t world_size) {
+  const auto values = all_values(settings);
   const auto number = [&](const char* key, int64_t otherwise) {
-    const auto text = setting_in(settings, key);
-    return text ? parse_number<int64_t>(*text).value_or(0) : otherwise;
+    const auto found = values.find(key);
+    return found == values.end() ? otherwise : parse_number<int64_t>(found->second).value_or(0);
   };
   const int64_t of_rank = number("train.batch_size", 0);
   const int64_t of_all = number("loader.global_batch_size", 0);
