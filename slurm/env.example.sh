@@ -25,5 +25,5 @@
 # Folder that all nodes see, for logs, CSV and checkpoints. Default: runs/ in the folder where sbatch was called.
 # export DDP_RUNS=/scratch/$USER/ddp
 
-# Largest number of starts of one job.
+# A job is not requeued after this many starts in a row without a newer checkpoint. Starts that make progress do not count.
 # export DDP_MAX_RESTARTS=20

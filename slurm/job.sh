@@ -114,27 +114,38 @@ _setting() {
   echo "$value"
 }
 
-# How often a job may end with 76 or 137 at the same newest checkpoint with the same first cause.
+# A job is not requeued after this many starts in a row without progress that had the same first cause. DDP_MAX_RESTARTS
+# limits those with any causes.
 _most_ends_in_place=3
 
-# _count_end FOLDER LOG LINES: prints how often in a row the job ended at the newest checkpoint in FOLDER with the first
-# cause that LOG reports after its first LINES lines. The count is stored next to FOLDER, so that a job with another id
-# finds it.
-_count_end() {
-  local folder=${1%/} log=$2 lines=$3 file step cause count=0 old_step='' old_cause=''
+# _count_ends CODE FOLDER LOG LINES: prints how many starts in a row ended at the newest checkpoint in FOLDER, and how many
+# of them, up to this one, had the first cause that LOG reports after its first LINES lines. A stop that saved (75) has no
+# cause. The file next to FOLDER has the checkpoint's step and one line per start, so that a job with another id finds it.
+_count_ends() {
+  local code=$1 folder=${2%/} log=$3 lines=$4 file step cause old_step='' saved='saved on request' ends=() same=0 i
   file=${folder:-$run_dir/checkpoint}.requeues
   step=$(find "$folder" -maxdepth 1 -name 'step_[0-9]*' 2>/dev/null | sed -n 's|.*/step_\([0-9]*\).*|\1|p' | sort -n | tail -1)
   # Host names differ between starts, so they are removed.
   cause=$(tail -n +"$((lines + 1))" "$log" | sed -n 's/.*first cause: //p' | head -1 | sed -E 's/(rank [0-9]+) \([^)]*\)/\1/g')
-  [ ! -e "$file" ] || { read -r count; IFS= read -r old_step; IFS= read -r old_cause; } <"$file"
-  [ "$old_step" = "$step" ] && [ "$old_cause" = "$cause" ] || count=0
-  count=$((count + 1))
-  mkdir -p "$(dirname "$file")" && printf '%s\n' "$count" "$step" "$cause" >"$file.new" && mv "$file.new" "$file" >&2
-  echo "$count"
+  if [ "$code" = 75 ]; then
+    # A program with checkpoints of its own has saved too, although nothing is found here.
+    [ -n "$step" ] || { echo 0 0; return; }
+    cause=$saved
+  fi
+  [ ! -e "$file" ] || { IFS= read -r old_step; mapfile -t ends; } <"$file"
+  [ "$old_step" = "$step" ] || ends=()
+  ends+=("$cause")
+  mkdir -p "$(dirname "$file")" && printf '%s\n' "$step" "${ends[@]}" >"$file.new" && mv "$file.new" "$file" >&2
+  for ((i = ${#ends[@]} - 1; i >= 0 && code != 75; --i)); do
+    [ "${ends[i]}" != "$saved" ] || continue
+    [ "${ends[i]}" = "$cause" ] || break
+    same=$((same + 1))
+  done
+  echo "${#ends[@]} $same"
 }
 
 run_job() {
-  local code requeue=no folder lines ends=0
+  local code requeue=no folder lines starts=0 same=0 stuck='' most=${DDP_MAX_RESTARTS:-20}
   # Preemption and scancel send TERM to the tasks too. The shell must outlive them.
   trap 'echo "$(date +%FT%T) the batch shell caught a signal"' TERM USR1
   if [ $checkpoints = yes ]; then
@@ -167,21 +178,21 @@ run_job() {
     echo "$(date +%FT%T) exit code $code ($requeue), but Slurm is ending the job (scancel): not requeued"
     requeue=no
   fi
-  if [ "$requeue" = "a peer was lost" ]; then
-    ends=$(_count_end "$folder" "$run_dir/slurm.log" "$lines")
+  if [ "$requeue" != no ]; then
+    read -r starts same < <(_count_ends "$code" "$folder" "$run_dir/slurm.log" "$lines")
   fi
-  if [ "$ends" -ge "$_most_ends_in_place" ]; then
-    echo "$(date +%FT%T) exit code $code ($requeue), $ends times in a row at the same checkpoint with the same first" \
-      "cause: not requeued; to continue, fix the cause and submit the job again, or remove" \
-      "${folder:-$run_dir/checkpoint}.requeues"
+  if [ "$same" -ge "$_most_ends_in_place" ]; then
+    stuck="$same times in a row at the same checkpoint with the same first cause"
+  elif [ "$starts" -ge "$most" ]; then
+    stuck="$starts starts in a row without a newer checkpoint (DDP_MAX_RESTARTS=$most)"
+  fi
+  if [ -n "$stuck" ]; then
+    echo "$(date +%FT%T) exit code $code ($requeue), $stuck: not requeued; to continue, fix the cause and submit the job" \
+      "again, or remove ${folder:-$run_dir/checkpoint}.requeues"
   elif [ "$requeue" != no ]; then
-    if [ "$restarts" -ge "${DDP_MAX_RESTARTS:-20}" ]; then
-      echo "$(date +%FT%T) exit code $code ($requeue), but this was start $restarts of at most ${DDP_MAX_RESTARTS:-20}"
-    else
-      echo "$(date +%FT%T) exit code $code ($requeue): requeued"
-      # A preempted job is requeued by Slurm itself.
-      scontrol requeue "$SLURM_JOB_ID" || echo "scontrol could not requeue the job"
-    fi
+    echo "$(date +%FT%T) exit code $code ($requeue): requeued"
+    # A preempted job is requeued by Slurm itself.
+    scontrol requeue "$SLURM_JOB_ID" || echo "scontrol could not requeue the job"
   fi
   echo "$code" >"$run_dir/exit_code"  # written last: its presence means that the run's files are complete
   exit "$code"

@@ -10,12 +10,13 @@ from study_support import ROOT
 
 
 class JobFiles(StudyCase):
-    def job(self, file, *arguments, rank=0, code=0):
+    def job(self, file, *arguments, rank=0, code=0, restarts=0):
         """Runs a job file as Slurm does, its program as one rank of two."""
         environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake,
                        "DDP_RUNS": self.out, "DDP_PROGRAM": os.path.join(self.folder, "build/examples/resnet_ddp"),
                        "SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_ID": f"5{rank}", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2",
-                       "SLURM_JOB_NODELIST": "nodes", "SLURM_PROCID": str(rank), "DDP_PROFILE_STEPS": "7:3"}
+                       "SLURM_JOB_NODELIST": "nodes", "SLURM_PROCID": str(rank), "DDP_PROFILE_STEPS": "7:3",
+                       "SLURM_RESTART_COUNT": str(restarts)}
         environment.pop("SLURM_ARRAY_JOB_ID", None)
         done = subprocess.run(["bash", os.path.join(ROOT, "slurm", file), *arguments], cwd=ROOT, capture_output=True, text=True,
                               env=environment)
@@ -45,17 +46,20 @@ class JobFiles(StudyCase):
             # The job's own files stay where whoever waits for it looks.
             self.assertEqual(self.read("out/50/exit_code"), "0\n")
 
-    def ends(self, *words, checkpoint=None):
-        """Each of `words` is one start's: its exit code and what it prints. Returns which were requeued."""
+    def ends(self, *words, checkpoint=None, saves=False):
+        """Each of `words` is one start's: its exit code and what it prints. Returns which were requeued. With `saves` each start
+        leaves a newer checkpoint."""
         requeued = []
         calls = os.path.join(self.fake, "scontrol.txt")
-        for word in words:
+        for restarts, word in enumerate(words):
             if os.path.exists(calls):
                 os.remove(calls)
+            if saves:
+                os.makedirs(os.path.join(checkpoint, f"step_{restarts + 1}"))
             code, _, text = word.partition(" ")
             self.write("fake/50", f"{code}\n{text}\n")
             folder = [] if checkpoint is None else [f"checkpoint.dir={checkpoint}"]
-            self.job("resnet_ddp.sbatch", "--config", "x.yaml", *folder, code=int(code))
+            self.job("resnet_ddp.sbatch", "--config", "x.yaml", *folder, code=int(code), restarts=restarts)
             requeued.append(os.path.exists(calls) and "requeue 50" in self.read("fake/scontrol.txt"))
         return requeued
 
@@ -80,6 +84,22 @@ class JobFiles(StudyCase):
 
     def test_a_stop_that_saved_is_never_counted(self):
         self.assertEqual(self.ends("75 stopped", "137 ", "75 stopped", "75 stopped", "137 ", "137 "), [True] * 5 + [False])
+
+    def test_a_job_that_makes_progress_is_requeued_however_often_it_starts(self):
+        for word in ("75 stopped", f"76 {self.CAUSE.format(1)}", "137 "):
+            checkpoint = os.path.join(self.folder, word.split()[0], "checkpoint")
+            self.assertEqual(self.ends(*[word] * 25, checkpoint=checkpoint, saves=True), [True] * 25, word)
+        # A program with checkpoints of its own says by 75 that it has saved.
+        self.assertEqual(self.ends(*["75 stopped"] * 25), [True] * 25)
+
+    def test_starts_without_progress_are_counted_whatever_ended_them(self):
+        checkpoint = os.path.join(self.folder, "kept", "checkpoint")
+        os.makedirs(os.path.join(checkpoint, "step_8"))
+        words = [f"76 {self.CAUSE.format(1).replace('step 5', f'step {step}')}" for step in range(19)]
+        self.assertEqual(self.ends(*words, "75 stopped", "75 stopped", checkpoint=checkpoint), [True] * 19 + [False] * 2)
+        self.assertIn("20 starts in a row without a newer checkpoint (DDP_MAX_RESTARTS=20)", self.read("out/50/slurm.log"))
+        os.makedirs(os.path.join(checkpoint, "step_9"))
+        self.assertEqual(self.ends("75 stopped", words[0], "75 stopped", checkpoint=checkpoint), [True] * 3)
 
     def test_a_measured_run_keeps_the_folders_of_its_study(self):
         self.job("strong_scaling.sbatch", "checkpoint.dir=y", f"metrics.dir={self.folder}/own", "metrics.run_name=mine")
