@@ -18,14 +18,39 @@ def fail(message):
     sys.exit(EXIT_SETTINGS)
 
 
+def fail_damaged(problem):
+    fail(f"the libddp in {PREFIX} is damaged: {problem}; fix: pip install --force-reinstall --no-deps libddp")
+
+
+def metadata_of(package, read):
+    """What pip recorded about a package, None without a record."""
+    try:
+        return read(package)
+    except Exception:  # importlib.metadata raises errors of many types if files of the record are missing or damaged
+        return None
+
+
+def version_of_libddp():
+    return metadata_of("libddp", importlib.metadata.version) or fail_damaged("pip's record of its version is missing")
+
+
 def required_torch():
-    return next(line.removeprefix("torch==") for line in importlib.metadata.requires("libddp") if line.startswith("torch=="))
+    lines = metadata_of("libddp", importlib.metadata.requires) or []
+    found = [line.removeprefix("torch==") for line in lines if line.startswith("torch==")]
+    return found[0] if found else fail_damaged("pip's record of the torch that it needs is missing")
 
 
 def needs_cuda():
     """Whether libddp was built with CUDA: the libraries that a program links are in its pkg-config file."""
-    with open(os.path.join(PREFIX, "lib", "pkgconfig", "ddp.pc"), encoding="utf-8") as file:
-        return "-ltorch_cuda" in file.read()
+    path = os.path.join(PREFIX, "lib", "pkgconfig", "ddp.pc")
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        fail_damaged(f"{path} cannot be read: {error}")
+    if "-ltorch" not in text:
+        fail_damaged(f"{path} names no libraries")
+    return "-ltorch_cuda" in text
 
 
 def find_torch():
@@ -35,9 +60,8 @@ def find_torch():
     if spec is None or not spec.submodule_search_locations:
         fail(f"libddp was built with torch {required}, but this Python has no torch; fix: pip install torch=={required}")
     folder = os.path.realpath(spec.submodule_search_locations[0])
-    try:
-        found = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
+    found = metadata_of("torch", importlib.metadata.version)
+    if not found:
         fail(f"libddp was built with torch {required}, but pip did not install the torch in {folder}, whose version is unknown; "
              f"fix: remove {os.path.dirname(folder)} from PYTHONPATH, and pip install torch=={required}")
     # "2.11.0+cu130" is 2.11.0 from another index.
@@ -62,7 +86,7 @@ def run(program):
     try:
         os.execv(path, [path, *sys.argv[1:]])
     except OSError as error:
-        fail(f"{path} cannot be started: {error.strerror}; fix: pip install --force-reinstall --no-deps libddp")
+        fail_damaged(f"{path} cannot be started: {error.strerror}")
 
 
 resnet = functools.partial(run, "resnet_ddp")
@@ -84,9 +108,12 @@ def main():
     choice = parser.add_mutually_exclusive_group(required=True)
     choice.add_argument("--cmake-prefix-path", action="store_true", help="value of CMAKE_PREFIX_PATH for find_package(ddp): libddp and torch")
     choice.add_argument("--prefix", action="store_true", help="libddp's folder, with bin, lib, include and share/ddp/configs")
-    choice.add_argument("--version", action="version", version=f"libddp {importlib.metadata.version('libddp')} (torch {required_torch()})")
+    choice.add_argument("--version", action="store_true", help="versions of libddp and of the torch that it needs")
     arguments = parser.parse_args()
-    print(PREFIX if arguments.prefix else f"{PREFIX};{find_torch()}")
+    if arguments.version:
+        print(f"libddp {version_of_libddp()} (torch {required_torch()})")
+    else:
+        print(PREFIX if arguments.prefix else f"{PREFIX};{find_torch()}")
 
 
 if __name__ == "__main__":

@@ -126,6 +126,49 @@ class PythonPackage(unittest.TestCase):
         os.remove(f"{self.site}/libddp/bin/gpt2_ddp")
         self.assert_refused(self.gpt2(), f"{self.site}/libddp/bin/gpt2_ddp", "No such file")
 
+    def test_a_damaged_wheel_is_named(self):
+        self.install_torch("2.11.0")
+        pc = pathlib.Path(self.site, "libddp", "lib", "pkgconfig", "ddp.pc")
+        record = pathlib.Path(self.site, "libddp-0.1.0.dist-info")
+        metadata = record / "METADATA"
+
+        def make_folder(path):
+            path.unlink()
+            path.mkdir()
+
+        program = pathlib.Path(self.site, "libddp", "bin", "gpt2_ddp")
+        damages = {
+            "no ddp.pc": (lambda: pc.unlink(), "ddp.pc cannot be read"),
+            "an empty ddp.pc": (lambda: pc.write_text(""), "names no libraries"),
+            "a ddp.pc of other bytes": (lambda: pc.write_bytes(b"\xff\xfe"), "ddp.pc cannot be read"),
+            "a folder ddp.pc": (lambda: make_folder(pc), "ddp.pc cannot be read"),
+            "no record": (lambda: shutil.rmtree(record), "pip's record"),
+            "a record without METADATA": (lambda: metadata.unlink(), "pip's record"),
+            "an empty METADATA": (lambda: metadata.write_text(""), "pip's record"),
+            "a METADATA of other bytes": (lambda: metadata.write_bytes(b"\xff\xfe"), "pip's record"),
+            "a METADATA without torch": (lambda: metadata.write_text("Metadata-Version: 2.1\nName: libddp\n"), "pip's record"),
+            "an empty program": (lambda: program.write_text(""), "Exec format error"),
+            "a program that nobody may start": (lambda: program.chmod(0o600), "Permission denied"),
+        }
+        for name, (damage, words) in damages.items():
+            with self.subTest(name), tempfile.TemporaryDirectory() as kept:
+                shutil.copytree(self.site, f"{kept}/site")
+                damage()
+                calls = [self.gpt2()]
+                if "record" in words:
+                    calls += [self.module("--version"), self.module("--cmake-prefix-path")]
+                    self.assertEqual(self.module("--prefix").stdout, f"{self.site}/libddp\n")
+                for done in calls:
+                    self.assertNotIn("Traceback", done.stderr)
+                    self.assert_refused(done, f"the libddp in {self.site}/libddp is damaged", words, "fix: pip install --force-reinstall")
+                shutil.rmtree(self.site)
+                shutil.copytree(f"{kept}/site", self.site)
+
+    def test_a_torch_without_a_version_is_refused(self):
+        torch = self.install_torch("2.11.0")
+        pathlib.Path(self.site, "torch-2.11.0.dist-info", "METADATA").unlink()
+        self.assert_refused(self.gpt2(), f"pip did not install the torch in {torch}")
+
 
 class Scripts(unittest.TestCase):
     def test_wrong_arguments_are_refused(self):
