@@ -23,13 +23,21 @@ bool on_one_host(const LaunchEnvironment& launch) {
   return launch.num_nodes == 1 && launch.local_world_size == launch.world_size;
 }
 
-// Returns loopback if no peer is on another host.
+// Limit for finding out whether this host knows its own name or rank 0's: a part of the rendezvous.
+SteadyTime name_deadline(const ControlPlaneOptions& options) {
+  return std::chrono::steady_clock::now() + options.rendezvous_timeout / 4;
+}
+
+// Only rank 0 listens. Returns loopback if no peer is on another host.
 std::string choose_bind_address(const LaunchEnvironment& launch,
                                 const ControlPlaneOptions& options) {
   if (!options.bind_address.empty()) {
     return options.bind_address;
   }
-  return on_one_host(launch) ? "127.0.0.1" : reachable_address();
+  if (launch.rank != 0) {
+    return {};
+  }
+  return on_one_host(launch) ? "127.0.0.1" : reachable_address(name_deadline(options));
 }
 
 std::string read_secret(const EnvironmentLookup& environment) {
@@ -109,6 +117,10 @@ class StoreRendezvous final : public Rendezvous {
   std::string exchange(int rank, const std::string& contact,
                        std::chrono::milliseconds timeout) override {
     try {
+      // The store's own look-up has no limit.
+      if (std::string why; !can_resolve(host_, std::chrono::steady_clock::now() + timeout, why)) {
+        throw PeerLostError(why);
+      }
       c10d::TCPStoreOptions options;
       options.port = static_cast<uint16_t>(port_);
       options.isServer = false;
@@ -191,8 +203,8 @@ std::shared_ptr<Rendezvous> make_fixed(const LaunchEnvironment& launch,
   // A host's own name often resolves to loopback, which its peers cannot reach.
   std::string bind_address = options.bind_address;
   if (bind_address.empty() && launch.num_nodes > 1 && launch.rank == 0 &&
-      is_loopback(launch.master_addr)) {
-    bind_address = reachable_address();
+      is_loopback(launch.master_addr, name_deadline(options))) {
+    bind_address = reachable_address(name_deadline(options));
   }
   return make_fixed_rendezvous(launch.master_addr, launch.master_port, secret, bind_address);
 }

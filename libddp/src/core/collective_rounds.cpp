@@ -8,6 +8,9 @@
 namespace ddp::detail {
 namespace {
 
+// A rank that gathers to others does not wait, so it may be some calls ahead.
+constexpr std::size_t kMaxHeldBytes = 64 << 20;
+
 std::string name_of_call(CollectiveKind kind, uint32_t root, const std::string& activity) {
   const bool rooted = kind == CollectiveKind::Broadcast || kind == CollectiveKind::Gather;
   return concat(to_string(kind), rooted ? concat(" (root ", root, ")") : "",
@@ -34,7 +37,32 @@ std::vector<std::string> take_values(CollectiveKind kind, uint32_t root,
 }  // namespace
 
 CollectiveRounds::CollectiveRounds(const PeerTable& peers, std::chrono::milliseconds timeout)
-    : peers_(peers), timeout_(timeout), num_calls_(static_cast<std::size_t>(peers.size())) {}
+    : peers_(peers),
+      timeout_(timeout),
+      num_calls_(static_cast<std::size_t>(peers.size())),
+      num_held_bytes_(static_cast<std::size_t>(peers.size())) {}
+
+// A call may open a round, which has a place for every rank.
+std::size_t CollectiveRounds::held_bytes(const std::string& value) const {
+  return value.size() + sizeof(Round) +
+         static_cast<std::size_t>(peers_.size()) * sizeof(std::optional<std::string>);
+}
+
+std::string CollectiveRounds::objection_to(int rank, const Contribution& contribution) const {
+  const auto at = static_cast<std::size_t>(rank);
+  if (contribution.sequence != num_calls_[at]) {
+    return concat("gave its call number ", num_calls_[at], " the number ", contribution.sequence);
+  }
+  if (contribution.root >= static_cast<uint32_t>(peers_.size())) {
+    return concat("called ", to_string(contribution.kind), " with root ", contribution.root,
+                  " in a job of ", peers_.size(), " ranks");
+  }
+  if (num_held_bytes_[at] + held_bytes(contribution.value) > kMaxHeldBytes) {
+    return concat("is so many collectives ahead of other ranks that their values exceed ",
+                  kMaxHeldBytes, " bytes");
+  }
+  return {};
+}
 
 CollectiveRounds::Outcome CollectiveRounds::add(int rank, Contribution contribution,
                                                 SteadyTime now) {
@@ -58,8 +86,12 @@ CollectiveRounds::Outcome CollectiveRounds::add(int rank, Contribution contribut
     return {};  // cannot happen: every rank counts its own calls
   }
   value = std::move(contribution.value);
+  num_held_bytes_[static_cast<std::size_t>(rank)] += held_bytes(*value);
   if (++round.num_arrived < peers_.size()) {
     return {};
+  }
+  for (std::size_t caller = 0; caller < round.values.size(); ++caller) {
+    num_held_bytes_[caller] -= held_bytes(*round.values[caller]);
   }
   Result result{contribution.sequence, round.kind, round.root,
                 take_values(round.kind, round.root, round.values)};
@@ -119,7 +151,8 @@ std::optional<PlaneCall> CollectiveRounds::pending_call(int rank) const {
   }
   const auto& round = found->second;
   return PlaneCall{found->first, name_of_call(round.kind, round.root, round.activity),
-                   leaves(round.kind, round.activity)};
+                   leaves(round.kind, round.activity),
+                   round.kind == CollectiveKind::Barrier && round.activity.empty()};
 }
 
 }  // namespace ddp::detail

@@ -20,6 +20,8 @@ struct PlaneCall {
   uint64_t sequence = 0;
   std::string name;     ///< "all_gather of metrics"
   bool leaves = false;  ///< the rank is ending: no collective of a communicator follows
+  /// The program's own barrier(). A thread that calls it may wait for other threads' collectives.
+  bool is_own_barrier = false;
 };
 
 /// The owner's mutex guards it.
@@ -40,6 +42,8 @@ class CollectiveRounds {
   /// `peers` names ranks and their progress in messages.
   CollectiveRounds(const PeerTable& peers, std::chrono::milliseconds timeout);
 
+  /// Why no rank of this library would send this call now; empty if one would.
+  std::string objection_to(int rank, const Contribution& contribution) const;
   Outcome add(int rank, Contribution contribution, SteadyTime now);
   /// Returns the error of a collective that waited longer than the timeout; empty if none did.
   std::string find_overdue(SteadyTime now) const;
@@ -59,13 +63,15 @@ class CollectiveRounds {
     int num_arrived = 0;
   };
 
+  std::size_t held_bytes(const std::string& value) const;
   std::string describe_mismatch(int rank, const Contribution& contribution,
                                 const Round& round) const;
 
   const PeerTable& peers_;
   const std::chrono::milliseconds timeout_;
-  std::map<uint64_t, Round> rounds_;  // by sequence number
-  std::vector<uint64_t> num_calls_;   // by rank
+  std::map<uint64_t, Round> rounds_;         // by sequence number
+  std::vector<uint64_t> num_calls_;          // by rank
+  std::vector<std::size_t> num_held_bytes_;  // of incomplete collectives, by rank
 };
 
 }  // namespace ddp::detail

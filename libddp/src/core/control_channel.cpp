@@ -13,6 +13,8 @@ namespace ddp::detail {
 namespace {
 
 constexpr std::size_t kHeaderBytes = 4 + 1 + 8 + 8;
+// 4 MiB. A peer that never stops sending must not keep the receiver in one call.
+constexpr int kReadsPerCall = 256;
 
 std::string hello_mac(const std::string& secret, std::string_view nonce, std::string_view hello) {
   return hmac_sha256(secret, concat("hello", nonce, hello));
@@ -23,6 +25,11 @@ std::string session_key(const std::string& secret, std::string_view hub, std::st
 }
 
 }  // namespace
+
+std::string describe_invalid(const Frame& frame) {
+  return concat("sent a message of type ", static_cast<int>(frame.type), " with ",
+                frame.payload.size(), " bytes that is not valid");
+}
 
 ControlChannel::ControlChannel(UniqueFd fd, Side side, std::string key, uint64_t generation)
     : fd_(std::move(fd)), side_(side), session_key_(std::move(key)), generation_(generation) {}
@@ -50,7 +57,7 @@ IoStatus ControlChannel::flush() {
 }
 
 IoStatus ControlChannel::receive(std::vector<Frame>& frames) {
-  for (;;) {
+  for (int reads = 0; reads < kReadsPerCall; ++reads) {
     const IoStatus status = read_some(fd_.get(), incoming_, kMaxPayloadBytes);
     while (problem_.empty() && take_frame(frames)) {
     }
@@ -61,6 +68,7 @@ IoStatus ControlChannel::receive(std::vector<Frame>& frames) {
       return status;
     }
   }
+  return IoStatus::Done;
 }
 
 std::string ControlChannel::why_closed() const {
@@ -172,7 +180,7 @@ ControlChannel connect_to_hub(const std::string& host, int port, const std::stri
   }
   const std::string nonce = read_greeting(fd.get(), deadline);
   hello.nonce = random_bytes(kNonceBytes);
-  hello.host.resize(std::min<std::size_t>(hello.host.size(), 255));
+  hello.host.resize(std::min(hello.host.size(), kMaxHostBytes));
   const std::string payload = encode_message(hello);
   ByteWriter writer;
   writer.raw(kMagic).text(payload).raw(hello_mac(secret, nonce, payload));

@@ -24,6 +24,7 @@ namespace ddp::detail {
 inline constexpr std::string_view kMagic = "DDPCTL2\n";
 inline constexpr std::size_t kNonceBytes = 32;
 inline constexpr std::size_t kMaxHelloBytes = 1024;
+inline constexpr std::size_t kMaxHostBytes = 255;
 inline constexpr std::size_t kMaxValueBytes = 1 << 20;  ///< limit of a collective's value
 inline constexpr std::size_t kMaxPayloadBytes = kMaxValueBytes + 4096;
 
@@ -45,6 +46,9 @@ struct Frame {
   std::string payload;
 };
 
+/// "sent a message of type 3 with 90 bytes that is not valid"
+std::string describe_invalid(const Frame& frame);
+
 /// The identity that a peer claims. It is trusted once its mac is verified.
 struct Hello {
   std::string nonce;
@@ -54,7 +58,7 @@ struct Hello {
   uint32_t pid = 0;
   std::string host;
 
-  bool is_valid() const { return nonce.size() == kNonceBytes; }
+  bool is_valid() const { return nonce.size() == kNonceBytes && host.size() <= kMaxHostBytes; }
   friend auto message_fields(Hello& hello) {
     return std::tie(hello.nonce, hello.generation, hello.rank, hello.world_size, hello.pid,
                     hello.host);
@@ -70,10 +74,11 @@ class ControlChannel {
   int fd() const { return fd_.get(); }
   void queue(FrameType type, std::string_view payload);
   bool wants_to_write() const { return !outgoing_.empty(); }
+  std::size_t num_unsent_bytes() const { return outgoing_.size(); }
   /// Returns Closed if the peer is gone; never blocks.
   IoStatus flush();
   /// Appends complete frames to `frames`. Returns Closed if the peer is gone or sent an invalid
-  /// frame; never blocks.
+  /// frame, and Done if more bytes are left for the next call; never blocks.
   IoStatus receive(std::vector<Frame>& frames);
   /// The reason of Closed as part of a message.
   std::string why_closed() const;

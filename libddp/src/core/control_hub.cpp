@@ -20,6 +20,13 @@ constexpr std::chrono::seconds kLeaveTimeout{2};
 // A waiting rank is reported after this many heartbeats, once per wait.
 constexpr int kReportAfterHeartbeats = 6;
 
+// `use` returns an objection to the message, or an empty string.
+template <typename T, typename Use>
+std::string use_message(const Frame& frame, const Use& use) {
+  auto message = try_decode_message<T>(frame.payload);
+  return message ? use(*std::move(message)) : describe_invalid(frame);
+}
+
 }  // namespace
 
 ControlHub::ControlHub(RankState& state, Listener listener, std::string secret, uint64_t generation)
@@ -29,7 +36,8 @@ ControlHub::ControlHub(RankState& state, Listener listener, std::string secret, 
       peers_(state),
       acceptor_(std::move(listener), std::move(secret), newcomer_limit(state.world_size)),
       rounds_(peers_, state.options.collective_timeout),
-      waits_(peers_, state.options.heartbeat_interval * kReportAfterHeartbeats) {}
+      waits_(peers_, state.options.heartbeat_interval * kReportAfterHeartbeats),
+      exchanges_(state.world_size) {}
 
 void ControlHub::wait_for_all(JobMonitor::Lock& lock) {
   // The background thread ends the wait: either all ranks joined or the rendezvous failed.
@@ -101,7 +109,10 @@ void ControlHub::serve_peer(int rank, bool readable, SteadyTime now) {
   std::vector<Frame> frames;
   const IoStatus status = readable ? peers_.receive(rank, now, frames) : IoStatus::WouldBlock;
   for (const auto& frame : frames) {
-    handle(rank, frame);
+    if (const auto objection = handle(rank, frame); !objection.empty()) {
+      lose(rank, concat("it ", objection, ", which libddp never does"));
+      return;
+    }
   }
   if (status == IoStatus::Closed) {
     lose(rank, peers_.why_closed(rank));
@@ -110,36 +121,65 @@ void ControlHub::serve_peer(int rank, bool readable, SteadyTime now) {
   }
 }
 
-// Ignores frames that cannot be read.
-void ControlHub::handle(int rank, const Frame& frame) {
-  if (frame.type == FrameType::Progress) {
-    if (auto progress = try_decode_message<Progress>(frame.payload)) {
-      peers_.set_progress(rank, *std::move(progress));
-    }
-  } else if (frame.type == FrameType::Position) {
-    if (auto position = try_decode_message<RankPosition>(frame.payload)) {
-      waits_.set_position(rank, *std::move(position), state_.monitor.now());
-    }
-  } else if (frame.type == FrameType::Contribution) {
-    if (auto contribution = try_decode_message<Contribution>(frame.payload)) {
-      note_contribution(rank, *std::move(contribution));
-    }
-  } else if (frame.type == FrameType::Announcement) {
-    if (auto announcement = try_decode_message<Announcement>(frame.payload)) {
-      announcement->rank = rank;  // known from the connection
-      pass_on(*announcement);
-      state_.announcements.set(rank, std::move(announcement->text));
-    }
-  } else if (frame.type == FrameType::Exchange) {
-    if (auto value = try_decode_message<ExchangeValue>(frame.payload)) {
-      note_exchange(rank, *std::move(value));
-    }
-  } else if (frame.type == FrameType::Failure) {
-    const auto cause = try_decode_message<FailureCause>(frame.payload);
-    if (cause && !state_.monitor.failed()) {
-      send_failure(*cause);
-    }
+// The first message that no rank of this library sends ends the job, so nothing that a rank sends
+// makes this process store more than the limits of the messages.
+std::string ControlHub::handle(int rank, const Frame& frame) {
+  switch (frame.type) {
+    case FrameType::Heartbeat:
+      return {};
+    case FrameType::Progress:
+      return use_message<Progress>(frame, [&](Progress progress) {
+        peers_.set_progress(rank, std::move(progress));
+        return std::string();
+      });
+    case FrameType::Position:
+      return use_message<RankPosition>(frame, [&](RankPosition position) {
+        waits_.set_position(rank, std::move(position), state_.monitor.now());
+        return std::string();
+      });
+    case FrameType::Contribution:
+      return use_message<Contribution>(frame, [&](Contribution contribution) {
+        auto objection = rounds_.objection_to(rank, contribution);
+        if (objection.empty()) {
+          note_contribution(rank, std::move(contribution));
+        }
+        return objection;
+      });
+    case FrameType::Announcement:
+      return use_message<Announcement>(frame, [&](Announcement announcement) {
+        announcement.rank = rank;  // known from the connection
+        pass_on(announcement);
+        state_.announcements.set(rank, std::move(announcement.text));
+        return std::string();
+      });
+    case FrameType::Exchange:
+      return use_message<ExchangeValue>(frame, [&](ExchangeValue value) {
+        auto objection = exchanges_.objection_to(rank, value);
+        if (objection.empty()) {
+          note_exchange(rank, std::move(value));
+        }
+        return objection;
+      });
+    case FrameType::Failure:
+      return use_message<FailureCause>(
+          frame, [&](const FailureCause& cause) { return note_failure(cause); });
+    case FrameType::Welcome:
+    case FrameType::Result:
+    case FrameType::Exchanged:
+      break;  // only rank 0 sends them
   }
+  return describe_invalid(frame);
+}
+
+// A rank may name another one, which all ranks found to be the cause.
+std::string ControlHub::note_failure(const FailureCause& cause) {
+  if (cause.rank < 0 || cause.rank >= state_.world_size) {
+    return concat("reported a failure of rank ", cause.rank, " in a job of ", state_.world_size);
+  }
+  if (!state_.monitor.failed()) {
+    send_failure(cause);
+  }
+  return {};
 }
 
 void ControlHub::contribute(Contribution contribution) {
@@ -186,20 +226,17 @@ void ControlHub::send_exchange(uint64_t key, uint32_t num_ranks, const std::stri
   note_exchange(0, {key, num_ranks, value});
 }
 
-// Collects the values of a key and sends all of them to the contributors.
 void ControlHub::note_exchange(int rank, ExchangeValue value) {
-  auto& values = exchanges_[value.key];
-  values[rank] = std::move(value.value);
-  if (values.size() < value.num_ranks) {
+  auto result = exchanges_.add(rank, std::move(value));
+  if (!result) {
     return;
   }
-  ExchangeResult result{value.key, std::move(exchanges_.extract(value.key).mapped())};
-  const auto payload = encode_message(result);
-  for (const auto& entry : result.values) {
+  const auto payload = encode_message(*result);
+  for (const auto& entry : result->values) {
     peers_.send(entry.first, FrameType::Exchanged, payload);
   }
-  if (result.values.contains(0)) {
-    state_.replies.add_exchanged(result.key, std::move(result.values));
+  if (result->values.contains(0)) {
+    state_.replies.add_exchanged(result->key, std::move(result->values));
     state_.monitor.notify();
   }
 }
@@ -265,6 +302,13 @@ void ControlHub::check_limits(SteadyTime now) {
   if (const auto silent = peers_.find_silent(now, state_.dead_after())) {
     lose(*silent, concat("no sign of life for ", state_.dead_after().count(),
                          " ms (frozen, or its host or network is down)"));
+    return;
+  }
+  // More than the results of a collective whose values all have the greatest size.
+  const auto most_unsent = static_cast<std::size_t>(state_.world_size + 64) * kMaxPayloadBytes;
+  if (const auto deaf = peers_.find_deaf(most_unsent)) {
+    lose(*deaf, concat("it does not read its messages: more than ", most_unsent,
+                       " bytes could not be sent"));
     return;
   }
   if (!complete_ && now >= rendezvous_deadline_) {

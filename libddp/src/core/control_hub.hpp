@@ -2,12 +2,12 @@
 // The link of rank 0, the center of the star.
 #pragma once
 
-#include <map>
 #include <string>
 #include <vector>
 
 #include "core/collective_rounds.hpp"
 #include "core/control_link.hpp"
+#include "core/exchange_rounds.hpp"
 #include "core/peer_acceptor.hpp"
 #include "core/peer_table.hpp"
 #include "core/wait_monitor.hpp"
@@ -34,10 +34,12 @@ class ControlHub final : public ControlLink {
  private:
   void admit(const Hello& hello, ControlChannel channel, SteadyTime now);
   void serve_peer(int rank, bool readable, SteadyTime now);
-  void handle(int rank, const Frame& frame);
+  /// Returns why no rank of this library would send the frame; empty if one would.
+  std::string handle(int rank, const Frame& frame);
   void note_contribution(int rank, Contribution contribution);
   void send_result(CollectiveRounds::Result result);
   void note_exchange(int rank, ExchangeValue value);
+  std::string note_failure(const FailureCause& cause);
   void pass_on(const Announcement& announcement);
 
   void fail(const FailureCause& cause);
@@ -53,7 +55,7 @@ class ControlHub final : public ControlLink {
   PeerAcceptor acceptor_;
   CollectiveRounds rounds_;
   WaitMonitor waits_;
-  std::map<uint64_t, std::map<int, std::string>> exchanges_;  // incomplete; by key, then rank
+  ExchangeRounds exchanges_;
   SteadyTime next_heartbeat_{};  // steady clock: due at once after a suspension
 };
 

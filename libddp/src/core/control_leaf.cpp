@@ -30,7 +30,9 @@ JoinedHub join_hub(const std::string& host, int port, const std::string& secret,
 ControlLeaf::ControlLeaf(RankState& state, JoinedHub hub)
     : state_(state), channel_(std::move(hub.channel)), last_heard_(Clock::now()) {
   for (const auto& frame : hub.frames) {
-    handle(frame);
+    if (const auto objection = handle(frame); !objection.empty()) {
+      throw std::runtime_error("rank 0 " + objection);
+    }
   }
 }
 
@@ -57,12 +59,20 @@ void ControlLeaf::contribute(Contribution contribution) {
   if (contribution.kind == CollectiveKind::Close) {
     close_sequence_ = contribution.sequence;
   }
+  const bool gathers =
+      contribution.kind == CollectiveKind::AllGather || contribution.kind == CollectiveKind::Gather;
+  if (contribution.kind != CollectiveKind::Gather ||
+      contribution.root == static_cast<uint32_t>(state_.rank)) {
+    expected_results_[contribution.sequence] =
+        gathers ? static_cast<uint32_t>(state_.world_size)
+                : (contribution.kind == CollectiveKind::Broadcast ? 1 : 0);
+  }
   send(FrameType::Contribution, encode_message(contribution));
 }
 
 void ControlLeaf::send_progress(const Progress& progress) {
   send(FrameType::Progress,
-       encode_message(Progress{progress.step, progress.where.substr(0, 1024)}));
+       encode_message(Progress{progress.step, progress.where.substr(0, kMaxPlaceBytes)}));
 }
 
 void ControlLeaf::send_position(const RankPosition& position) {
@@ -74,6 +84,7 @@ void ControlLeaf::send_announcement(const std::string& text) {
 }
 
 void ControlLeaf::send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) {
+  expected_exchanges_[key] = num_ranks;
   send(FrameType::Exchange, encode_message(ExchangeValue{key, num_ranks, value}));
 }
 
@@ -102,7 +113,10 @@ void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
     last_heard_ = now;
   }
   for (const auto& frame : frames) {
-    handle(frame);
+    if (const auto objection = handle(frame); !objection.empty()) {
+      lose_hub(concat("it ", objection, ", which libddp never does"));
+      return;
+    }
   }
   if (status == IoStatus::Closed) {
     lose_hub(channel_->why_closed());
@@ -120,36 +134,74 @@ void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
   }
 }
 
-void ControlLeaf::handle(const Frame& frame) {
-  if (frame.type == FrameType::Welcome) {
-    complete_ = true;
-    hub_host_ = frame.payload;
-    state_.monitor.notify();
-  } else if (frame.type == FrameType::Result) {
-    auto part = try_decode_message<ResultPart>(frame.payload);
-    if (part && part->num_values <= static_cast<uint32_t>(state_.world_size)) {
-      if (part->sequence == close_sequence_) {
-        state_.monitor.set_closing();
-      }
-      if (state_.replies.add_result(*std::move(part))) {
-        state_.monitor.notify();
-      }
-    }
-  } else if (frame.type == FrameType::Announcement) {
-    auto announcement = try_decode_message<Announcement>(frame.payload);
-    if (announcement && announcement->rank >= 0 && announcement->rank < state_.world_size) {
-      state_.announcements.set(announcement->rank, std::move(announcement->text));
-    }
-  } else if (frame.type == FrameType::Exchanged) {
-    if (auto result = try_decode_message<ExchangeResult>(frame.payload)) {
-      state_.replies.add_exchanged(result->key, std::move(result->values));
+std::string ControlLeaf::handle(const Frame& frame) {
+  switch (frame.type) {
+    case FrameType::Heartbeat:
+      return {};
+    case FrameType::Welcome:
+      complete_ = true;
+      hub_host_ = frame.payload.substr(0, kMaxHostBytes);
       state_.monitor.notify();
-    }
-  } else if (frame.type == FrameType::Failure) {
-    if (const auto cause = try_decode_message<FailureCause>(frame.payload)) {
-      state_.monitor.set_failure(*cause, /*found_here=*/false);
-    }
+      return {};
+    case FrameType::Result:
+      if (auto part = try_decode_message<ResultPart>(frame.payload)) {
+        return note_result(*std::move(part));
+      }
+      break;
+    case FrameType::Announcement:
+      if (auto announcement = try_decode_message<Announcement>(frame.payload);
+          announcement && announcement->rank >= 0 && announcement->rank < state_.world_size) {
+        state_.announcements.set(announcement->rank, std::move(announcement->text));
+        return {};
+      }
+      break;
+    case FrameType::Exchanged:
+      if (auto result = try_decode_message<ExchangeResult>(frame.payload)) {
+        return note_exchanged(*std::move(result));
+      }
+      break;
+    case FrameType::Failure:
+      if (const auto cause = try_decode_message<FailureCause>(frame.payload);
+          cause && cause->rank >= -1 && cause->rank < state_.world_size) {
+        state_.monitor.set_failure(*cause, /*found_here=*/false);
+        return {};
+      }
+      break;
+    case FrameType::Progress:
+    case FrameType::Contribution:
+    case FrameType::Exchange:
+    case FrameType::Position:
+      break;  // only the other ranks send them
   }
+  return describe_invalid(frame);
+}
+
+std::string ControlLeaf::note_result(ResultPart part) {
+  const auto expected = expected_results_.find(part.sequence);
+  if (expected == expected_results_.end() || expected->second != part.num_values) {
+    return concat("sent ", part.num_values, " values for call ", part.sequence,
+                  " of this rank, which does not expect them");
+  }
+  if (part.sequence == close_sequence_) {
+    state_.monitor.set_closing();
+  }
+  if (state_.replies.add_result(std::move(part))) {
+    expected_results_.erase(expected);
+    state_.monitor.notify();
+  }
+  return {};
+}
+
+std::string ControlLeaf::note_exchanged(ExchangeResult result) {
+  const auto expected = expected_exchanges_.find(result.key);
+  if (expected == expected_exchanges_.end() || expected->second != result.values.size()) {
+    return concat("sent ", result.values.size(),
+                  " values of an exchange that this rank does not expect");
+  }
+  expected_exchanges_.erase(expected);
+  state_.replies.add_exchanged(result.key, std::move(result.values));
+  state_.monitor.notify();
+  return {};
 }
 
 void ControlLeaf::lose_hub(const std::string& why) {

@@ -2,6 +2,7 @@
 // The link of ranks other than 0: one connection to rank 0.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,7 +39,10 @@ class ControlLeaf final : public ControlLink {
   void wait_for_peers_to_leave(JobMonitor::Lock& lock) override;
 
  private:
-  void handle(const Frame& frame);
+  /// Returns why rank 0 of this library would not send the frame; empty if it would.
+  std::string handle(const Frame& frame);
+  std::string note_result(ResultPart part);
+  std::string note_exchanged(ExchangeResult result);
   void send(FrameType type, const std::string& payload);
   void lose_hub(const std::string& why);
 
@@ -50,6 +54,8 @@ class ControlLeaf final : public ControlLink {
   bool leaving_ = false;
   std::string hub_host_;
   std::optional<uint64_t> close_sequence_;
+  std::map<uint64_t, uint32_t> expected_results_;    // number of values by sequence
+  std::map<uint64_t, uint32_t> expected_exchanges_;  // number of values by key
 };
 
 }  // namespace ddp::detail

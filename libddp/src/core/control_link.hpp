@@ -106,7 +106,7 @@ struct RankState {
   std::chrono::milliseconds dead_after() const {
     return options.heartbeat_interval * options.heartbeat_misses;
   }
-  /// Adds this rank, its host and its place if the cause has none.
+  /// Adds this rank, its host and its place if the cause has none, and a failing exit code.
   FailureCause complete(FailureCause cause) const {
     if (cause.rank < 0) {
       cause.rank = rank;
@@ -121,7 +121,7 @@ struct RankState {
     if (cause.where.empty()) {
       cause.where = reached.where;
     }
-    return cause;
+    return with_failing_code(std::move(cause));
   }
 
   const int rank, world_size;

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/control_channel.hpp"
 #include "core/plane_interfaces.hpp"
 
 namespace ddp::detail {
@@ -15,7 +16,9 @@ namespace ddp::detail {
 enum class CollectiveKind : uint8_t { Broadcast, AllGather, Gather, Barrier, Close };
 const char* to_string(CollectiveKind kind);
 
-/// One rank's call of a collective.
+inline constexpr std::size_t kMaxActivityBytes = 64;
+
+/// One rank's call of a collective. CollectiveRounds checks `sequence` and `root`.
 struct Contribution {
   uint64_t sequence = 0;
   CollectiveKind kind = CollectiveKind::Barrier;
@@ -23,7 +26,10 @@ struct Contribution {
   std::string activity;  ///< the caller's activity, see ActivityScope
   std::string value;
 
-  bool is_valid() const { return kind <= CollectiveKind::Close; }
+  bool is_valid() const {
+    return kind <= CollectiveKind::Close && activity.size() <= kMaxActivityBytes &&
+           value.size() <= kMaxValueBytes;
+  }
   friend auto message_fields(Contribution& call) {
     return std::tie(call.sequence, call.kind, call.root, call.activity, call.value);
   }
@@ -56,7 +62,7 @@ struct Announcement {
   }
 };
 
-/// One rank's value in an exchange among `num_ranks` ranks.
+/// One rank's value in an exchange among `num_ranks` ranks. ExchangeRounds checks `num_ranks`.
 struct ExchangeValue {
   uint64_t key = 0;
   uint32_t num_ranks = 0;

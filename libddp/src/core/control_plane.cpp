@@ -91,7 +91,7 @@ std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch,
       known_secret.empty() ? detail::to_hex(detail::random_bytes(32)) : known_secret;
   const int port = rendezvous.bind_port();
   detail::raise_descriptor_limit();  // one connection per rank, plus the training's files
-  auto listener = detail::listen_tcp(address, port);
+  auto listener = detail::listen_tcp(address, port, Clock::now() + options.rendezvous_timeout);
   if (!listener) {
     report_taken_port(launch, address, port, secret);
   }

@@ -12,10 +12,13 @@ namespace ddp {
 struct FailureCause {
   int rank = -1;
   std::string host;
-  int64_t step = -1;    ///< -1 before the first step
-  std::string where;    ///< bucket or module, if known
-  std::string message;  ///< the original message
-  ExitCode exit_code = ExitCode::PeerLost;
+  int64_t step = -1;                        ///< -1 before the first step
+  std::string where;                        ///< bucket or module, if known
+  std::string message;                      ///< the original message
+  ExitCode exit_code = ExitCode::PeerLost;  ///< 1 … 255: a failed job never ends with 0
+
+  /// Whether another rank may have sent it.
+  bool is_valid() const;
   /// "rank 2 (node3) failed at step 41 in bucket 3: out of memory".
   std::string to_line() const;
 };

@@ -10,6 +10,20 @@
 
 namespace ddp {
 
+namespace {
+
+constexpr std::size_t kMaxHostBytes = 255;
+constexpr std::size_t kMaxWhereBytes = 4096;
+constexpr std::size_t kMaxMessageBytes = 65536;
+
+}  // namespace
+
+bool FailureCause::is_valid() const {
+  const int code = static_cast<int>(exit_code);
+  return code >= 1 && code <= 255 && host.size() <= kMaxHostBytes &&
+         where.size() <= kMaxWhereBytes && message.size() <= kMaxMessageBytes;
+}
+
 std::string FailureCause::to_line() const {
   if (rank < 0) {
     return message;
@@ -28,12 +42,18 @@ std::string FailureCause::to_line() const {
 
 namespace detail {
 
+FailureCause with_failing_code(FailureCause cause) {
+  const int code = static_cast<int>(cause.exit_code) & 0xff;
+  cause.exit_code = code == 0 ? ExitCode::UserException : static_cast<ExitCode>(code);
+  return cause;
+}
+
 bool FirstFailure::set(const FailureCause& cause) {
   const std::lock_guard lock(mutex_);
   if (cause_) {
     return false;
   }
-  cause_ = cause;
+  cause_ = with_failing_code(cause);
   return true;
 }
 
@@ -134,9 +154,9 @@ void throw_failure(const FailureCause& cause) {
 }
 
 std::string encode_cause(FailureCause cause) {
-  cause.host.resize(std::min<std::size_t>(cause.host.size(), 255));
-  cause.where.resize(std::min<std::size_t>(cause.where.size(), 4096));
-  cause.message.resize(std::min<std::size_t>(cause.message.size(), 65536));
+  cause.host.resize(std::min(cause.host.size(), kMaxHostBytes));
+  cause.where.resize(std::min(cause.where.size(), kMaxWhereBytes));
+  cause.message.resize(std::min(cause.message.size(), kMaxMessageBytes));
   return encode_message(cause);
 }
 

@@ -11,10 +11,13 @@
 
 namespace ddp::detail {
 
+/// `cause` with the exit code that a process really ends with, and 1 instead of 0.
+FailureCause with_failing_code(FailureCause cause);
+
 /// The first cause and the callbacks that it notifies. Any thread.
 class FirstFailure {
  public:
-  /// Returns false if an earlier cause is set.
+  /// Stores with_failing_code(). Returns false if an earlier cause is set.
   bool set(const FailureCause& cause);
   bool failed() const;
   FailureCause get() const;  ///< a default cause if none is set

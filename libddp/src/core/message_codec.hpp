@@ -5,7 +5,8 @@
 //     int64_t step = 0;
 //     std::string reason;
 //     friend auto message_fields(Report& report) { return std::tie(report.step, report.reason); }
-//     bool is_valid() const { return step >= 0; }  // optional: limits on received values
+//     bool is_valid() const { return step >= 0; }  // optional: limits on received values, also as
+//                                                  // a member of another message
 //   };
 //
 // Members are bools, integers, enumerations, doubles, strings, such structs, and vectors, maps,
@@ -80,6 +81,8 @@ class ByteReader {
   std::string text() { return std::string(raw(number<uint32_t>())); }
 
   bool ok() const { return ok_; }
+  /// A value that was read exceeds its limits.
+  void fail() { ok_ = false; }
   /// Everything was read and no bytes remain.
   bool finished() const { return ok_ && bytes_.empty(); }
 
@@ -156,6 +159,11 @@ void read_value(ByteReader& reader, T& value) {
     std::apply(read_all, value);
   } else {
     std::apply(read_all, message_fields(value));
+    if constexpr (requires { value.is_valid(); }) {
+      if (!value.is_valid()) {
+        reader.fail();
+      }
+    }
   }
 }
 
@@ -172,11 +180,7 @@ std::optional<T> try_decode_message(std::string_view bytes) {
   ByteReader reader(bytes);
   T value{};
   read_value(reader, value);
-  bool valid = reader.finished();
-  if constexpr (requires { value.is_valid(); }) {
-    valid = valid && value.is_valid();
-  }
-  return valid ? std::optional(std::move(value)) : std::nullopt;
+  return reader.finished() ? std::optional(std::move(value)) : std::nullopt;
 }
 
 /// Throws ReadError instead of returning nothing.

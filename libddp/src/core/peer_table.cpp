@@ -27,6 +27,9 @@ std::string PeerTable::objection_to(const Hello& hello) const {
     return concat("rank ", hello.rank, " (", who, ") is not below WORLD_SIZE ", size(),
                   "; ranks count from 0 to ", size() - 1);
   }
+  if (hello.pid == 0) {  // stands for a rank that has not joined
+    return concat("rank ", hello.rank, " (", who, ") has no process id");
+  }
   const auto& peer = peers_[hello.rank];
   if (hello.rank == 0 || peer.pid != 0) {
     return concat("two processes claim rank ", hello.rank, ": ", peer.host, ":", peer.pid, " and ",
@@ -127,6 +130,15 @@ std::optional<int> PeerTable::find_silent(SteadyTime now, std::chrono::milliseco
   for (int rank = 1; rank < size(); ++rank) {
     const auto& peer = at(rank);
     if (peer.channel && now - peer.last_heard > limit) {
+      return rank;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<int> PeerTable::find_deaf(std::size_t limit) const {
+  for (int rank = 1; rank < size(); ++rank) {
+    if (at(rank).channel && at(rank).channel->num_unsent_bytes() > limit) {
       return rank;
     }
   }

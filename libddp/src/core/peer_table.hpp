@@ -42,6 +42,9 @@ class PeerTable {
   /// Returns a connected rank that sent nothing for longer than `limit`.
   std::optional<int> find_silent(SteadyTime now, std::chrono::milliseconds limit) const;
 
+  /// Returns a connected rank to which more than `limit` bytes could not be sent.
+  std::optional<int> find_deaf(std::size_t limit) const;
+
   void set_progress(int rank, Progress progress);
   Progress progress(int rank) const;
   const std::string& host(int rank) const { return at(rank).host; }

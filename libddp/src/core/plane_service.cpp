@@ -26,7 +26,9 @@ void EventLoop::stop() {
     stopping_ = true;
     wake_.notify();
   }
-  if (thread_.joinable()) {
+  if (is_current_thread()) {
+    thread_.detach();  // this thread runs exit() and does not return to run()
+  } else if (thread_.joinable()) {
     thread_.join();
   }
 }
@@ -68,6 +70,10 @@ void PlaneService::serve(std::unique_lock<std::mutex>& lock, const std::vector<p
     link_.send_position(*position);
   }
   link_.serve(watched, now);
+  report_failure(lock);
+}
+
+void PlaneService::report_failure(std::unique_lock<std::mutex>& lock) {
   auto& failure = state_.monitor.failure();
   if (failure.failed() && !failure.callbacks_ran()) {
     log_first_cause();  // before any waiter can wake, throw, and end the process

@@ -62,6 +62,8 @@ class PlaneService final : public EventLoop::Handler {
   void serve(std::unique_lock<std::mutex>& lock, const std::vector<pollfd>& watched,
              SteadyTime steady) override;
   void end_by_exception(const std::string& what) override;
+  /// Logs a failure and runs its callbacks, once. The mutex is held; `lock` is unlocked meanwhile.
+  void report_failure(std::unique_lock<std::mutex>& lock);
 
  private:
   void log_first_cause() const;

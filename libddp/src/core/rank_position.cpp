@@ -6,13 +6,6 @@
 #include "core/message_codec.hpp"
 
 namespace ddp::detail {
-namespace {
-
-// Rank 0 stores one position per rank.
-constexpr std::size_t kMaxGroups = 256;
-constexpr std::size_t kMaxWord = 1024;
-
-}  // namespace
 
 bool RankPosition::waits() const {
   return plane_call != 0 || std::any_of(groups.begin(), groups.end(), [](const auto& group) {
@@ -27,11 +20,11 @@ const GroupPosition* RankPosition::find(std::string_view id) const {
 }
 
 std::string encode_position(RankPosition position) {
-  position.where.resize(std::min(position.where.size(), kMaxWord));
-  position.groups.resize(std::min(position.groups.size(), kMaxGroups));
+  position.where.resize(std::min(position.where.size(), kMaxPlaceBytes));
+  position.groups.resize(std::min(position.groups.size(), kMaxPositionGroups));
   for (auto& group : position.groups) {
-    group.id.resize(std::min(group.id.size(), kMaxWord));
-    group.operation.resize(std::min(group.operation.size(), kMaxWord));
+    group.id.resize(std::min(group.id.size(), kMaxPlaceBytes));
+    group.operation.resize(std::min(group.operation.size(), kMaxPlaceBytes));
   }
   return encode_message(position);
 }

@@ -30,6 +30,10 @@ inline void add_caller(CallerThread& callers, CallerThread more = std::this_thre
   }
 }
 
+/// Limits of what a rank reports about itself. Rank 0 stores one report per rank.
+inline constexpr std::size_t kMaxPlaceBytes = 1024;
+inline constexpr std::size_t kMaxPositionGroups = 256;
+
 /// This rank's progress in the collectives of one communicator. send and recv are not counted,
 /// because only two ranks call them.
 struct GroupPosition {
@@ -44,6 +48,9 @@ struct GroupPosition {
   bool is_check = false;
   CallerThread caller = std::thread::id();  ///< not sent to other ranks
 
+  bool is_valid() const {
+    return id.size() <= kMaxPlaceBytes && operation.size() <= kMaxPlaceBytes;
+  }
   bool operator==(const GroupPosition&) const = default;
   friend auto message_fields(GroupPosition& group) {
     return std::tie(group.id, group.num_called, group.pending, group.operation, group.waited,
@@ -62,6 +69,9 @@ struct RankPosition {
 
   bool waits() const;
   const GroupPosition* find(std::string_view id) const;
+  bool is_valid() const {
+    return where.size() <= kMaxPlaceBytes && groups.size() <= kMaxPositionGroups;
+  }
   bool operator==(const RankPosition&) const = default;
   friend auto message_fields(RankPosition& position) {
     return std::tie(position.step, position.where, position.plane_call, position.one_thread,

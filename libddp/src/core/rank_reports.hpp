@@ -20,6 +20,7 @@ struct Progress {
   int64_t step = -1;
   std::string where;
 
+  bool is_valid() const { return where.size() <= kMaxPlaceBytes; }
   friend auto message_fields(Progress& progress) { return std::tie(progress.step, progress.where); }
 };
 

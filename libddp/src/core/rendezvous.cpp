@@ -12,7 +12,6 @@
 
 #include "core/authentication.hpp"
 #include "core/file_ops.hpp"
-#include "core/tcp_socket.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -61,9 +60,7 @@ class FileRendezvous final : public Rendezvous {
     }
   }
 
-  std::string bind_address() override {
-    return bind_address_.empty() ? reachable_address() : bind_address_;
-  }
+  std::string bind_address() override { return bind_address_; }
 
   std::string exchange(int rank, const std::string& contact,
                        std::chrono::milliseconds timeout) override {

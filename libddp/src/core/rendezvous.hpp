@@ -49,7 +49,7 @@ std::string read_contact_file(const std::string& folder, const std::string& key,
 
 /// Rank 0 writes its contact and a new secret into `folder`/.ddp_rendezvous.`key`, readable by this
 /// user alone. The rendezvous object's destructor removes the file. All nodes see `folder`; `key`
-/// names this start of the job. `bind_address` as in ControlPlaneOptions.
+/// names this start of the job. Rank 0 listens at `bind_address`.
 std::shared_ptr<Rendezvous> make_file_rendezvous(const std::string& folder, const std::string& key,
                                                  const std::string& bind_address);
 

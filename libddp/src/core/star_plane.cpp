@@ -13,7 +13,6 @@ namespace {
 
 // A failing rank waits this long for its message to be sent.
 constexpr std::chrono::milliseconds kDeliveryTimeout{1000};
-constexpr std::size_t kMaxActivityBytes = 64;
 // A waiting exchange calls its caller's `poll` at this interval.
 constexpr std::chrono::milliseconds kExchangePoll{100};
 
@@ -53,11 +52,19 @@ void StarPlane::wait_for_all() {
   link_->wait_for_all(lock);
 }
 
+void StarPlane::stop() {
+  if (loop_.is_current_thread()) {
+    return;  // a failure callback called exit(): the thread serves nothing any more
+  }
+  loop_.stop();
+  auto lock = state_.monitor.lock();
+  service_.report_failure(lock);  // if the thread ended before it did
+}
+
 std::string StarPlane::broadcast(const std::string& value, int root) {
   check_root("broadcast from", root, world_size());
-  static const std::string nothing;
   return collective(CollectiveKind::Broadcast, static_cast<uint32_t>(root),
-                    rank() == root ? value : nothing)
+                    rank() == root ? value : std::string())
       .at(0);
 }
 
@@ -147,7 +154,9 @@ void StarPlane::announce(const std::string& text) {
   const auto kept = text.substr(0, kMaxAnnouncementBytes);
   const auto lock = state_.monitor.lock();
   state_.announcements.set(rank(), kept);
-  link_->send_announcement(kept);
+  if (!state_.monitor.is_over()) {
+    link_->send_announcement(kept);
+  }
 }
 
 std::map<int, std::string> StarPlane::exchange(uint64_t key, int num_ranks,

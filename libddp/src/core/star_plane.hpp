@@ -33,6 +33,9 @@ class StarPlane final : public ControlPlane,
   /// Returns when every rank has joined. Throws PeerLostError naming the missing ranks, or rank
   /// 0's failure.
   void wait_for_all();
+  /// Ends the background thread when the process exits after a failure. Objects that refer to this
+  /// plane may stay; their calls throw the failure.
+  void stop();
   /// The number of frames written to sockets so far.
   uint64_t num_frames_sent() const { return state_.num_frames_sent; }
 

@@ -15,10 +15,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include "ddp/core/error.hpp"
@@ -40,18 +43,55 @@ std::string network_error(int error) {
                                   "; fix: raise the limit with ulimit -n)");
 }
 
-AddressList resolve(const std::string& host, int port, int flags, std::string& why) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
-  addrinfo* list = nullptr;
-  const int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
-  if (code != 0) {
-    why = concat("host '", host,
-                 "': ", code == EAI_SYSTEM ? network_error(errno) : gai_strerror(code));
+// A running call of getaddrinfo(). Its thread may outlive everybody who waits for it.
+struct Resolution {
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool has_ended = false;
+  int code = 0;
+  int error = 0;  // errno
+  AddressList list;
+};
+
+// getaddrinfo() waits for name servers for as long as resolv.conf says, so a thread calls it.
+AddressList resolve(const std::string& host, int port, int flags, SteadyTime deadline,
+                    std::string& why) {
+  const auto result = std::make_shared<Resolution>();
+  const auto ask = [result, host, port](int all_flags) {
+    addrinfo hints{};
+    hints.ai_family = AF_UNSPEC;
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = all_flags;
+    addrinfo* list = nullptr;
+    const int code = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
+    const int error = errno;
+    const std::lock_guard lock(result->mutex);
+    result->code = code;
+    result->error = error;
+    result->list.reset(code == 0 ? list : nullptr);
+    result->has_ended = true;
+    result->ended.notify_all();
+  };
+  ask(flags | AI_NUMERICHOST);  // asks no server
+  std::unique_lock lock(result->mutex);
+  if (result->code == EAI_NONAME) {
+    result->has_ended = false;
+    lock.unlock();
+    std::thread(ask, flags).detach();
+    lock.lock();
+    if (!result->ended.wait_until(lock, deadline, [&] { return result->has_ended; })) {
+      why = concat("host '", host,
+                   "': the name service did not answer in time; fix: check this host's "
+                   "/etc/resolv.conf, or give an IP address");
+      return nullptr;
+    }
   }
-  return AddressList(code == 0 ? list : nullptr);
+  if (result->code != 0) {
+    why = concat(
+        "host '", host, "': ",
+        result->code == EAI_SYSTEM ? network_error(result->error) : gai_strerror(result->code));
+  }
+  return std::move(result->list);
 }
 
 UniqueFd make_socket(const addrinfo& address) {
@@ -123,9 +163,9 @@ void UniqueFd::reset() {
   }
 }
 
-std::optional<Listener> listen_tcp(const std::string& address, int port) {
+std::optional<Listener> listen_tcp(const std::string& address, int port, SteadyTime deadline) {
   std::string why;
-  const auto list = resolve(address, port, AI_PASSIVE, why);
+  const auto list = resolve(address, port, AI_PASSIVE, deadline, why);
   if (!list) {
     throw SettingsError("control plane: cannot listen on " + why);
   }
@@ -205,7 +245,7 @@ UniqueFd connect_any(const addrinfo* addresses, SteadyTime deadline, std::string
 }
 
 UniqueFd connect_tcp(const std::string& host, int port, SteadyTime deadline, std::string& why) {
-  const auto list = resolve(host, port, 0, why);
+  const auto list = resolve(host, port, 0, deadline, why);
   return list ? connect_any(list.get(), deadline, why) : UniqueFd();
 }
 
@@ -312,9 +352,13 @@ std::string host_name() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
 }
 
-bool is_loopback(const std::string& host) {
+bool can_resolve(const std::string& host, SteadyTime deadline, std::string& why) {
+  return resolve(host, 0, 0, deadline, why) != nullptr;
+}
+
+bool is_loopback(const std::string& host, SteadyTime deadline) {
   std::string ignored;
-  const auto list = resolve(host, 0, 0, ignored);
+  const auto list = resolve(host, 0, 0, deadline, ignored);
   if (!list) {
     return false;
   }
@@ -322,14 +366,14 @@ bool is_loopback(const std::string& host) {
   return address.rfind("127.", 0) == 0 || address == "::1";
 }
 
-std::string reachable_address() {
+std::string reachable_address(SteadyTime deadline) {
   const auto own = local_addresses();
   const auto is_own = [&own](const std::string& address) {
     return std::any_of(own.begin(), own.end(),
                        [&](const LocalAddress& candidate) { return candidate.address == address; });
   };
   std::string ignored;
-  const auto named = resolve(host_name(), 0, 0, ignored);
+  const auto named = resolve(host_name(), 0, 0, deadline, ignored);
   for (const addrinfo* entry = named.get(); entry != nullptr; entry = entry->ai_next) {
     if (const auto address = numeric(entry->ai_addr); is_own(address)) {
       return address;

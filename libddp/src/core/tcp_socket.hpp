@@ -38,8 +38,9 @@ struct Listener {
 };
 
 /// Listens on exactly this address. Returns nothing if the port is taken. Throws SettingsError if
-/// the address does not belong to this host.
-std::optional<Listener> listen_tcp(const std::string& address, int port);
+/// the address does not belong to this host, or its name is not resolved before `deadline`.
+std::optional<Listener> listen_tcp(const std::string& address, int port,
+                                   SteadyTime deadline = SteadyTime::max());
 
 /// Connects to the first address of `host` that answers before `deadline`. On failure returns an
 /// invalid descriptor and sets `why`.
@@ -84,12 +85,15 @@ class WakeEvent {
 
 std::string host_name();
 
-/// Whether `host` resolves to a loopback address on this host. Many systems map their own name to
-/// one.
-bool is_loopback(const std::string& host);
+/// Whether the name service knows `host`. On failure or at `deadline` sets `why`.
+bool can_resolve(const std::string& host, SteadyTime deadline, std::string& why);
 
-/// This host's address for other hosts: its name's address if that belongs to an interface, else
-/// the interface of the default route, else loopback.
-std::string reachable_address();
+/// Whether `host` resolves to a loopback address on this host before `deadline`. Many systems map
+/// their own name to one.
+bool is_loopback(const std::string& host, SteadyTime deadline);
+
+/// This host's address for other hosts: its name's address if that belongs to an interface and is
+/// resolved before `deadline`, else the interface of the default route, else loopback.
+std::string reachable_address(SteadyTime deadline);
 
 }  // namespace ddp::detail

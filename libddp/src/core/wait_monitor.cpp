@@ -40,6 +40,14 @@ bool is_held(const RankSnapshot& rank) {
   return rank.call && rank.position && rank.position->plane_call == rank.call->sequence + 1;
 }
 
+// Whether only the thread in the control-plane call could call the next collective of the group. A
+// thread that has called nothing yet is unknown, so the program's own barrier() proves nothing, nor
+// does a group in which this rank has called nothing.
+bool holds_group(const RankSnapshot& rank, const GroupPosition& group) {
+  return rank.call->leaves ||
+         (rank.position->one_thread && !rank.call->is_own_barrier && group.num_called > 0);
+}
+
 // The held rank with the fewest collectives in each group.
 using Behind = std::map<std::string, std::pair<std::size_t, uint64_t>>;
 
@@ -47,10 +55,13 @@ Behind find_behind(const std::vector<RankSnapshot>& ranks, bool leaves) {
   Behind behind;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     const auto& view = ranks[rank];
-    if (!is_held(view) || view.call->leaves != leaves || (!leaves && !view.position->one_thread)) {
+    if (!is_held(view) || view.call->leaves != leaves) {
       continue;
     }
     for (const auto& group : view.position->groups) {
+      if (!holds_group(view, group)) {
+        continue;
+      }
       const auto [found, is_new] = behind.try_emplace(group.id, rank, group.num_called);
       if (!is_new && group.num_called < found->second.second) {
         found->second = {rank, group.num_called};

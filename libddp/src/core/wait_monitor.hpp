@@ -30,7 +30,9 @@ struct RankSnapshot {
 ///   So the number of its collectives has not changed since its report.
 /// - A collective that one rank of the group has not called cannot complete on the others.
 /// - A rank that waits for a collective cannot call the control plane if one thread makes all
-///   calls.
+///   calls, and a rank in a control-plane call cannot call a collective. A thread that has made no
+///   call yet is unknown. So the program's own barrier(), in which a thread often waits for
+///   others, is no proof, nor is a communicator that the rank has not used yet.
 /// - Different operations with one number are always an error.
 std::string find_deadlock(const std::vector<RankSnapshot>& ranks);
 

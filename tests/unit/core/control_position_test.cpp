@@ -92,6 +92,22 @@ TEST_CASE("verdict: one waits in a collective, another on the control plane", "[
   REQUIRE(find_deadlock({threads, view_of(4, group_at(12, 12, 12))}).empty());
 }
 
+// A thread that has called nothing yet may make the call that the other rank waits for.
+TEST_CASE("verdict: a thread's first call may still come", "[control_plane]") {
+  const auto waits = view_of(4, group_at(12, 12, 12));
+  auto barrier = view_of(3, group_at(11), kGathering);
+  REQUIRE_FALSE(find_deadlock({barrier, waits}).empty());
+  barrier.call->name = "barrier";
+  barrier.call->is_own_barrier = true;  // the main thread often waits in it for others
+  REQUIRE(find_deadlock({barrier, waits}).empty());
+  // No thread of that rank has used this communicator yet.
+  REQUIRE(
+      find_deadlock({view_of(3, group_at(0), kGathering), view_of(4, group_at(1, 1, 1))}).empty());
+  // A rank that ends calls nothing more, whichever thread called before.
+  REQUIRE_FALSE(
+      find_deadlock({view_of(3, group_at(0), kLeaving), view_of(4, group_at(1, 1, 1))}).empty());
+}
+
 TEST_CASE("verdict: different operations with one number", "[control_plane]") {
   REQUIRE_THAT(find_deadlock({view_of(4, group_at(12, 12)),
                               view_of(4, group_at(12, 12, 12, "barrier (no tensor)"))}),
@@ -218,6 +234,40 @@ TEST_CASE("control plane: a rank that is busy is waited for", "[control_plane]")
   }
   REQUIRE_THAT(told, Catch::Contains(" and 1 more wait for 300 ms or longer; meanwhile rank 0 (") &&
                          Catch::Contains(") is at step 3 in evaluation"));
+}
+
+TEST_CASE(
+    "control plane: a thread's first collective is waited for while the main thread is in "
+    "barrier()",
+    "[control_plane]") {
+  auto options = fast_options();
+  options.heartbeat_interval = 200ms;  // positions are looked at every 20 ms
+  const auto ends = run_ranks(
+      2,
+      [](ControlPlane& plane) {
+        const FakeGroup group(plane);
+        group.set(group_at(11));
+        if (plane.rank() == 1) {
+          group.set(group_at(12, 12, 12));
+          wait_in_collective(plane, 600ms);
+          group.set(group_at(12));
+        }
+        std::thread first([&] {  // of rank 0: its first call ends the wait of rank 1
+          std::this_thread::sleep_for(500ms);
+          if (plane.rank() == 0) {
+            group.set(group_at(12));
+          }
+        });
+        const auto end = end_of([&] { plane.barrier(); });
+        first.join();
+        if (!end.error.empty()) {
+          throw std::runtime_error(end.error);
+        }
+      },
+      options);
+  for (const auto& end : ends) {
+    REQUIRE(end.error.empty());
+  }
 }
 
 TEST_CASE("control plane: a rank that waits for less than the limit is not reported",
