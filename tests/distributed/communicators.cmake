@@ -36,6 +36,17 @@ if(DDP_HAS_MPI)
   ddp_add_contexts(settings "settings" "*:70" "0:context.communicator.check_collectives differs between ranks")
   ddp_add_contexts(sizes "sizes;100;50" "*:70" "0:tensors of different sizes" "1:tensors of different sizes")
   ddp_add_contexts(finalized "finalized" "*:64" "0:MPI_Finalize")
+  # Nobody started these processes as ranks: none may train alone.
+  foreach(_rank 0 1)
+    add_test(NAME contexts_pmix_rank_${_rank}_alone COMMAND ${CMAKE_COMMAND} -E env --unset=PMIX_NAMESPACE
+             PMIX_RANK=${_rank} $<TARGET_FILE:contexts_program> once)
+    set_tests_properties(contexts_pmix_rank_${_rank}_alone PROPERTIES TIMEOUT 30
+                         PASS_REGULAR_EXPRESSION "PMIX_RANK=${_rank} is set but PMIX_NAMESPACE is not")
+  endforeach()
+  add_test(NAME contexts_open_mpi_rank_alone COMMAND ${CMAKE_COMMAND} -E env OMPI_COMM_WORLD_RANK=1
+           OMPI_COMM_WORLD_SIZE=2 $<TARGET_FILE:contexts_program> once)
+  set_tests_properties(contexts_open_mpi_rank_alone PROPERTIES TIMEOUT 30
+                       PASS_REGULAR_EXPRESSION "mpirun set rank 1 of 2 in the environment, but MPI started this process as rank 0 of 1")
   add_test(NAME contexts_world_size_alone COMMAND ${CMAKE_COMMAND} -E env --unset=RANK WORLD_SIZE=2
            $<TARGET_FILE:contexts_program> once)
   set_tests_properties(contexts_world_size_alone PROPERTIES TIMEOUT 30

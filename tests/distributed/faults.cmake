@@ -29,10 +29,56 @@ ddp_add_fault(freeze 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 6
 ddp_add_fault(suspend 1 "*:0")
 ddp_add_fault(freeze_start 1 "*:76" "0:did not end within 2000 ms" "0:missing: rank 1" "2:missing: rank 1")
 ddp_add_fault(freeze_close 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 600 ms")
-ddp_add_fault(freeze_exit 1 "*:0" "0:first cause: rank 1 (" "0:no sign of life for 600 ms"
+# mpirun would report 1 for 0 without MPI_Finalize.
+ddp_add_fault(freeze_exit 1 "*:76" "0:first cause: rank 1 (" "0:no sign of life for 600 ms"
               "0:left within 2500 ms" "2:at the end of MPI: rank 1 (" "2:left within 2500 ms")
-ddp_add_fault(freeze_exit 0 "*:0" "1:first cause: rank 0 (" "1:no sign of life for 600 ms"
+ddp_add_fault(freeze_exit 0 "*:76" "1:first cause: rank 0 (" "1:no sign of life for 600 ms"
               "1:left within 2500 ms" "2:left within 2500 ms")
+
+# exit() and static objects, while threads of libddp run.
+add_executable(exit_program exit_program.cpp)
+target_link_libraries(exit_program PRIVATE ddp ddp_warnings)
+target_include_directories(exit_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
+ddp_use_pch(exit_program TEST)
+# ddp_add_exit(name ranks arguments exit-codes expected-output…)
+function(ddp_add_exit name ranks arguments codes)
+  set(_options --expect-exit ${codes})
+  foreach(_text ${ARGN})
+    list(APPEND _options --expect-output ${_text})
+  endforeach()
+  ddp_add_launch(NAME exit_${name}_r${ranks} PROGRAM exit_program ARGUMENTS ${arguments} RANKS ${ranks}
+                 TIMEOUT 20 OPTIONS ${_options})
+endfunction()
+foreach(_ranks 1 2)
+  ddp_add_exit(function ${_ranks} "function;3;all" "*:3" "0:left")
+  ddp_add_exit(function_with_0 ${_ranks} "function;0;all" "*:0" "0:left")
+  ddp_add_exit(static ${_ranks} "static" "*:0" "0:left")
+  ddp_add_exit(static_local ${_ranks} "local" "*:0" "0:left")
+  ddp_add_exit(static_communicator ${_ranks} "communicator" "*:0" "0:left")
+  ddp_add_exit(static_with_3 ${_ranks} "static_exit;3" "*:3" "0:left")
+  ddp_add_exit(child ${_ranks} "child" "*:0" "0:the child ended with 0")
+  ddp_add_exit(thread ${_ranks} "thread;3;0" "*:3")
+endforeach()
+foreach(_rank 0 1)
+  ddp_add_exit(function_of_${_rank} 2 "function;3;${_rank}" "*:3" "0:first cause: rank ${_rank} ("
+               "0:at step 5 in forward: the program called exit(3) while its context was open" "${_rank}:left")
+  ddp_add_exit(callback_of_${_rank} 2 "callback;3;${_rank}" "*:3" "0:first cause: rank ${_rank} (")
+endforeach()
+if(DDP_HAS_CUDA)
+  function(ddp_add_gpu_exit name arguments code)
+    foreach(_ranks 1 2)
+      ddp_add_launch(NAME gpu_exit_${name}_r${_ranks} PROGRAM exit_program ARGUMENTS ${arguments} RANKS ${_ranks}
+                     TIMEOUT 60 LABELS gpu OPTIONS --expect-exit "*:${code}" --expect-output "0:left")
+    endforeach()
+  endfunction()
+  ddp_add_gpu_exit(function "function;3;all" 3)
+  ddp_add_gpu_exit(static "static" 0)
+  ddp_add_gpu_exit(static_local "local" 0)
+  ddp_add_gpu_exit(static_communicator "communicator" 0)
+  ddp_add_gpu_exit(static_with_3 "static_exit;3" 3)
+endif()
+# The other rank is told that this one left.
+ddp_add_exit(function_with_0_of_1 2 "function;0;1" "*:70" "0:left at step 5 in forward")
 
 function(ddp_add_rendezvous_fault name arguments codes)
   set(_options --launch env --expect-exit ${codes})

@@ -2,12 +2,12 @@
 #include "ddp/comm/context.hpp"
 
 #include <ATen/Context.h>
-#include <fcntl.h>
 #include <torch/utils.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -20,11 +20,14 @@
 #include "comm/group_choices.hpp"
 #include "comm/job_rendezvous.hpp"
 #include "comm/mpi_runtime.hpp"
+#include "comm/start_mpi.hpp"
 #include "core/detect_launch.hpp"
+#include "core/exit_actions.hpp"
 #include "core/first_failure.hpp"
 #include "core/message_codec.hpp"
 #include "core/plan_file.hpp"
 #include "core/rank_position.hpp"
+#include "core/star_plane.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
@@ -44,8 +47,23 @@ struct Context::State {
   int64_t plan_version = 0;  // version stored in the file
   std::optional<FailureCause> deferred_failure;
   int exceptions_at_start = std::uncaught_exceptions();
-  bool closed = false;
+  const pid_t pid = getpid();
+  std::atomic<bool> is_ending{false}, has_ended{false};
 
+  struct AtExit;
+  std::shared_ptr<AtExit> at_exit;
+
+  State() = default;
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  /// True for the first caller, which ends the context. A thread may call exit() at any time.
+  bool begin_end() { return !is_ending.exchange(true); }
+  /// From here on exit() ends the context.
+  void watch_exit();
+  void close();
+  void throw_deferred_failure() const;
   void read_plan();
   void write_plan();
   void run_teardowns();
@@ -54,74 +72,18 @@ struct Context::State {
   void abandon(const std::string& reason);
 };
 
-namespace {
+// Ends a context when the program exits while it is open: on the stack of a thread, or in a static
+// object that is destroyed too late.
+struct Context::State::AtExit {
+  std::mutex mutex;
+  State* state;  // null once destroyed
+  std::weak_ptr<ControlPlane> control_plane;
 
-void complete_from_mpi(const detail::MpiRuntime& mpi, LaunchEnvironment& launch) {
-  if (launch.world_size == 0) {  // PMIx gives the rank only
-    launch.rank = mpi.rank();
-    launch.world_size = mpi.world_size();
-  }
-}
-
-// Records which processes reached MPI_Init, which returns on no rank before all have called it.
-// Each process leaves an empty file in a folder of this job and host, which its launcher removes at
-// the job's end. Without such a folder nothing is recorded.
-class StartedProcesses {
- public:
-  StartedProcesses(const LaunchEnvironment& launch, const EnvironmentLookup& environment)
-      : launch_(launch) {
-    // Set by Open MPI, and by Slurm with PMIx. One launcher may run several jobs, one namespace
-    // each.
-    const auto folder = environment("PMIX_SERVER_TMPDIR").value_or("");
-    const auto name = environment("PMIX_NAMESPACE").value_or("");
-    if (folder.empty() || name.empty() || name.find('/') != std::string::npos ||
-        launch.local_world_size <= 1) {
-      return;
-    }
-    prefix_ = concat(folder, "/ddp_start_", name, "_");
-    const detail::UniqueFd fd(open(concat(prefix_, launch.local_rank).c_str(),
-                                   O_CREAT | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0600));
-    if (!fd.valid()) {
-      prefix_.clear();
-    }
-  }
-
-  // "; missing: rank 1, 3" if the whole job is on this host, else the missing ranks of this host.
-  // Empty if nothing is recorded.
-  std::string describe_missing() const {
-    if (prefix_.empty()) {
-      return {};
-    }
-    const bool one_host = launch_.local_world_size == launch_.world_size;
-    std::string missing;
-    for (int rank = 0; rank < launch_.local_world_size; ++rank) {
-      if (access(concat(prefix_, rank).c_str(), F_OK) != 0) {
-        missing += concat(missing.empty() ? "" : ", ", rank);
-      }
-    }
-    if (missing.empty()) {
-      return one_host ? "; every rank has begun it"
-                      : concat("; every rank of ", detail::host_name(), " has begun it");
-    }
-    return one_host ? "; missing: rank " + missing
-                    : concat("; missing of ", detail::host_name(), ": local rank ", missing);
-  }
-
- private:
-  const LaunchEnvironment& launch_;
-  std::string prefix_;  // path prefix of the files; empty: nothing is recorded
+  void end(int status);
+  void leave(ControlPlane& plane, int status, bool is_first);
 };
 
-std::shared_ptr<detail::MpiRuntime> initialize_mpi(const LaunchEnvironment& launch,
-                                                   const EnvironmentLookup& environment,
-                                                   std::chrono::milliseconds timeout) {
-  const StartedProcesses started(launch, environment);
-  try {
-    return detail::MpiRuntime::create(timeout);
-  } catch (const PeerLostError& error) {
-    throw PeerLostError(error.what() + started.describe_missing());
-  }
-}
+namespace {
 
 // Finds which ranks share a host if the launcher did not set it. mpirun sets local ranks but no
 // node information.
@@ -191,8 +153,7 @@ Context Context::create(const ContextOptions& options) {
     detail::refuse_without_mpi(launch, detail::MpiRuntime::is_built_in());
   }
   if (launch.use_mpi && launch.world_size != 1 && (!cuda || detail::MpiRuntime::is_built_in())) {
-    state->mpi = initialize_mpi(launch, environment, options.control_plane.rendezvous_timeout);
-    complete_from_mpi(*state->mpi, launch);
+    state->mpi = detail::start_mpi(launch, environment, options.control_plane.rendezvous_timeout);
   }
   if (launch.world_size == 0) {
     throw SettingsError(
@@ -218,6 +179,7 @@ Context Context::create(const ContextOptions& options) {
                                                       options.communicator, state->mpi);
     state->plan_file = options.plan_file;
     state->read_plan();
+    state->watch_exit();
   } catch (const std::exception& error) {
     FailureCause cause;
     cause.where = "start";
@@ -292,7 +254,6 @@ bool Context::State::leave() {
 
 // Peers may be lost, so this calls nothing that waits for them.
 void Context::State::abandon(const std::string& reason) {
-  closed = true;
   if (communicator != nullptr) {
     communicator->abort(reason);
   }
@@ -302,6 +263,7 @@ void Context::State::abandon(const std::string& reason) {
     mpi->abandon(reason);
   }
   control_plane.reset();
+  has_ended = true;
 }
 
 Context::Context(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -313,7 +275,14 @@ Context& Context::operator=(Context&& other) noexcept {
 }
 
 Context::~Context() {
-  if (state_ == nullptr || state_->closed) {
+  if (state_ == nullptr) {
+    return;
+  }
+  if (getpid() != state_->pid) {
+    static_cast<void>(state_.release());  // a child of fork() has none of its threads
+    return;
+  }
+  if (!state_->begin_end()) {
     return;
   }
   try {
@@ -328,7 +297,7 @@ Context::~Context() {
     if (unwinding || plane.failed()) {
       state_->abandon(plane.failed() ? plane.failure().to_line() : "an exception ended this rank");
     } else {
-      close();
+      state_->close();
     }
   } catch (const std::exception& error) {
     log_error(concat("while closing: ", error.what()));
@@ -342,30 +311,97 @@ void detail::ContextHandle::defer_failure(const FailureCause& cause) const {
 }
 
 void detail::ContextHandle::throw_deferred_failure() const {
-  if (state_->deferred_failure) {
-    state_->control_plane->publish_failure(*state_->deferred_failure);
-    detail::throw_failure(*state_->deferred_failure);
+  state_->throw_deferred_failure();
+}
+
+void Context::State::throw_deferred_failure() const {
+  if (deferred_failure) {
+    control_plane->publish_failure(*deferred_failure);
+    detail::throw_failure(*deferred_failure);
   }
 }
 
 void Context::close() {
-  if (state_->closed) {
+  if (state_->begin_end()) {
+    state_->close();
+  }
+}
+
+void Context::State::close() {
+  try {
+    throw_deferred_failure();
+    run_teardowns();
+    write_plan();
+    if (leave()) {
+      mpi->keep_open_until_end(std::move(control_plane));
+    }
+    control_plane.reset();
+    has_ended = true;
+  } catch (const std::exception& error) {
+    abandon(error.what());
+    throw;
+  }
+}
+
+Context::State::~State() {
+  if (at_exit != nullptr) {
+    const std::lock_guard lock(at_exit->mutex);
+    at_exit->state = nullptr;
+  }
+}
+
+// The control plane has signed messages and MPI has started, so the ends of OpenSSL and MPI are
+// registered already and run after this.
+void Context::State::watch_exit() {
+  at_exit = std::make_shared<AtExit>();
+  at_exit->state = this;
+  at_exit->control_plane = control_plane;
+  detail::at_exit([shared = at_exit](int status) { shared->end(status); });
+}
+
+void Context::State::AtExit::end(int status) {
+  const std::lock_guard lock(mutex);
+  const auto plane = control_plane.lock();
+  if (state == nullptr || plane == nullptr || state->has_ended) {
     return;
   }
-  auto& state = *state_;
+  const bool is_first = state->begin_end();  // otherwise a teardown or another thread calls exit()
+  if (!is_first || status != 0 || plane->failed()) {
+    leave(*plane, status, is_first);
+    return;
+  }
   try {
-    detail::ContextHandle(*this).throw_deferred_failure();
-    state.run_teardowns();
-    state.write_plan();
-    const bool keeps_plane = state.leave();
-    state.closed = true;
-    if (keeps_plane) {
-      state.mpi->keep_open_until_end(std::move(state.control_plane));
-    }
-    state.control_plane.reset();
+    state->close();
   } catch (const std::exception& error) {
-    state.abandon(error.what());
-    throw;
+    log_error(concat("while closing: ", error.what()));
+    const auto* known = dynamic_cast<const Error*>(&error);
+    detail::replace_success(known != nullptr ? known->exit_code() : ExitCode::UserException);
+  }
+}
+
+// Destroys nothing: threads of the program may use the communicator and the control plane, whose
+// calls throw from now on.
+void Context::State::AtExit::leave(ControlPlane& plane, int status, bool is_first) {
+  FailureCause cause;
+  cause.message = concat("the program called exit(", status, ") while its context was open");
+  if ((status & 0xff) != 0) {
+    cause.exit_code = static_cast<ExitCode>(status & 0xff);
+  }
+  if (plane.world_size() > 1) {
+    plane.publish_failure(cause);
+  }
+  const auto reason = plane.failed() ? plane.failure().to_line() : cause.message;
+  if (is_first) {
+    state->communicator->abort(reason);
+    if (state->mpi != nullptr) {
+      state->mpi->abandon(reason);
+    }
+  }
+  if (auto* star = dynamic_cast<detail::StarPlane*>(&plane)) {
+    star->stop();
+  }
+  if (plane.failed()) {
+    detail::replace_success(plane.failure().exit_code);
   }
 }
 

@@ -68,23 +68,21 @@ struct MpiOperation {
 };
 
 /// MPI state shared by all runtimes. MPI is initialised once per process, and never again after
-/// MPI_Finalize. One thread makes every MPI call. The destructor runs at process exit, or with the
-/// last runtime if that is later.
+/// MPI_Finalize. One thread makes every MPI call.
 class MpiProcess {
  public:
   using Engine = ProgressEngine<MpiOperation>;
 
-  static std::shared_ptr<MpiProcess> instance();
+  /// Never destroyed: communicators in static objects may outlive end().
+  static MpiProcess& instance();
   MpiProcess();
-  /// Waits for all ranks in MPI_Finalize, unless other code initialised MPI or abandon() was
-  /// called.
-  ~MpiProcess();
 
-  Engine& engine() { return *engine_; }
+  Engine& engine() { return engine_; }
   void abandon() { abandoned_ = true; }
   void add_runtime() { ++num_runtimes_; }
   void remove_runtime() { --num_runtimes_; }
   int num_runtimes() const { return num_runtimes_; }  ///< not yet ended
+  bool has_ended() const { return has_ended_; }       ///< no operation can be submitted
   /// Valid after initialize() has run.
   bool initialized_here() const { return initialized_here_; }
 
@@ -101,17 +99,20 @@ class MpiProcess {
   std::shared_ptr<const MpiReduceOps> reduce_ops() const { return reduce_ops_; }
 
  private:
+  /// At process exit. Waits for all ranks in MPI_Finalize, unless other code initialised MPI or
+  /// abandon() was called.
+  void end();
   void finalize();
   std::shared_ptr<ControlPlane> control_plane();
 
-  const int pid_;
   std::atomic<bool> abandoned_{false};
+  std::atomic<bool> has_ended_{false};
   std::atomic<int> num_runtimes_{0};
   std::mutex mutex_;
   std::shared_ptr<ControlPlane> control_plane_;     // the last context's, if it was closed
   bool initialized_here_ = false;                   // set by the MPI thread
   std::shared_ptr<const MpiReduceOps> reduce_ops_;  // likewise; null before initialize()
-  std::unique_ptr<Engine> engine_;
+  Engine engine_;
 };
 
 /// The MPI thread's data of one runtime. Shared with running operations, which outlive the
@@ -142,7 +143,7 @@ class MpiThread final : public MpiRuntime {
   void keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) override;
   void abandon(const std::string& reason) override;
 
-  Engine& engine() { return process_->engine(); }
+  Engine& engine() { return process_.engine(); }
   const std::shared_ptr<MpiState>& state() const { return state_; }
   /// For a communicator; ends with this runtime.
   Engine::LanePtr make_lane();
@@ -155,7 +156,7 @@ class MpiThread final : public MpiRuntime {
   /// Waits until the MPI thread finishes its current work. Returns false at `limit`.
   bool wait_until_idle(std::chrono::milliseconds limit);
 
-  const std::shared_ptr<MpiProcess> process_ = MpiProcess::instance();
+  MpiProcess& process_ = MpiProcess::instance();
   const std::shared_ptr<MpiState> state_ = std::make_shared<MpiState>();
   std::mutex mutex_;
   bool ended_ = false;

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi_runtime.hpp"
 
-#include <unistd.h>
-
 #include <array>
 #include <utility>
 
 #include "comm/mpi_internal.hpp"
 #include "core/authentication.hpp"
+#include "core/exit_actions.hpp"
 #include "core/failure_cause.hpp"
 #include "core/rank_position.hpp"
 #include "core/trace_recorder.hpp"
@@ -96,34 +95,40 @@ void MpiOperation::failed(const std::exception_ptr& error) {
   }
 }
 
-std::shared_ptr<MpiProcess> MpiProcess::instance() {
-  static const auto made = std::make_shared<MpiProcess>();
-  return made;
+MpiProcess& MpiProcess::instance() {
+  static auto& process = *new MpiProcess;
+  return process;
 }
 
-MpiProcess::MpiProcess() : pid_(getpid()), engine_(std::make_unique<Engine>()) {
+MpiProcess::MpiProcess() {
   // OpenSSL registers its exit clean-up at first use. Using it here makes the clean-up run after
-  // this object's destructor, which still uses the control plane.
+  // end(), which still uses the control plane.
   hmac_sha256("first", "use");
+  at_exit([this](int) { end(); });
 }
 
-MpiProcess::~MpiProcess() {
-  if (getpid() != pid_) {
-    // A child of fork() has no threads.
-    static_cast<void>(engine_.release());
-    static_cast<void>(new std::shared_ptr<ControlPlane>(std::move(control_plane_)));
-    return;
-  }
+void MpiProcess::end() {
+  bool is_lost = abandoned_ && control_plane() != nullptr;  // a peer, after the last context
   if (!abandoned_) {
     try {
       finalize();
     } catch (const std::exception& error) {
       log_error(concat("at the end of MPI: ", error.what()));
       abandoned_ = true;
+      is_lost = true;
     }
   }
-  control_plane_.reset();
-  engine_->stop(std::chrono::seconds(abandoned_ ? 1 : 10));
+  if (is_lost) {
+    replace_success(ExitCode::PeerLost);  // mpirun reports 1 for 0 without MPI_Finalize
+  }
+  std::shared_ptr<ControlPlane> closed;
+  {
+    const std::lock_guard lock(mutex_);
+    closed.swap(control_plane_);
+  }
+  closed.reset();
+  has_ended_ = true;
+  engine_.stop(std::chrono::seconds(abandoned_ ? 1 : 10));
 }
 
 // MPI_Finalize waits for all ranks. A rank may work on long after its last context.
@@ -141,7 +146,7 @@ void MpiProcess::finalize() {
       check_mpi(MPI_Finalize(), "MPI_Finalize");
     }
   };
-  const auto ticket = engine_->submit(engine_->make_lane(), std::move(operation));
+  const auto ticket = engine_.submit(engine_.make_lane(), std::move(operation));
   const auto limit = watch != nullptr ? kEndLimit : kUnwatchedEndLimit;
   if (!wait_watched(*ticket, limit)) {
     throw PeerLostError(concat("MPI_Finalize did not end within ", limit.count(),
@@ -241,31 +246,32 @@ void MpiState::initialize(MpiProcess& process) {
 }
 
 MpiThread::MpiThread() : lane_(make_lane()) {
-  process_->add_runtime();
+  process_.add_runtime();
 }
 
 // MPI_Init returns on no rank until every rank has called it.
 void MpiThread::initialize(std::chrono::milliseconds timeout) {
-  const auto ticket = submit("MPI_Init_thread", [state = state_, process = process_.get()] {
-    state->initialize(*process);
-  });
-  if (!process_->wait_watched(*ticket, timeout)) {
+  const auto ticket = submit("MPI_Init_thread",
+                             [state = state_, &process = process_] { state->initialize(process); });
+  if (!process_.wait_watched(*ticket, timeout)) {
     throw PeerLostError(
         concat("MPI_Init_thread and MPI_Comm_dup did not end within ", timeout.count(),
                " ms: a process of this job has not called them; fix: see what the others printed, "
                "start one program on all ranks, or raise "
                "context.control_plane.rendezvous_timeout_ms"));
   }
-  process_->close_control_plane();  // an earlier context's; this context's is separate
+  process_.close_control_plane();  // an earlier context's; this context's is separate
 }
 
 MpiThread::~MpiThread() {
   if (mark_ended()) {
-    process_->abandon();
+    process_.abandon();
   }
   abort_lanes("the MPI runtime was destroyed without an ordered end");
-  // A failure handler may still use objects that end with the context.
-  wait_until_idle(std::chrono::seconds(1));
+  if (!process_.has_ended()) {
+    // A failure handler may still use objects that end with the context.
+    wait_until_idle(std::chrono::seconds(1));
+  }
 }
 
 bool MpiThread::wait_until_idle(std::chrono::milliseconds limit) {
@@ -320,7 +326,7 @@ bool MpiThread::mark_ended() {
   if (std::exchange(ended_, true)) {
     return false;
   }
-  process_->remove_runtime();
+  process_.remove_runtime();
   return true;
 }
 
@@ -343,8 +349,8 @@ void MpiThread::finalize() {
     abort_lanes("the context was closed");
     // The program may call MPI_Finalize itself after this returns, unless another runtime is in
     // use. That runtime may block the MPI thread in a split until its peers join.
-    if (process_->num_runtimes() == 0 && !wait_until_idle(kEndLimit)) {
-      process_->abandon();
+    if (process_.num_runtimes() == 0 && !wait_until_idle(kEndLimit)) {
+      process_.abandon();
       throw PeerLostError(concat("the MPI thread did not become idle within ", kEndLimit.count(),
                                  " s: a peer is lost, stuck, or makes other calls than this rank"));
     }
@@ -352,16 +358,16 @@ void MpiThread::finalize() {
 }
 
 bool MpiThread::ends_mpi() const {
-  return process_->initialized_here() && process_->num_runtimes() == 1;
+  return process_.initialized_here() && process_.num_runtimes() == 1;
 }
 
 void MpiThread::keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) {
-  process_->keep_open_until_end(std::move(control_plane));
+  process_.keep_open_until_end(std::move(control_plane));
 }
 
 void MpiThread::abandon(const std::string& reason) {
   mark_ended();
-  process_->abandon();  // even after finalize(): a peer may be lost before all ranks have closed
+  process_.abandon();  // even after finalize(): a peer may be lost before all ranks have closed
   abort_lanes(reason);
 }
 
