@@ -14,6 +14,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "core/file_ops.hpp"
@@ -126,7 +127,9 @@ void write_to_device(const std::string& path, const std::string& text) {
     ::close(fd);
   }
   if (!is_written) {
-    throw ddp::FileError("the device takes no text", error);
+    throw ddp::WriteError(ddp::concat("cluster_check: --write-thresholds: cannot write ", path,
+                                      ": ", std::generic_category().message(error),
+                                      "; fix: name a file, or a pipe that somebody reads"));
   }
 }
 
