@@ -7,7 +7,6 @@
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <variant>
@@ -15,6 +14,7 @@
 
 #include "bench_common.hpp"
 #include "ddp/amp/amp.hpp"
+#include "ddp/detail/text.hpp"
 #include "ddp/ops/language.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
@@ -324,7 +324,7 @@ class Trainer {
     for (const auto& parameter : trained_) {
       num_trained += parameter.tensor.numel();
     }
-    std::ostringstream out;
+    ddp::detail::TextStream out;
     out << "\"trained\": " << num_trained << ", \"first_loss\": " << mean_loss(first_loss_)
         << ", \"last_loss\": " << mean_loss(last_loss_) << ", \"ms\": " << loop.median_ms()
         << ", \"host_ms\": " << loop.host_ms << ", \"host_us\": " << loop.host_us

@@ -7,13 +7,13 @@
 #include <functional>
 #include <iostream>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "bench_common.hpp"
 #include "ddp/amp/amp.hpp"
 #include "ddp/data/data_loader.hpp"
+#include "ddp/detail/text.hpp"
 #include "ddp/ops/vision.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
@@ -293,7 +293,7 @@ void print_result(const Settings& settings, const ddp::Context& context,
   for (const auto& loop : loops) {
     const double ms = loop.median_ms();
     const auto samples = static_cast<double>(settings.number("batch_size") * context.world_size());
-    std::ostringstream line;
+    ddp::detail::TextStream line;
     line << "{\"impl\": \"libddp-" << loop.name << "\", \"model\": \"" << settings.text("model")
          << "\", \"stem\": \"" << settings.text("stem") << "\", \"world\": " << context.world_size()
          << ", \"batch_size\": " << settings.text("batch_size") << ", \"dtype\": \""

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# ddp_add_test(NAME name SOURCES a.cpp … [RANKS 1 2 4] [LABELS …] [TIMEOUT seconds] [LIBRARIES …])
+# ddp_add_test(NAME name SOURCES a.cpp … [RANKS 1 2 4] [LABELS …] [TIMEOUT seconds] [LIBRARIES …]
+#              [UNDER_LOCALE])
 #
+# UNDER_LOCALE: registered a second time as NAME_locale, which runs in a program whose locale groups
+# digits (support/grouping_locale.hpp). For tests of files, names, messages and command lines.
 # Without RANKS: one Catch2 program, one ctest test NAME. With RANKS: the program is linked with the
 # multi-rank main (support/multi_rank_main.hpp) and registered as NAME_r1, NAME_r2, …, each started
 # through ddp_test_launch, which fails if any rank fails.
 function(ddp_add_test)
-  cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SOURCES;RANKS;LABELS;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(arg "UNDER_LOCALE" "NAME;TIMEOUT" "SOURCES;RANKS;LABELS;LIBRARIES" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -28,15 +31,30 @@ function(ddp_add_test)
       ddp_add_launch(NAME ${arg_NAME}_r${_ranks} PROGRAM ${arg_NAME} RANKS ${_ranks}
                      LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
     endforeach()
+    if(arg_UNDER_LOCALE)
+      list(GET arg_RANKS -1 _ranks)
+      ddp_add_launch(NAME ${arg_NAME}_r${_ranks}_locale PROGRAM ${arg_NAME} RANKS ${_ranks}
+                     LABELS ${arg_LABELS} TIMEOUT ${arg_TIMEOUT})
+      set_tests_properties(${arg_NAME}_r${_ranks}_locale PROPERTIES ENVIRONMENT DDP_TEST_LOCALE=grouping)
+    endif()
   elseif("gpu" IN_LIST arg_LABELS)
     target_link_libraries(${arg_NAME} PRIVATE ddp_test_main)
     ddp_add_launch(NAME ${arg_NAME} PROGRAM ${arg_NAME} RANKS 1 LABELS ${arg_LABELS}
                    TIMEOUT ${arg_TIMEOUT})
   else()
     target_link_libraries(${arg_NAME} PRIVATE ddp_test_main)
-    add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
-    set_tests_properties(${arg_NAME} PROPERTIES TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77)
-    set_property(TEST ${arg_NAME} PROPERTY LABELS ${arg_LABELS})
+    set(_tests ${arg_NAME})
+    if(arg_UNDER_LOCALE)
+      list(APPEND _tests ${arg_NAME}_locale)
+    endif()
+    foreach(_test ${_tests})
+      add_test(NAME ${_test} COMMAND ${arg_NAME})
+      set_tests_properties(${_test} PROPERTIES TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77)
+      set_property(TEST ${_test} PROPERTY LABELS ${arg_LABELS})
+    endforeach()
+    if(arg_UNDER_LOCALE)
+      set_tests_properties(${arg_NAME}_locale PROPERTIES ENVIRONMENT DDP_TEST_LOCALE=grouping)
+    endif()
   endif()
 endfunction()
 

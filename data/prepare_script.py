@@ -4,7 +4,12 @@ being all at once. Standard library only.
 """
 import argparse
 import os
+import secrets
 import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tools"))
+from scaling.files import regular  # noqa: E402
+from scaling.terminal import guarded  # noqa: E402
 
 EXIT_SETTINGS, EXIT_DATA, EXIT_CANNOT_WRITE = 64, 65, 73
 
@@ -36,15 +41,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_main(main):
-    """Ends the process as main() says: errors of the user's go to stderr, without a traceback."""
-    try:
-        main()
-    except PrepareError as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except OSError as error:
-        print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
-        sys.exit(EXIT_DATA)
+    """Ends the process as main() says: errors of the user's go to stderr, without a traceback. Nothing that is printed
+    controls the terminal."""
+    with guarded():
+        try:
+            main()
+        except PrepareError as error:
+            print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
+            sys.exit(error.exit_code)
+        except OSError as error:
+            print(f"{os.path.basename(sys.argv[0])}: {error}", file=sys.stderr)
+            sys.exit(EXIT_DATA)
 
 
 def write_files(folder, files):
@@ -55,9 +62,9 @@ def write_files(folder, files):
         os.makedirs(folder, exist_ok=True)
         for name, chunks in files.items():
             path = os.path.join(folder, name)
-            part = f"{path}.{os.getpid()}.part"
+            part = f"{path}.{secrets.token_hex(8)}.part"
             written.append((part, path))
-            with open(part, "wb") as file:
+            with open(part, "xb", opener=regular) as file:
                 for chunk in chunks:
                     file.write(chunk)
                 file.flush()

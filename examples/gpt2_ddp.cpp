@@ -17,6 +17,7 @@
 #include "common/language_trainer.hpp"
 #include "common/sample_text.hpp"
 #include "ddp/ddp.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace {
 
@@ -28,7 +29,8 @@ void print_samples(models::CausalLm& model, const models::Vocabulary& vocabulary
                    const SampleSettings& settings, const ddp::AmpOptions& amp) {
   for (int64_t i = 0; i < settings.num_samples; ++i) {
     std::cout << "--- sample " << i + 1 << '\n'
-              << examples::sample_text(model, vocabulary, settings, amp, i) << '\n';
+              << ddp::detail::printable(examples::sample_text(model, vocabulary, settings, amp, i))
+              << '\n';
   }
   std::cout << std::flush;
 }

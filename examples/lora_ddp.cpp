@@ -23,6 +23,7 @@
 #include "common/trained_folder.hpp"
 #include "common/training_report.hpp"
 #include "ddp/ddp.hpp"
+#include "ddp/detail/text.hpp"
 #include "models/lora.hpp"
 #include "models/pretrained/peft_adapter.hpp"
 #include "models/qwen2.hpp"
@@ -55,7 +56,8 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
   const auto result = examples::decode_prompts(dynamic_cast<models::CausalLm&>(trainer.module()),
                                                *trainer.data().eval, settings, cfg.amp, ctx);
   if (ctx.is_main()) {
-    std::cout << result.shown << "decoded" << when << ": " << result.to_string() << '\n'
+    std::cout << ddp::detail::printable(result.shown) << "decoded" << when << ": "
+              << result.to_string() << '\n'
               << std::flush;
   }
 }

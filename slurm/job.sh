@@ -31,10 +31,26 @@ _enter_job() {
   restarts=${SLURM_RESTART_COUNT:-0}
 }
 
+# _is_own FOLDER: whether it is no link and belongs to this user. File systems may map users, so a new file's owner
+# decides if the ids differ.
+_is_own() {
+  local made owner
+  [ ! -L "$1" ] || return 1
+  [ ! -O "$1" ] || return 0
+  made=$(mktemp "$1/.try_XXXXXXXX") || return 1
+  owner=$(stat -c %u "$made")
+  rm -f "$made"
+  [ "$owner" = "$(stat -c %u "$1")" ]
+}
+
 # _log_to FOLDER: sends the output of the rest of the job to a log there.
 _log_to() {
   run_dir=$1
   mkdir -p "$run_dir" || exit 73
+  if ! _is_own "$run_dir"; then  # the log, command.txt and exit_code could go through links of another user
+    echo "job $job: the run folder $run_dir is a link, or belongs to another user; fix: name another folder (DDP_RUNS)"
+    exit 64
+  fi
   echo "job $job: see $run_dir/slurm.log"
   exec >>"$run_dir/slurm.log" 2>&1
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}

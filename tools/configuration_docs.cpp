@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes docs/configuration.md from the code, or checks that the file is up to date.
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "common/language_sections.hpp"
 #include "common/model_options.hpp"
 #include "common/vit_settings.hpp"
+#include "core/file_ops.hpp"
 #include "core/setting_row.hpp"
 #include "ddp/train/command_line.hpp"
 #include "ddp/train/config.hpp"
@@ -107,9 +107,9 @@ std::string own_sections_of(const std::string& program, const std::vector<ddp::S
   return text;
 }
 
-std::string read_all(const char* path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
+std::string read_all(const std::string& path) {
+  std::string why;
+  return ddp::detail::read_start(path, SIZE_MAX, why).value_or("");
 }
 
 }  // namespace
@@ -139,8 +139,11 @@ int main(int argc, char** argv) {
                  path, ddp::first_difference(read_all(path), page).c_str());
     return 1;
   }
-  std::ofstream file(path);
-  file << page;
-  file.flush();
-  return file ? 0 : 73;
+  try {
+    ddp::replace_file(ddp::system_file_ops(), path, {page});
+  } catch (const ddp::WriteError& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 73;
+  }
+  return 0;
 }

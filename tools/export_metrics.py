@@ -21,6 +21,8 @@ import sys
 
 from run_page.files import Run
 from scaling.command_line import EXIT_MISTAKE, Parser, WriteError, exit_code, writing
+from scaling.files import regular
+from scaling.terminal import unguarded
 
 TARGETS = ("mlflow", "wandb")  # the names of their packages too
 BELOW = ("alembic", "pydantic_core", "requests", "sqlalchemy", "sqlite3", "urllib3")  # packages whose errors the targets let through
@@ -62,7 +64,7 @@ def to_mlflow(mlflow, run, options):
         print(f"{run.path}: sending to {uri}", flush=True)
     else:
         file = os.path.abspath(os.path.join(options.output, "mlflow.db"))
-        with open(file, "ab"):  # MLflow would try for minutes to open a file that it cannot write
+        with open(file, "ab", opener=regular):  # MLflow would try for minutes to open a file that it cannot write
             pass
         uri = "sqlite:///" + file
     client = mlflow.MlflowClient(uri)
@@ -94,7 +96,8 @@ def import_package(target):
 def export(package, run, options):
     """The command that shows the run. An error of the target's package, or of one below it, ends with its own words."""
     try:
-        return (to_wandb if options.to == "wandb" else to_mlflow)(package, run, options)
+        with unguarded():  # both colour their messages
+            return (to_wandb if options.to == "wandb" else to_mlflow)(package, run, options)
     except Exception as error:
         if type(error).__module__.split(".")[0] not in (options.to, *BELOW):
             raise

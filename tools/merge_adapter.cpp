@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merges a LoRA adapter into its base and saves a full model that transformers and libddp load.
+#include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/text.hpp"
 #include "ddp/train/command_line.hpp"
 #include "models/pretrained/peft_adapter.hpp"
 
@@ -37,9 +39,9 @@ at::ScalarType parse_dtype(const std::string& name) {
 }
 
 int64_t parse_gb(const std::string& text) {
-  char* end = nullptr;
-  const double gb = std::strtod(text.c_str(), &end);
-  if (text.empty() || *end != '\0' || !(gb > 0 && gb <= 1e6)) {
+  double gb = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), gb);
+  if (error != std::errc() || *stop != '\0' || !(gb > 0 && gb <= 1e6)) {
     throw ddp::SettingsError("--max-shard-gb is \"" + text + "\": a number above 0");
   }
   return static_cast<int64_t>(gb * 1e9);
@@ -67,9 +69,13 @@ int merge(const std::vector<std::string>& arguments) {
   const auto begin = std::chrono::steady_clock::now();
   models::merge_adapter(folders[0], folders[1], folders[2], options);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  std::printf("merged %s into %s: %s, in %.1f s\n", folders[1].c_str(), folders[0].c_str(),
-              folders[2].c_str(), elapsed.count());
+  const auto merged = "merged " + folders[1] + " into " + folders[0] + ": " + folders[2];
+  std::printf("%s, in %.1f s\n", ddp::detail::printable(merged).c_str(), elapsed.count());
   return 0;
+}
+
+void print(const std::exception& error) {
+  std::fprintf(stderr, "merge_adapter: %s\n", ddp::detail::printable(error.what()).c_str());
 }
 
 }  // namespace
@@ -81,10 +87,10 @@ int main(int argc, char** argv) {
   try {
     return merge({argv + 1, argv + argc});
   } catch (const ddp::Error& error) {
-    std::fprintf(stderr, "merge_adapter: %s\n", error.what());
+    print(error);
     return static_cast<int>(error.exit_code());
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "merge_adapter: %s\n", error.what());
+    print(error);
     return static_cast<int>(ddp::ExitCode::UserException);
   }
 }

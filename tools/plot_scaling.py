@@ -25,6 +25,7 @@ sys.path.insert(0, os.path.join(ROOT, "tools"))
 # pylint: disable=wrong-import-position
 from scaling import numbers  # noqa: E402
 from scaling.command_line import EXIT_MISTAKE, Parser, exit_code, writing  # noqa: E402
+from scaling.files import replace_file  # noqa: E402
 
 SYSTEM_UNKNOWN = "not described: tools/system_report.py writes SYSTEM.md"
 
@@ -73,11 +74,7 @@ class Study:
         self.run_commands = [f"{run.name}: {self._text(run.name + '/command.txt').strip()}" for run in self.runs]
 
     def _text(self, name):
-        try:
-            with open(os.path.join(self.path, name), encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except OSError:
-            return ""
+        return numbers.read_optional(os.path.join(self.path, name))
 
     def _read_plan(self, kind):
         try:
@@ -142,7 +139,7 @@ def merge(studies, output, pandas):
              "varied": " ".join(f"{key}={value}" for key, value in study.varied[run.name].items()), **dataclasses.asdict(run)}
             for study in studies for run in study.runs]
     frame = pandas.DataFrame(rows)
-    frame.to_csv(os.path.join(output, "merged.csv"), index=False)
+    replace_file(os.path.join(output, "merged.csv"), frame.to_csv(index=False))
     return frame
 
 

@@ -12,7 +12,7 @@ CSV files, and is otherwise begun anew; what an earlier start left is kept in it
 lands in runs/<name of the study>/; tools/plot_scaling.py makes the report from there.
 
 Exit codes: 0 done (submitted, for Slurm), 1 a run failed (--local), 64 a mistake in the study or the call,
-73 the study's folder cannot be written.
+65 a file in its folder that cannot be used, 73 the study's folder cannot be written.
 """
 
 import os
@@ -24,7 +24,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 # pylint: disable=wrong-import-position
 from scaling import folder as study_folder, launch, plan  # noqa: E402
-from scaling.command_line import EXIT_CANNOT_WRITE, EXIT_MISTAKE, Parser, WriteError, writing  # noqa: E402
+from scaling.command_line import Parser, exit_code, writing  # noqa: E402
 
 
 def parse(arguments):
@@ -140,11 +140,4 @@ def main(arguments):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks of --local are ended too
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except plan.StudyError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_MISTAKE)
-    except WriteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_CANNOT_WRITE)
+    sys.exit(exit_code(main, sys.argv[1:]))

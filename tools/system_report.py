@@ -18,7 +18,8 @@ import shutil
 import subprocess
 import sys
 
-from scaling.command_line import Parser
+from scaling.command_line import Parser, WriteError, exit_code
+from scaling.files import linked, replace_file
 
 UNKNOWN = "unknown"
 
@@ -36,7 +37,7 @@ def run(*command):
 
 def read(path):
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
+        with open(path, encoding="utf-8", errors="replace", opener=linked) as file:
             return file.read().strip()
     except OSError:
         return ""
@@ -164,30 +165,24 @@ def environment_section():
     return lines + [code("\n".join(f"{name}={os.environ[name]}" for name in names))]
 
 
-def main():
+def main(arguments):
     parser = Parser(__doc__)
     parser.add_argument("--output", help="file to write; without it, standard output")
     parser.add_argument("--build", default="build", help="build folder, for the versions it was made with")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     sections = [system_section(), gpu_section(), links_section(), network_section(), versions_section(options.build),
                 environment_section()]
     text = f"# Machine\n\nDescribed on {now}.\n\n" + "\n\n".join("\n".join(lines) for lines in sections) + "\n"
     if not options.output:
         sys.stdout.write(text)
-        return
-    # Several jobs of a study may begin at once; none may read half a file.
-    part = f"{options.output}.{os.getpid()}"
+        return 0
     try:
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(part, options.output)
+        replace_file(options.output, text)  # several jobs of a study may begin at once; none may read half a file
     except OSError as error:
-        if os.path.exists(part):
-            os.remove(part)
-        print(f"error: {options.output} cannot be written: {error.strerror}", file=sys.stderr)
-        sys.exit(73)
+        raise WriteError(f"{options.output} cannot be written: {error.strerror}") from None
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main, sys.argv[1:]))

@@ -19,7 +19,12 @@ bool is_there(const fs::path& path) {
 /// Returns the source folder that CMake recorded in a build folder.
 std::optional<fs::path> source_folder_of(const fs::path& build_folder) {
   static const std::string kKey = "CMAKE_HOME_DIRECTORY:INTERNAL=";
-  std::ifstream cache(build_folder / "CMakeCache.txt");
+  const auto path = build_folder / "CMakeCache.txt";
+  std::error_code ignored;
+  if (!fs::is_regular_file(path, ignored)) {
+    return std::nullopt;  // an open would wait for the writer of a named pipe
+  }
+  std::ifstream cache(path);
   for (std::string line; std::getline(cache, line);) {
     if (line.compare(0, kKey.size(), kKey) == 0) {
       return fs::path(line.substr(kKey.size()));

@@ -11,6 +11,7 @@
 
 #include "ddp/amp/amp.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace examples {
 namespace {
@@ -92,6 +93,7 @@ void judge(const models::PromptReference& asked, const std::vector<int64_t>& ans
 }
 
 std::string share(int64_t count, int64_t all) {
+  const ddp::detail::ClassicNumbers numbers;
   char text[80];
   std::snprintf(text, sizeof text, "%lld of %lld (%.2f %%)", static_cast<long long>(count),
                 static_cast<long long>(all),

@@ -7,6 +7,8 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "ddp/detail/text.hpp"
+
 namespace examples {
 
 EvaluationSums::EvaluationSums(at::Device device)
@@ -42,6 +44,7 @@ void BestEvaluation::restore() {
   const auto text = checkpointer_.text(kBestText);
   int64_t steps_done = 0;
   double loss = 0;
+  const ddp::detail::ClassicNumbers numbers;
   if (std::sscanf(text.c_str(), "%" SCNd64 " %la", &steps_done, &loss) == 2) {
     steps_done_ = steps_done;
     loss_ = loss;
@@ -54,6 +57,7 @@ bool BestEvaluation::add(int64_t steps_done, double loss) {
   }
   steps_done_ = steps_done;
   loss_ = loss;
+  const ddp::detail::ClassicNumbers numbers;
   char text[64];
   std::snprintf(text, sizeof text, "%" PRId64 " %a", steps_done, loss);  // %a keeps every bit
   checkpointer_.set_text(kBestText, text);

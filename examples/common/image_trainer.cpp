@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <sstream>
 #include <string>
 #include <utility>
 
@@ -14,6 +13,7 @@
 #include "common/run_plan.hpp"
 #include "common/training_loop.hpp"
 #include "common/training_report.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace examples {
 namespace {
@@ -36,7 +36,7 @@ std::string next_command(const ImageProgram& program, const ddp::Config& cfg,
     return program.longer_run +
            std::string("     (trains longer on the sample; all of CIFAR-10 needs a GPU)");
   }
-  std::ostringstream line;
+  ddp::detail::TextStream line;
   if (ctx.world_size() > 1) {
     line << "torchrun --no-python --nproc-per-node=" << ctx.world_size() << ' ';
   }
@@ -52,7 +52,7 @@ std::string corrupt_images(const ImageData& data, ddp::Context& ctx, const ddp::
   if (cfg.data.corrupt != ddp::CorruptPolicy::Skip) {
     return {};
   }
-  std::ostringstream line;
+  ddp::detail::TextStream line;
   line << "corrupt images ";
   for (const auto& [split, name] : {std::pair{data.train, "training"}, {data.test, "test"}}) {
     int64_t most = 0;
@@ -72,7 +72,7 @@ void print_summary(const TrainingSummary& summary, const std::string& hash,
   if (!ctx.is_main()) {
     return;
   }
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   out << '\n' << summary.first_lines();
   if (summary.test.num_targets > 0) {
     out << format("test accuracy   %.2f %% of %lld images (loss %.4f)\n",

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 #include <utility>
 
 #include "common/data_path.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace examples {
 namespace {
@@ -222,7 +222,7 @@ double LanguageTrainer::padding_share() const {
 std::string language_report(const LanguageSummary& summary, const LanguageTrainer& trainer,
                             const ddp::Context& ctx, const ddp::Config& cfg) {
   const auto& training = summary.training;
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   out << '\n';
   out << training.first_lines() << eval_report(summary);
   if (training.samples_per_second() > 0) {

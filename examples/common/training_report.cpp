@@ -11,6 +11,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace examples {
 
@@ -44,6 +45,7 @@ std::string TrainingSummary::first_lines() const {
 }
 
 std::string format(const char* pattern, ...) {
+  const ddp::detail::ClassicNumbers numbers;
   char text[512];
   va_list arguments;
   va_start(arguments, pattern);

@@ -6,11 +6,11 @@
 #include <iomanip>
 #include <limits>
 #include <numeric>
-#include <sstream>
 
 #include "ddp/core/error.hpp"
 #include "ddp/data/sample_rng.hpp"
 #include "ddp/detail/check.hpp"
+#include "ddp/detail/text.hpp"
 #include "tokens/document_packing.hpp"
 #include "tokens/token_file.hpp"
 #include "tokens/token_metadata.hpp"
@@ -362,7 +362,7 @@ const Vocabulary& TokenDataset::vocabulary() const {
 
 std::string TokenDataset::summary(bool masked) const {
   const TokenStatistics& s = statistics();
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   out << path() << ": " << s.num_documents << " documents in " << s.num_rows
       << (options().layout == TokenLayout::Stream ? " windows" : " rows") << " of up to "
       << options().max_seq_len << ", " << s.num_tokens << " tokens";

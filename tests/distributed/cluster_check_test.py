@@ -159,7 +159,15 @@ def thresholds():
     loose = re.sub(r"(all_reduce_latency): (\S+)", lambda found: f"{found[1]}: {float(found[2]) * 50:.6g}", loose)
     assert loose != text
     pathlib.Path("loose.yaml").write_text(loose)
-    run("--quick", "output=out", "thresholds=loose.yaml", output=["all checks passed", "thresholds: loose.yaml"])
+    # What someone else put in the place of the files: no pipe is waited for, and nothing goes through a link.
+    os.makedirs("out")
+    os.mkfifo("out/report.html")
+    os.mkfifo("pipe")
+    pathlib.Path("mine").write_text("mine")
+    os.symlink("../mine", "out/report.json")
+    run("--quick", "output=out", "thresholds=loose.yaml", "--write-thresholds", "pipe", code=73,
+        output=["all checks passed", "thresholds: loose.yaml", "--write-thresholds: cannot write pipe"])
+    assert pathlib.Path("mine").read_text() == "mine" and "all checks passed" in page() and report()["passed"]
     judged = [row for row in report()["rows"] if row["verdict"] == "pass"]
     assert {"device_copy", "encoder_bf16", "all_reduce_latency"} <= {row["name"] for row in judged}
 

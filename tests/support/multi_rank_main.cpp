@@ -4,6 +4,7 @@
 #define CATCH_CONFIG_RUNNER
 #include "core/failure_cause.hpp"
 #include "support/catch.hpp"
+#include "support/grouping_locale.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -115,6 +116,7 @@ bool checks_collectives() {
 }  // namespace ddp::test
 
 int main(int argc, char** argv) {
+  testing::set_test_locale();
   try {
     return ddp::test::run_session(argc, argv);
   } catch (const ddp::Error& error) {

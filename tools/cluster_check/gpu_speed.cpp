@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <sstream>
 #include <thread>
 
 #include "checks.hpp"
+#include "ddp/detail/text.hpp"
 #include "gpu_health.hpp"
 #include "run.hpp"
 #include "stopwatch.hpp"
@@ -68,7 +68,7 @@ struct LoadSamples {
   }
   /// Leaves out what no sample had.
   std::string describe(const GpuClocks& limits) const {
-    std::ostringstream out;
+    ddp::detail::TextStream out;
     out.precision(0);
     out << std::fixed;
     const auto add_mean = [&](const Mean& mean, std::optional<double> limit, const char* unit) {
@@ -198,7 +198,7 @@ Product check_product(Run& run, const std::string& dtype, int64_t size) {
   const auto rate = measure(run, make_product(dtype, size, run.context.device()));
   const double flops = 2 * std::pow(static_cast<double>(size), 3);
   const double tflops = rate.calls_per_s * flops / 1e12;
-  std::ostringstream text;
+  ddp::detail::TextStream text;
   text.precision(4);
   text << "burst " << rate.burst_calls_per_s * flops / 1e12;
   const auto load = rate.samples.describe(read_gpu_clocks(run.gpu));

@@ -12,10 +12,11 @@
 #include <fstream>
 #include <map>
 #include <set>
-#include <sstream>
 
 #include "clock_offset.hpp"
+#include "core/parse_number.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/text.hpp"
 #include "gpu_health.hpp"
 #include "run.hpp"
 #include "train/answers.hpp"
@@ -73,7 +74,7 @@ struct InfinibandPorts {
 InfinibandPorts read_infiniband() {
   InfinibandPorts result;
   std::error_code error;
-  std::ostringstream text;
+  ddp::detail::TextStream text;
   std::set<fs::path> ports;
   for (const auto& device : fs::directory_iterator("/sys/class/infiniband", error)) {
     for (const auto& port : fs::directory_iterator(device.path() / "ports", error)) {
@@ -178,7 +179,7 @@ void compare_ranks(Run& run, const char* name, const std::string& own, bool is_k
   const auto usual = std::max_element(
       ranks_of.begin(), ranks_of.end(),
       [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-  std::ostringstream text;
+  ddp::detail::TextStream text;
   for (const auto& [value, ranks] : ranks_of) {
     if (value != usual->first) {
       text << (text.str().empty() ? "" : "; ") << "rank " << ranks.front();
@@ -228,7 +229,7 @@ void check_clock(Run& run) {
   if (run.context.local_rank() != 0) {
     return;
   }
-  std::ostringstream text;
+  ddp::detail::TextStream text;
   text.precision(3);
   text << "between " << offset.low << " and " << offset.high << " ms ahead of rank 0";
   run.add("health", "clock_skew", offset.least(), "ms", run.context.is_main() ? "" : text.str(),
@@ -239,7 +240,7 @@ void check_clock(Run& run) {
 
 double gpus_of_job() {
   const char* text = std::getenv("SLURM_GPUS_ON_NODE");
-  return text != nullptr ? std::atof(text) : 0;
+  return ddp::detail::parse_number<double>(text != nullptr ? text : "").value_or(0);
 }
 
 void check_health(Run& run) {

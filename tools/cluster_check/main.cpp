@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Is this cluster fit for training? See kUsage.
+#include <fcntl.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/text.hpp"
 #include "ddp/train/command_line.hpp"
 #include "report.hpp"
 #include "run.hpp"
@@ -109,16 +113,30 @@ bool is_device(const std::string& path) {
   return std::filesystem::exists(path, ignored) && !std::filesystem::is_regular_file(path, ignored);
 }
 
-/// `setting` names the path in an error.
+/// A pipe that nobody reads is an error: the check must not wait for a reader.
+void write_to_device(const std::string& path, const std::string& text) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+  bool is_written = fd >= 0 && ::fcntl(fd, F_SETFL, 0) == 0;  // waits for a reader that is slow
+  for (std::size_t done = 0; is_written && done < text.size();) {
+    const ssize_t count = ::write(fd, text.data() + done, text.size() - done);
+    is_written = count > 0 || (count < 0 && errno == EINTR);
+    done += static_cast<std::size_t>(std::max<ssize_t>(count, 0));
+  }
+  const int error = errno;
+  if (fd >= 0) {
+    ::close(fd);
+  }
+  if (!is_written) {
+    throw ddp::WriteError(ddp::concat("cluster_check: --write-thresholds: cannot write ", path,
+                                      ": ", std::generic_category().message(error),
+                                      "; fix: name a file, or a pipe that somebody reads"));
+  }
+}
+
+/// `setting` names the path in an error. Replaces what stands there, and never writes into it.
 void write_file(const std::string& setting, const std::string& path, const std::string& text) {
   try {
     std::error_code ignored;  // replace_file reports it
-    if (is_device(path)) {
-      if (!(std::ofstream(path) << text << std::flush)) {
-        throw ddp::WriteError("the device takes no text");
-      }
-      return;
-    }
     const auto folder = std::filesystem::path(path).parent_path();
     if (!folder.empty()) {
       std::filesystem::create_directories(folder, ignored);
@@ -127,6 +145,14 @@ void write_file(const std::string& setting, const std::string& path, const std::
   } catch (const ddp::WriteError& error) {
     throw ddp::WriteError(ddp::concat("cluster_check: ", setting, ": cannot write ", path, ": ",
                                       error.what(), "; fix: choose a writable folder"));
+  }
+}
+
+void write_thresholds(const std::string& path, const std::string& text) {
+  if (is_device(path)) {
+    write_to_device(path, text);
+  } else {
+    write_file("--write-thresholds", path, text);
   }
 }
 
@@ -184,10 +210,10 @@ int finish(Run& run, const Thresholds& thresholds) {
   report.thresholds = thresholds.name();
   report.versions = ddp::detail::version_text();
   thresholds.judge(report);
-  std::cout << to_table(report) << '\n';
+  std::cout << ddp::detail::printable(to_table(report)) << '\n';
   const auto failures = failures_of(report);
   for (const auto& sentence : failures) {
-    std::cout << "FAILED " << sentence << '\n';
+    std::cout << "FAILED " << ddp::detail::printable(sentence) << '\n';
   }
   std::cout << verdict_of(report) << "\n"
             << format_number(report.seconds) << " s; thresholds: " << report.thresholds
@@ -196,9 +222,9 @@ int finish(Run& run, const Thresholds& thresholds) {
   const auto write = [&](const auto& what, const std::string& wrote) {
     try {
       what();
-      std::cout << "wrote " << wrote << std::endl;
+      std::cout << "wrote " << ddp::detail::printable(wrote) << std::endl;
     } catch (const ddp::WriteError& error) {
-      std::cerr << error.what() << '\n';
+      std::cerr << ddp::detail::printable(error.what()) << '\n';
       code = code == 0 ? static_cast<int>(error.exit_code()) : code;
     }
   };
@@ -212,19 +238,15 @@ int finish(Run& run, const Thresholds& thresholds) {
         options.output + "/report.json and report.html");
   }
   if (!options.write_thresholds.empty()) {
-    write(
-        [&] {
-          write_file("--write-thresholds", options.write_thresholds,
-                     make_thresholds(report, thresholds));
-        },
-        options.write_thresholds);
+    write([&] { write_thresholds(options.write_thresholds, make_thresholds(report, thresholds)); },
+          options.write_thresholds);
   }
   return code;
 }
 
 /// Prints the error and returns its exit code. 1 would mean that a row failed.
 int explain(const std::exception& error) {
-  std::cerr << error.what() << std::endl;
+  std::cerr << ddp::detail::printable(error.what()) << std::endl;
   const auto* known = dynamic_cast<const ddp::Error*>(&error);
   const auto code = known != nullptr ? known->exit_code() : ddp::ExitCode::UserException;
   return static_cast<int>(code == ddp::ExitCode::UserException ? ddp::ExitCode::Mismatch : code);

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <sstream>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/text.hpp"
 #include "report.hpp"
 
 namespace cluster_check {
@@ -153,9 +153,9 @@ void write_chart(std::ostream& out, const Report& report) {
   }
   static const std::map<std::string, const char*> colours = {
       {"all_reduce", "#1f77b4"}, {"all_gather", "#2ca02c"}, {"reduce_scatter", "#d62728"}};
-  std::ostringstream caption;
+  ddp::detail::TextStream caption;
   for (const auto& [operation, colour] : colours) {
-    std::ostringstream points;
+    ddp::detail::TextStream points;
     for (const auto& point : report.points) {
       if (point.operation == operation && point.busbw > 0) {
         points << x(std::log2(static_cast<double>(point.bytes))) << ','
@@ -250,7 +250,7 @@ void write_values(std::ostream& out, const Report& report) {
 }  // namespace
 
 std::string to_html(const Report& report) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   out << kHead;
   write_summary(out, report);
   write_lines(out, report);

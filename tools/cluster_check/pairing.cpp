@@ -2,8 +2,8 @@
 #include "pairing.hpp"
 
 #include <algorithm>
-#include <sstream>
 
+#include "ddp/detail/text.hpp"
 #include "report.hpp"
 
 namespace cluster_check {
@@ -52,7 +52,7 @@ SlowestLink slowest_of(const std::vector<Link>& links, const std::vector<std::st
       links.begin(), links.end(), [](const Link& a, const Link& b) { return a.gbps < b.gbps; });
   const double median = median_of(speeds);
   const double percent = 100 * (median - slowest.gbps) / median;
-  std::ostringstream text;
+  ddp::detail::TextStream text;
   text.precision(3);
   text << "slowest: rank " << slowest.from << " on " << hosts[slowest.from] << " to rank "
        << slowest.to << " on " << hosts[slowest.to] << ", " << percent << " % below the median of "

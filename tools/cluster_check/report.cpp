@@ -8,10 +8,10 @@
 #include <iomanip>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "checks.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace cluster_check {
 namespace {
@@ -99,7 +99,7 @@ void extend(Line& line, const Row& row, std::vector<double>& values) {
 }
 
 std::string rank_table(const Report& report) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
     const auto& info = report.ranks[rank];
     out << "rank " << rank << " of " << report.ranks.size() << ": node " << info.node_rank << " ("
@@ -111,7 +111,7 @@ std::string rank_table(const Report& report) {
 }
 
 std::string points_table(const Report& report) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   if (!report.points.empty()) {
     out << "\n"
         << std::left << std::setw(16) << "operation" << std::right << std::setw(12) << "bytes"
@@ -128,7 +128,7 @@ std::string points_table(const Report& report) {
 
 std::string pairs_table(const Report& report) {
   constexpr std::size_t kMostRanks = 16;  // wider than a terminal: the page has all
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   if (report.pairs.empty() || report.pairs.size() > kMostRanks) {
     return "";
   }
@@ -283,7 +283,7 @@ const char* to_string(Verdict verdict) {
 }
 
 std::string format_number(double value) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   if (std::abs(value) >= 1000) {
     out << std::fixed << std::setprecision(0) << value;
   } else {
@@ -293,7 +293,7 @@ std::string format_number(double value) {
 }
 
 std::string to_table(const Report& report) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   out << rank_table(report);
   std::string group;
   const bool is_alone = report.ranks.size() == 1;

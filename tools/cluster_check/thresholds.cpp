@@ -6,11 +6,11 @@
 #include <filesystem>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <vector>
 
 #include "core/settings.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/text.hpp"
 #include "report.hpp"
 #include "shipped_thresholds.hpp"
 
@@ -89,7 +89,7 @@ void set_distances(Report& report) {
 }
 
 std::string number(double value) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   out.precision(6);
   out << value;
   return out.str();
@@ -214,7 +214,7 @@ void Thresholds::count_met(Report& report) const {
 }
 
 std::string make_thresholds(const Report& report, const Thresholds& base) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   out << "# Thresholds of cluster_check, from a run on " << report.ranks.size() << " rank(s) of "
       << (report.ranks[0].gpu_name.empty() ? "CPUs" : report.ranks[0].gpu_name) << ", "
       << report.started << " UTC.\n";

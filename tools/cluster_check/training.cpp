@@ -6,9 +6,9 @@
 #include <cmath>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <tuple>
 
+#include "ddp/detail/text.hpp"
 #include "ddp/ops/vision.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
@@ -97,7 +97,7 @@ bool measure(Run& run, T& trainer, const char* name, const char* unit, double sa
     }
   }
   const double ms = time_steps(run, trainer, steps);
-  std::ostringstream text;
+  ddp::detail::TextStream text;
   text.precision(4);
   const double last_loss = trainer.last_loss();
   text << steps << (steps == 1 ? " step of " : " steps of ") << ms / static_cast<double>(steps)

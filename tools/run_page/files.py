@@ -119,7 +119,7 @@ class Run:
 
     def text(self, name):
         path = os.path.join(self.path, name)
-        return read_text(path) if os.path.exists(path) else ""
+        return read_text(path) if os.path.lexists(path) else ""
 
     def _read_tables(self):
         if not os.path.isdir(self.path) or not os.access(self.path, os.R_OK | os.X_OK):

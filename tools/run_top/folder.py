@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from run_page.files import FIX, add_row, json_row, number, numbers
+from scaling.files import regular
 from scaling.numbers import DataError
 
 from . import gpus
@@ -115,7 +116,7 @@ class Rows:
 def open_file(path):
     """None where there is none: a run removes its owner's record, and replaces files when it resumes."""
     try:
-        return open(path, "rb")
+        return open(path, "rb", opener=regular)
     except FileNotFoundError:
         return None
     except OSError as error:

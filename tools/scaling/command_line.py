@@ -6,10 +6,15 @@ import contextlib
 import sys
 
 from .numbers import DataError
+from .terminal import guarded
 
 EXIT_MISTAKE = 64  # in the call
 EXIT_UNUSABLE_DATA = 65
 EXIT_CANNOT_WRITE = 73
+
+
+class StudyError(Exception):
+    """A user's mistake in a study."""
 
 
 class WriteError(Exception):
@@ -29,12 +34,14 @@ def writing(folder):
 
 
 def exit_code(main, arguments):
-    """What main() returns, or the exit code of its error, which is printed."""
-    try:
-        return main(arguments)
-    except (DataError, WriteError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_UNUSABLE_DATA if isinstance(error, DataError) else EXIT_CANNOT_WRITE
+    """What main() returns, or the exit code of its error, which is printed. Nothing that is printed controls the terminal."""
+    with guarded():
+        try:
+            return main(arguments)
+        except (DataError, StudyError, WriteError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            codes = {DataError: EXIT_UNUSABLE_DATA, StudyError: EXIT_MISTAKE, WriteError: EXIT_CANNOT_WRITE}
+            return next(code for kind, code in codes.items() if isinstance(error, kind))
 
 
 class Parser(argparse.ArgumentParser):

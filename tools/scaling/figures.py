@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of studies: PNG and SVG, in black, grey and one blue, readable without colour."""
 
+import io
 import math
 import os
 
@@ -9,6 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator  # noqa: E402
+
+from .files import replace_file  # noqa: E402
 
 INK, GREY, BLUE = "#111111", "#8a8a8a", "#1f4e8c"
 IDEAL = {"color": GREY, "linestyle": "--", "linewidth": 1.4, "label": "ideal"}
@@ -48,7 +51,9 @@ def save(figure, axes, folder, name, headline, subtitle, columns=3):
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(left, 1 - 0.56 / height), ncols=columns,
                       borderpad=0, borderaxespad=0, handlelength=2.2, columnspacing=1.6, fontsize=9.5)
     for ending in ("png", "svg"):
-        figure.savefig(os.path.join(folder, f"{name}.{ending}"), metadata={"Date": None} if ending == "svg" else None)
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=ending, metadata={"Date": None} if ending == "svg" else None)
+        replace_file(os.path.join(folder, f"{name}.{ending}"), drawn.getvalue())
     plt.close(figure)
     return name
 

@@ -8,6 +8,8 @@ import os
 import subprocess
 import time
 
+from .files import linked, make_own_folder, regular, replace_file
+from .numbers import read_optional, read_text
 from .plan import StudyError
 
 DONE = "done"
@@ -43,9 +45,8 @@ class StudyFolder:
         plan = self.plan()
         plan["command"] = command
         file = os.path.join(self.path, "study.json")
-        if os.path.exists(file):
-            with open(file, encoding="utf-8") as old_file:
-                old = json.load(old_file)
+        if os.path.lexists(file):
+            old = json.loads(read_text(file))
             # Runs that this file no longer has stay known where their folders are still there, or Slurm has them.
             left = {name: run for name, run in old["runs"].items() if name not in plan["runs"] and
                     (os.path.isdir(os.path.join(self.path, name)) or name in self.queued())}
@@ -60,21 +61,17 @@ class StudyFolder:
                     raise StudyError(f"{self.path}/{name} holds a run with other settings ({' '.join(before['arguments'])}); "
                                      f"fix: give another --output, or remove {self.path}")
             plan["runs"] = {**left, **plan["runs"]}
-        os.makedirs(self.path, exist_ok=True)
-        with open(self.study.path, encoding="utf-8") as source:
-            text = source.read()
-        with open(os.path.join(self.path, "study.yaml"), "w", encoding="utf-8") as copy:
-            copy.write(text)
-        with open(file + ".new", "w", encoding="utf-8") as new:
-            json.dump(plan, new, indent=1)
-        os.replace(file + ".new", file)
+        make_own_folder(self.path)
+        with open(self.study.path, encoding="utf-8", opener=linked) as source:
+            replace_file(os.path.join(self.path, "study.yaml"), source.read())
+        replace_file(file, json.dumps(plan, indent=1))
 
     # --- the one start at a time -----------------------------------------------------------------
     @contextlib.contextmanager
     def start(self):
         """Holds the folder while runs are started: a second start would move the files of live runs."""
-        os.makedirs(self.path, exist_ok=True)
-        with open(os.path.join(self.path, "lock"), "a", encoding="utf-8") as file:
+        make_own_folder(self.path)
+        with open(os.path.join(self.path, "lock"), "a", encoding="utf-8", opener=regular) as file:
             for attempt in range(10):  # a look by in_use() holds it for a moment
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +86,7 @@ class StudyFolder:
     def in_use(self):
         """Whether a start is under way."""
         try:
-            with open(os.path.join(self.path, "lock"), encoding="utf-8") as file:
+            with open(os.path.join(self.path, "lock"), encoding="utf-8", opener=regular) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -99,23 +96,20 @@ class StudyFolder:
 
     # --- submissions ---------------------------------------------------------------------------
     def note_submission(self, job_id, command, runs):
-        with open(os.path.join(self.path, "submissions.jsonl"), "a", encoding="utf-8") as file:
+        with open(os.path.join(self.path, "submissions.jsonl"), "a", encoding="utf-8", opener=regular) as file:
             file.write(json.dumps({"job": job_id, "command": command, "runs": {str(run.task): run.name for run in runs}}) + "\n")
 
     def queued(self):
         """{run name: Slurm's state} of the study's runs that Slurm still knows."""
         if self._queued is None:
             self._queued = {}
-            file = os.path.join(self.path, "submissions.jsonl")
-            if os.path.exists(file):
-                in_queue = squeue()
-                with open(file, encoding="utf-8") as lines:
-                    for line in lines:
-                        submission = json.loads(line)
-                        for task, name in submission["runs"].items():
-                            state = in_queue.get((submission["job"], task))
-                            if state:
-                                self._queued[name] = state
+            submissions = read_optional(os.path.join(self.path, "submissions.jsonl")).splitlines()
+            in_queue = squeue() if submissions else {}
+            for submission in map(json.loads, submissions):
+                for task, name in submission["runs"].items():
+                    state = in_queue.get((submission["job"], task))
+                    if state:
+                        self._queued[name] = state
         return self._queued
 
     # --- runs ----------------------------------------------------------------------------------
@@ -125,7 +119,7 @@ class StudyFolder:
         queued = self.queued().get(run.name)
         if queued:
             return ("queued" if queued in ("PENDING", "CONFIGURING", "REQUEUED") else "running"), queued.lower()
-        code = _read(os.path.join(path, "exit_code")).strip()
+        code = read_optional(os.path.join(path, "exit_code")).strip()
         if code == "0":
             if data_rows(os.path.join(path, "steps.csv")) > 0 and data_rows(os.path.join(path, "epochs.csv")) > 0:
                 return DONE, ""
@@ -137,17 +131,9 @@ class StudyFolder:
         return "missing", ""
 
 
-def _read(path):
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
 def data_rows(csv_path):
     """Lines below the header."""
-    return max(0, sum(1 for line in _read(csv_path).splitlines() if line.strip()) - 1)
+    return max(0, sum(1 for line in read_optional(csv_path).splitlines() if line.strip()) - 1)
 
 
 def squeue():

@@ -11,7 +11,9 @@ import sys
 import time
 
 from .command_line import WriteError
+from .files import make_own_folder, regular, replace_file
 from .folder import DONE
+from .numbers import read_optional
 from .plan import SBATCH_FILES, StudyError
 
 # What Open MPI needs to start as root, and more ranks than cores (scripts/setup.sh).
@@ -198,13 +200,12 @@ def run_here(study, folder, group, run, build, launcher):
     """Starts one run and waits; its exit code goes to exit_code, as a batch job's does."""
     path = folder.run_path(run)
     set_attempt_aside(path)
-    os.makedirs(path, exist_ok=True)
+    make_own_folder(path)
     command = local_command(study, group, run, folder.path, build, launcher)
     environment = local_environment(study, run)
-    with open(os.path.join(path, "command.txt"), "w", encoding="utf-8") as file:
-        file.write(shown({"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}, command) + "\n")
+    replace_file(os.path.join(path, "command.txt"), shown({"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}, command) + "\n")
     begin = time.monotonic()
-    with open(os.path.join(path, "log.txt"), "wb") as log:
+    with open(os.path.join(path, "log.txt"), "wb", opener=regular) as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                    env={**os.environ, **environment}, start_new_session=True)
         try:
@@ -215,8 +216,7 @@ def run_here(study, folder, group, run, build, launcher):
                 raise
             log.write(f"ended after the time limit of {study.time}\n".encode())
             code = 124
-    with open(os.path.join(path, "exit_code"), "w", encoding="utf-8") as file:
-        file.write(f"{code}\n")
+    replace_file(os.path.join(path, "exit_code"), f"{code}\n")
     return code, time.monotonic() - begin
 
 
@@ -300,6 +300,6 @@ def run_local(study, folder, runs, build, launcher):
         print(f"[{number}/{len(todo)}] {run.name}: {state}{f' ({why})' if why else ''}, {took:.1f} s", flush=True)
         if state != DONE:
             failed += 1
-            with open(os.path.join(folder.run_path(run), "log.txt"), encoding="utf-8", errors="replace") as log:
-                print("\n".join(f"    {line}" for line in telling_lines(log.read().splitlines())))
+            log = read_optional(os.path.join(folder.run_path(run), "log.txt"))
+            print("\n".join(f"    {line}" for line in telling_lines(log.splitlines())))
     return failed

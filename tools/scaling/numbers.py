@@ -9,6 +9,8 @@ import os
 import statistics
 from dataclasses import dataclass
 
+from .files import regular
+
 # A run is bound by what its step waits for, where that is at least this share of the step.
 BOUND_SHARE = 0.10
 
@@ -96,7 +98,7 @@ LINE = ""  # of a row; no column is named so
 
 def read_bytes(path):
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             return file.read()
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}; fix: give the right to read the file, or remove it") from None
@@ -112,6 +114,11 @@ def decoded(path, data):
 
 def read_text(path):
     return decoded(path, read_bytes(path))
+
+
+def read_optional(path):
+    """Text with whatever bytes; empty where there is no file."""
+    return read_bytes(path).decode("utf-8", "replace") if os.path.lexists(path) else ""
 
 
 def csv_lines(path, text):

@@ -5,6 +5,7 @@ import base64
 import html
 import os
 
+from .files import regular, replace_file
 from .numbers import BOUND_SHARE
 
 STYLE = """
@@ -64,7 +65,7 @@ def table(header, rows, text_columns=()):
 
 
 def figure(folder, name):
-    with open(os.path.join(folder, f"{name}.svg"), "rb") as file:
+    with open(os.path.join(folder, f"{name}.svg"), "rb", opener=regular) as file:
         data = base64.b64encode(file.read()).decode()
     wide = ' class="wide"' if name.endswith("_sensitivity") else ""
     return f'<img{wide} alt="{text(name)}" src="data:image/svg+xml;base64,{data}">'
@@ -119,9 +120,8 @@ def pairs_section(before, after, pairs, folder, name):
 
 def write_page(path, title, parts, style=""):
     """A whole page; `style` is added to STYLE."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write("\n".join([f"<!doctype html><html lang=en><meta charset=utf-8><title>{text(title)}</title>",
-                              f"<style>{STYLE}{style}</style><h1>{text(title)}</h1>", *parts, "</html>\n"]))
+    replace_file(path, "\n".join([f"<!doctype html><html lang=en><meta charset=utf-8><title>{text(title)}</title>",
+                                  f"<style>{STYLE}{style}</style><h1>{text(title)}</h1>", *parts, "</html>\n"]))
 
 
 def write(path, sections, systems, command):

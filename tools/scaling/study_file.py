@@ -4,6 +4,9 @@
 import difflib
 import re
 
+from .command_line import StudyError
+from .files import linked
+
 try:
     import yaml
 except ImportError:  # said where a file is to be read
@@ -24,10 +27,6 @@ RESERVED = {
     "checkpoint.dir": "nothing: a measured run saves no checkpoints",
     "context.device": "gpus or cpu_ranks",
 }
-
-
-class StudyError(Exception):
-    """A user's mistake; exit code 64."""
 
 
 class _Value:
@@ -82,7 +81,7 @@ def _root(path):
     if yaml is None:
         raise StudyError("reading a study needs PyYAML: pip install pyyaml")
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=linked) as file:
             node = yaml.compose(file, Loader=yaml.SafeLoader)
     except OSError as error:
         raise StudyError(f"{path}: cannot be read: {error.strerror}") from None

@@ -12,6 +12,7 @@
 #include "core/control_hub.hpp"
 #include "core/control_leaf.hpp"
 #include "core/message_codec.hpp"
+#include "core/parse_number.hpp"
 #include "core/rendezvous.hpp"
 #include "core/star_plane.hpp"
 #include "ddp/core/logging.hpp"
@@ -33,11 +34,9 @@ struct Contact {
 
 bool parse_contact(const std::string& text, Contact& contact) {
   std::istringstream words(text);
-  words >> contact.address >> contact.port;
-  std::string secret;
-  if (words >> secret) {
-    contact.secret = secret;
-  }
+  std::string port;
+  words >> contact.address >> port >> contact.secret;
+  contact.port = detail::parse_number<int>(port).value_or(0);
   return !contact.address.empty() && contact.port > 0 && contact.port < 65536 &&
          !contact.secret.empty();
 }

@@ -155,7 +155,8 @@ uint64_t xxh3(std::string_view bytes) {
 }
 
 FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::string& name,
-                          const std::vector<std::string_view>& chunks, mode_t mode) {
+                          const std::vector<std::string_view>& chunks, mode_t mode,
+                          Durability durability) {
   const std::string path = folder + "/" + name;
   FileRecord record{.name = name};
   OpenFile file(ops, path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, mode);
@@ -168,7 +169,9 @@ FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::st
       record.size += chunk.size();
     }
     record.xxh3 = XXH3_64bits_digest(&hash);
-    file.sync();
+    if (durability == Durability::Synced) {
+      file.sync();
+    }
     file.close();
   } catch (...) {
     ops.unlink(path.c_str());
@@ -177,11 +180,27 @@ FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::st
   return record;
 }
 
-int detail::open_to_read(const std::string& path, std::string& why, Links links) {
-  const int follow = links == Links::Refuse ? O_NOFOLLOW : 0;
+namespace {
+
+// Closes what it owns.
+struct Descriptor {
+  explicit Descriptor(int fd_in) : fd(fd_in) {}
+  ~Descriptor() {
+    if (fd >= 0) {
+      ::close(fd);
+    }
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  const int fd;
+};
+
+// As open_to_read, with the flags and permissions of open().
+int open_regular(const std::string& path, int flags, std::string& why) {
   int fd = -1;
-  do {  // O_NONBLOCK: opens a named pipe without a writer; no effect on regular files
-    fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | follow);
+  do {  // O_NONBLOCK: does not wait for the other end of a named pipe
+    fd = ::open(path.c_str(), flags | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, kPublicFile);
   } while (fd < 0 && errno == EINTR);
   struct stat status {};
   const int error = fd < 0 || ::fstat(fd, &status) != 0 ? errno : 0;
@@ -194,6 +213,12 @@ int detail::open_to_read(const std::string& path, std::string& why, Links links)
   }
   errno = error != 0 ? error : EINVAL;
   return -1;
+}
+
+}  // namespace
+
+int detail::open_to_read(const std::string& path, std::string& why, Links links) {
+  return open_regular(path, O_RDONLY | (links == Links::Refuse ? O_NOFOLLOW : 0), why);
 }
 
 std::optional<std::string> detail::read_start(const std::string& path, std::size_t limit,
@@ -218,6 +243,67 @@ std::optional<std::string> detail::read_start(const std::string& path, std::size
   return text;
 }
 
+std::unique_ptr<detail::AppendedFile> detail::AppendedFile::open(const std::string& path,
+                                                                 std::string& why) {
+  const int fd = open_regular(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW, why);
+  return fd < 0 ? nullptr : std::unique_ptr<AppendedFile>(new AppendedFile(fd));
+}
+
+detail::AppendedFile::~AppendedFile() {
+  ::close(fd_);
+}
+
+bool detail::AppendedFile::is_empty() const {
+  struct stat status {};
+  return ::fstat(fd_, &status) == 0 && status.st_size == 0;
+}
+
+bool detail::AppendedFile::append(std::string_view bytes, std::string& why) {
+  const off_t size = ::lseek(fd_, 0, SEEK_END);
+  while (size >= 0 && !bytes.empty()) {
+    const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written <= 0) {
+      break;
+    }
+    bytes.remove_prefix(static_cast<std::size_t>(written));
+  }
+  if (bytes.empty()) {
+    return true;
+  }
+  why = std::generic_category().message(errno);
+  if (size >= 0) {  // the next line, which may succeed, is then whole
+    [[maybe_unused]] const int ignored = ::ftruncate(fd_, size);
+  }
+  return false;
+}
+
+std::string detail::why_not_own_folder(const std::string& path) {
+  const Descriptor folder(
+      ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (folder.fd < 0 || ::fstat(folder.fd, &status) != 0) {
+    const int error = errno;
+    struct stat link {};
+    const bool is_link = ::lstat(path.c_str(), &link) == 0 && S_ISLNK(link.st_mode);
+    return is_link ? "it is a symbolic link" : std::generic_category().message(error);
+  }
+  if (status.st_uid == ::geteuid()) {
+    return "";
+  }
+  const auto name = ".try_" + random_suffix();
+  const Descriptor made(::openat(
+      folder.fd, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kPrivateFile));
+  struct stat own {};
+  const bool is_own = made.fd >= 0 && ::fstat(made.fd, &own) == 0 && own.st_uid == status.st_uid;
+  if (made.fd >= 0) {
+    ::unlinkat(folder.fd, name.c_str(), 0);
+  }
+  return is_own ? "" : concat("it belongs to user ", status.st_uid);
+}
+
 void sync_folder(FileOps& ops, const std::string& folder) {
   OpenFile file(ops, folder, O_RDONLY | O_DIRECTORY);
   file.sync();
@@ -225,18 +311,20 @@ void sync_folder(FileOps& ops, const std::string& folder) {
 }
 
 void replace_file(FileOps& ops, const std::string& path,
-                  const std::vector<std::string_view>& chunks) {
+                  const std::vector<std::string_view>& chunks, Durability durability) {
   const auto slash = path.find_last_of('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
   const std::string temporary = path.substr(slash + 1) + ".tmp-" + random_suffix();
-  write_new_file(ops, folder, temporary, chunks, kPublicFile);
+  write_new_file(ops, folder, temporary, chunks, kPublicFile, durability);
   const std::string from = folder + "/" + temporary;
   if (ops.rename(from.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ops.unlink(from.c_str());
     fail("rename a finished file to", path, error);
   }
-  sync_folder(ops, folder);
+  if (durability == Durability::Synced) {
+    sync_folder(ops, folder);
+  }
 }
 
 std::string random_suffix() {

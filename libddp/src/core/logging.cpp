@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/core/logging.hpp"
 
-#include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <string_view>
+#include <utility>
 
+#include "core/file_ops.hpp"
 #include "core/log_file.hpp"
 #include "core/terminal_line.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace ddp {
 namespace {
@@ -50,7 +54,7 @@ void apply_environment_level(spdlog::level::level_enum& level) {
     level = spdlog::level::err;
   } else {
     std::fprintf(stderr, "DDP_LOG_LEVEL=%s is unknown; fix: use debug, info, warning or error\n",
-                 text);
+                 detail::printable(text).c_str());
   }
 }
 
@@ -79,6 +83,25 @@ Terminal& terminal() {
   return *instance;
 }
 
+// spdlog's own sink would follow a link and wait at a named pipe.
+class FileSink final : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit FileSink(std::unique_ptr<detail::AppendedFile> file) : file_(std::move(file)) {}
+
+ private:
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t line;
+    formatter_->format(message, line);
+    std::string why;
+    if (!file_->append({line.data(), line.size()}, why)) {
+      throw spdlog::spdlog_ex("cannot write the log's file: " + why);  // spdlog reports it
+    }
+  }
+  void flush_() override {}
+
+  const std::unique_ptr<detail::AppendedFile> file_;
+};
+
 void print(const std::string& text) {
   std::fputs(text.c_str(), stderr);
   std::fflush(stderr);
@@ -90,9 +113,9 @@ constexpr auto kClearLine = "\r\033[K";
 
 void detail::show_terminal_line(const std::string& text) {
   const std::lock_guard lock(terminal().mutex);
-  terminal().last_line = text;
+  terminal().last_line = printable(text);
   // Standard error, as the log: one stream keeps the order of lines.
-  print("\r" + text + "\033[K");
+  print("\r" + terminal().last_line + "\033[K");
 }
 
 void detail::clear_terminal_line() {
@@ -104,16 +127,18 @@ void detail::clear_terminal_line() {
 }
 
 void detail::append_log_to(const std::string& path) {
-  try {
-    auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
-    file->set_pattern(kPattern);
-    const std::lock_guard lock(terminal().mutex);  // no line is being logged
-    auto& sinks = logger().sinks();
-    sinks.resize(1);  // standard error
-    sinks.push_back(std::move(file));
-  } catch (const spdlog::spdlog_ex& error) {
-    log_warning(std::string("the log is not written to a file: ") + error.what());
+  std::string why;
+  auto file = AppendedFile::open(path, why);
+  if (file == nullptr) {
+    log_warning("the log is not written to " + path + ": " + why);
+    return;
   }
+  auto sink = std::make_shared<FileSink>(std::move(file));
+  sink->set_pattern(kPattern);
+  const std::lock_guard lock(terminal().mutex);  // no line is being logged
+  auto& sinks = logger().sinks();
+  sinks.resize(1);  // standard error
+  sinks.push_back(std::move(sink));
 }
 
 void set_log_level(LogLevel level) {
@@ -140,10 +165,11 @@ void log(LogLevel level, const std::string& message) {
     print(kClearLine);
   }
   const int rank = shown_rank.load();
+  const auto line = detail::printable(message);
   if (rank < 0) {
-    logger().log(to_spdlog(level), message);
+    logger().log(to_spdlog(level), line);
   } else {
-    logger().log(to_spdlog(level), "rank {}: {}", rank, message);
+    logger().log(to_spdlog(level), "rank {}: {}", rank, line);
   }
   if (!last_line.empty()) {
     print(last_line);

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "core/setting_row.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace ddp {
 namespace {
@@ -71,7 +72,7 @@ std::string yaml_value(const SettingRow& row) {
 
 // Writes the rows whose keys begin with `prefix`, in order. A nested section is written at its
 // first row.
-void write_yaml(const SettingRows& rows, const std::string& prefix, std::ostringstream& out) {
+void write_yaml(const SettingRows& rows, const std::string& prefix, ddp::detail::TextStream& out) {
   const std::string indent(
       2 * static_cast<std::size_t>(std::count(prefix.begin(), prefix.end(), '.')), ' ');
   std::vector<std::string> done;
@@ -108,7 +109,7 @@ std::string aligned_lines(const SettingRows& rows, F&& mark) {
   for (const SettingRow& row : rows) {
     width = std::max(width, row.key.size());
   }
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   for (const SettingRow& row : rows) {
     out << mark(row) << row.key << std::string(width + 2 - row.key.size(), ' ') << with_unit(row)
         << "\n";
@@ -136,7 +137,7 @@ std::string escape_markdown(const std::string& text) {
 }  // namespace
 
 std::string settings_yaml(const SettingRows& rows) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   write_yaml(rows, "", out);
   return out.str();
 }
@@ -200,7 +201,7 @@ std::string first_difference(const std::string& canonical, const std::string& ot
 }
 
 std::string settings_markdown(const SettingRows& defaults) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   std::string section;
   for (const SettingRow& row : defaults) {
     if (detail::section_of(row.key) != section) {

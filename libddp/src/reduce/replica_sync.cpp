@@ -9,17 +9,18 @@
 
 #include <map>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <utility>
 
 #include "comm/string_collectives.hpp"
 #include "core/setting_row.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace ddp::detail {
 namespace {
 
-void describe_tensors(std::ostringstream& out, const char* kind, const NamedParameters& tensors) {
+void describe_tensors(ddp::detail::TextStream& out, const char* kind,
+                      const NamedParameters& tensors) {
   out << "number of " << kind << "s = " << tensors.size() << '\n';
   for (const auto& [name, tensor] : tensors) {
     out << kind << ' ' << name << ": shape " << tensor.sizes() << ", strides " << tensor.strides()
@@ -31,7 +32,7 @@ void describe_tensors(std::ostringstream& out, const char* kind, const NamedPara
 
 // One line per fact, so that the first line that differs is the first difference.
 std::string fingerprint(const ModelTensors& tensors, const DdpOptions& options) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   out << "libddp version = " << DDP_VERSION_STRING << '\n';
   out << "LibTorch version = " << TORCH_VERSION << '\n';
   for (const auto& row : list_settings("ddp", options)) {

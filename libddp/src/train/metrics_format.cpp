@@ -5,16 +5,19 @@
 #include <charconv>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
+#include "core/file_ops.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/text.hpp"
 
 namespace ddp::detail {
 namespace {
 
 template <typename... Args>
 std::string format(const char* pattern, Args... args) {
+  const ClassicNumbers numbers;
   char text[128];
   std::snprintf(text, sizeof text, pattern, args...);
   return text;
@@ -92,11 +95,16 @@ class LineParts {
   std::vector<std::pair<int, std::string>> parts_;
 };
 
+// A folder above this one may belong to someone else, who may put a named pipe there.
+std::string text_of(const std::filesystem::path& path) {
+  constexpr std::size_t kMostBytes = 64u << 20;
+  std::string why;
+  return read_start(path, kMostBytes, why).value_or("");
+}
+
 std::string first_line(const std::filesystem::path& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
+  const auto text = text_of(path);
+  return text.substr(0, text.find('\n'));
 }
 
 bool is_commit(const std::string& text) {
@@ -105,7 +113,7 @@ bool is_commit(const std::string& text) {
 }
 
 std::string find_packed_ref(const std::filesystem::path& git, const std::string& ref) {
-  std::ifstream packed(git / "packed-refs");
+  std::istringstream packed(text_of(git / "packed-refs"));
   for (std::string line; std::getline(packed, line);) {
     if (line.size() > ref.size() + 1 && line.ends_with(" " + ref)) {
       return line.substr(0, line.find(' '));

@@ -2,15 +2,34 @@
 #include "train/run_folder.hpp"
 
 #include <cerrno>
+#include <cstdint>
 #include <ctime>
 #include <filesystem>
-#include <sstream>
 #include <system_error>
+#include <vector>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
+namespace {
+
+// Files that a killed owner of the folder was about to rename: replace_file() names them.
+void remove_unfinished(const std::string& folder) {
+  std::error_code ignored;
+  std::vector<std::filesystem::path> unfinished;
+  for (std::filesystem::directory_iterator it(folder, ignored), end; !ignored && it != end;
+       it.increment(ignored)) {
+    if (it->path().filename().string().find(".tmp-") != std::string::npos) {
+      unfinished.push_back(it->path());
+    }
+  }
+  for (const auto& path : unfinished) {
+    system_file_ops().unlink(path.c_str());
+  }
+}
+
+}  // namespace
 
 RunFolder::RunFolder(const std::string& dir, const std::string& name, const std::string& job) {
   if (name.empty() || name.find('/') != std::string::npos || name == "." || name == "..") {
@@ -23,6 +42,11 @@ RunFolder::RunFolder(const std::string& dir, const std::string& name, const std:
   if (error) {
     throw WriteError("cannot make the run folder " + path_ + " (metrics.dir): " + error.message());
   }
+  if (const auto why = why_not_own_folder(path_); !why.empty()) {
+    throw SettingsError("the run folder " + path_ +
+                        " (metrics.dir, metrics.run_name) is refused: " + why +
+                        "; fix: set another metrics.run_name, or a metrics.dir of your own");
+  }
   try {
     owner_ = FolderOwner::take(
         system_file_ops(),
@@ -30,6 +54,7 @@ RunFolder::RunFolder(const std::string& dir, const std::string& name, const std:
          .words = concat("the run folder ", path_, " (metrics.dir, metrics.run_name)"),
          .fix = "set another metrics.run_name",
          .job = job});
+    remove_unfinished(path_);
   } catch (const FileError& failure) {
     warn_once(kOwnerName, failure.what());
   }
@@ -37,42 +62,34 @@ RunFolder::RunFolder(const std::string& dir, const std::string& name, const std:
 
 void RunFolder::append(const std::string& file, const std::string& line,
                        const std::string& header) {
-  std::error_code ignored;
-  const bool fresh = !open_.contains(file) &&
-                     (std::filesystem::file_size(path_ + "/" + file, ignored) == 0 || ignored);
-  append_bytes(file, (fresh && !header.empty() ? header + "\n" : "") + line + "\n");
+  if (auto* opened = open(file)) {
+    const bool needs_header = !header.empty() && opened->is_empty();
+    append_bytes(file, (needs_header ? header + "\n" : "") + line + "\n");
+  }
 }
 
 void RunFolder::append_bytes(const std::string& file, const std::string& bytes) {
+  std::string why;
+  if (auto* opened = open(file); opened != nullptr && !opened->append(bytes, why)) {
+    warn_once(file, why);
+  }
+}
+
+AppendedFile* RunFolder::open(const std::string& file) {
   if (!is_ours()) {
-    return;
+    return nullptr;
   }
-  const auto path = path_ + "/" + file;
-  auto& [out, size] = open_[file];
-  std::error_code error;
-  if (!out.is_open()) {
-    size = std::filesystem::file_size(path, error);
-    size = error ? 0 : size;
-    out.open(path, std::ios::app | std::ios::binary);
+  auto& opened = open_[file];
+  std::string why;
+  if (opened == nullptr && (opened = AppendedFile::open(path_ + "/" + file, why)) == nullptr) {
+    warn_once(file, why);
   }
-  errno = 0;
-  out << bytes << std::flush;
-  if (out) {
-    size += bytes.size();
-    return;
-  }
-  warn_once(file, errno != 0 ? std::generic_category().message(errno) : "");
-  // A part may have been written. Without it the next line, which may succeed, is whole.
-  const auto whole = size;
-  open_.erase(file);
-  std::filesystem::resize_file(path, whole, error);
+  return opened.get();
 }
 
 std::string RunFolder::read(const std::string& file) const {
-  std::ifstream in(path_ + "/" + file);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
+  std::string why;
+  return read_start(path_ + "/" + file, SIZE_MAX, why, Links::Refuse).value_or("");
 }
 
 void RunFolder::write(const std::string& file, const std::string& text) {
@@ -80,17 +97,10 @@ void RunFolder::write(const std::string& file, const std::string& text) {
     return;
   }
   open_.erase(file);
-  const auto path = path_ + "/" + file;
-  const auto unfinished = path + ".new";
-  std::ofstream out(unfinished, std::ios::trunc);
-  out << text << std::flush;
-  std::error_code error;
-  if (out) {
-    std::filesystem::rename(unfinished, path, error);
-  }
-  if (!out || error) {
-    warn_once(file);
-    std::filesystem::remove(unfinished, error);
+  try {
+    replace_file(system_file_ops(), path_ + "/" + file, {text}, Durability::Cached);
+  } catch (const WriteError& error) {
+    warn_once(file, error.what());
   }
 }
 
@@ -98,19 +108,26 @@ bool RunFolder::keep_copy(const std::string& file) {
   if (!is_ours()) {
     return false;
   }
-  std::error_code error;
-  for (int n = 1; aside_.empty(); ++n) {
-    const auto path = concat(path_, "/attempt-", n);
-    if (!std::filesystem::exists(path, error)) {
-      std::filesystem::create_directory(path, error);
-      aside_ = path;
+  std::string why;
+  const auto text = read_start(path_ + "/" + file, SIZE_MAX, why, Links::Refuse);
+  try {
+    if (!text) {
+      throw WriteError(why);
     }
+    for (int n = 1; aside_.empty(); ++n) {
+      const auto path = concat(path_, "/attempt-", n);
+      if (system_file_ops().mkdir(path.c_str(), 0777) == 0) {
+        aside_ = path;
+      } else if (errno != EEXIST) {
+        throw FileError("cannot make the folder " + path, errno);
+      }
+    }
+    write_new_file(system_file_ops(), aside_, file, {*text}, kPublicFile, Durability::Cached);
+  } catch (const WriteError& error) {
+    warn_once(file, error.what());
+    return false;
   }
-  std::filesystem::copy_file(path_ + "/" + file, aside_ + "/" + file, error);
-  if (error) {
-    warn_once(aside_.substr(path_.size() + 1) + "/" + file, error.message());
-  }
-  return !error;
+  return true;
 }
 
 bool RunFolder::is_ours() {

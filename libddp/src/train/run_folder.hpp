@@ -3,7 +3,6 @@
 // and never stops training.
 #pragma once
 
-#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -17,7 +16,8 @@ class RunFolder {
   /// No folder: all output is dropped.
   RunFolder() = default;
   /// Makes `dir`/`name` if needed and takes it like FolderOwner; `job` is the scheduler's id.
-  /// Throws WriteError, SettingsError for a name with a '/', FolderTakenError.
+  /// Throws WriteError, FolderTakenError, and SettingsError for a name with a '/', a link, and the
+  /// folder of another user, who could plant links in it.
   RunFolder(const std::string& dir, const std::string& name, const std::string& job = "");
 
   const std::string& path() const { return path_; }
@@ -25,7 +25,7 @@ class RunFolder {
   void append(const std::string& file, const std::string& line, const std::string& header = "");
   /// The same for bytes.
   void append_bytes(const std::string& file, const std::string& bytes);
-  /// A whole file; empty if it cannot be read.
+  /// A whole file; empty if it cannot be read, or is no regular file.
   std::string read(const std::string& file) const;
   /// Replaces a whole file: readers see the old text or the new.
   void write(const std::string& file, const std::string& text);
@@ -38,14 +38,12 @@ class RunFolder {
  private:
   void warn_once(const std::string& file, const std::string& reason = "");
   bool is_ours();
+  /// Nothing, after a warning, if it cannot be opened.
+  AppendedFile* open(const std::string& file);
 
   std::string path_;
   std::shared_ptr<FolderOwner> owner_;
-  struct OpenFile {
-    std::ofstream out;
-    std::uintmax_t size = 0;  ///< of complete writes
-  };
-  std::map<std::string, OpenFile> open_;
+  std::map<std::string, std::unique_ptr<AppendedFile>> open_;
   std::string aside_;
   bool warned_ = false;
 };

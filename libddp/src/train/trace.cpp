@@ -4,9 +4,9 @@
 #include <sys/resource.h>
 
 #include <cmath>
-#include <fstream>
 #include <utility>
 
+#include "core/file_ops.hpp"
 #include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
 #include "ddp/core/error.hpp"
@@ -191,13 +191,12 @@ void Tracer::finish() {
   if (control_plane_.rank() != 0) {
     return;
   }
-  std::ofstream out(path_, std::ios::binary | std::ios::trunc);
-  out << detail::trace_to_json(by_rank, offsets) << std::flush;
-  if (out) {
+  try {
+    replace_file(system_file_ops(), path_, {detail::trace_to_json(by_rank, offsets)});
     log_info("wrote the trace of " + std::to_string(num_steps_) + " steps to " + path_ +
              " (open it in https://ui.perfetto.dev)");
-  } else {
-    log_warning("cannot write the trace " + path_);
+  } catch (const WriteError& error) {
+    log_warning("cannot write the trace " + path_ + ": " + error.what());
   }
 }
 

@@ -103,12 +103,15 @@ class StudyCase(ToolTest):
         os.makedirs(self.fake)
         self.write("study.yaml", STUDY)
 
-    def study(self, *options, code=0):
+    def start(self, *options, timeout=None):
         environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake}
         for name in ("DDP_RUNS", "DDP_PROGRAM", "SLURM_JOB_ID"):
             environment.pop(name, None)
-        done = subprocess.run([sys.executable, TOOL, os.path.join(self.folder, "study.yaml"), "--output", self.out, "--build",
-                               os.path.join(self.folder, "build"), *options], capture_output=True, text=True, env=environment)
+        return subprocess.run([sys.executable, TOOL, os.path.join(self.folder, "study.yaml"), "--output", self.out, "--build",
+                               os.path.join(self.folder, "build"), *options], capture_output=True, text=True, env=environment, timeout=timeout)
+
+    def study(self, *options, code=0):
+        done = self.start(*options)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stdout + done.stderr
 

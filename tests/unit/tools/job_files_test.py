@@ -46,6 +46,20 @@ class JobFiles(StudyCase):
             # The job's own files stay where whoever waits for it looks.
             self.assertEqual(self.read("out/50/exit_code"), "0\n")
 
+    def test_the_folder_of_another_user_is_refused(self):
+        target = os.path.join(self.folder, "target")
+        os.makedirs(target)
+        os.makedirs(self.out)
+        os.symlink(target, os.path.join(self.out, "50"))
+        self.job("lora_ddp.sbatch", "--config", "x.yaml", code=64)
+        if os.geteuid() == 0:  # only root gives files away
+            os.remove(os.path.join(self.out, "50"))
+            os.makedirs(os.path.join(self.out, "50"))
+            os.chown(os.path.join(self.out, "50"), 1000, 1000)
+            self.job("lora_ddp.sbatch", "--config", "x.yaml", code=64)
+            target = os.path.join(self.out, "50")
+        self.assertEqual(os.listdir(target), [])
+
     def ends(self, *words, checkpoint=None, saves=False):
         """Each of `words` is one start's: its exit code and what it prints. Returns which were requeued. With `saves` each start
         leaves a newer checkpoint."""

@@ -2,9 +2,10 @@
 // Errors a user can cause. Each has the exit code with which `ddp::run` ends the process.
 #pragma once
 
-#include <sstream>
 #include <stdexcept>
 #include <string>
+
+#include "ddp/detail/text.hpp"
 
 namespace ddp {
 
@@ -64,10 +65,10 @@ struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// Joins its arguments with operator<<, for messages.
+/// Joins its arguments with operator<<, for messages. Numbers do not depend on the locale.
 template <typename... Args>
 std::string concat(const Args&... args) {
-  std::ostringstream out;
+  detail::TextStream out;
   (out << ... << args);
   return out.str();
 }

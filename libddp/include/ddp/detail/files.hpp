@@ -54,18 +54,24 @@ uint64_t xxh3(std::string_view bytes);
 /// Permissions of new files: owner only (a run's state), or as the umask allows.
 inline constexpr mode_t kPrivateFile = 0600, kPublicFile = 0666;
 
+/// Whether a file is on disk when a call returns, or may be lost in a power failure: the metrics of
+/// a run are replaced every second, and a sync takes milliseconds.
+enum class Durability { Synced, Cached };
+
 /// Creates `folder`/`name` with permissions `mode`, writes `chunks` and syncs them to disk. The
 /// file must not exist; links are not followed. On failure removes the partial file and throws
 /// FileError naming the file and the system's reason.
 FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::string& name,
-                          const std::vector<std::string_view>& chunks, mode_t mode = kPrivateFile);
+                          const std::vector<std::string_view>& chunks, mode_t mode = kPrivateFile,
+                          Durability durability = Durability::Synced);
 
 /// Syncs the folder's entries (creations, renames) to disk. Throws FileError.
 void sync_folder(FileOps& ops, const std::string& folder);
 
 /// Atomically replaces `path` with a public file of `chunks`, and syncs file and folder.
 void replace_file(FileOps& ops, const std::string& path,
-                  const std::vector<std::string_view>& chunks);
+                  const std::vector<std::string_view>& chunks,
+                  Durability durability = Durability::Synced);
 
 /// 16 random hexadecimal digits.
 std::string random_suffix();

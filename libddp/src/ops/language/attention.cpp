@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "ddp/detail/text.hpp"
 #include "ddp/ops/language.hpp"
 
 #include <ATen/ATen.h>
@@ -6,7 +7,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 
 #include "ops/autocast_off.hpp"
@@ -30,7 +30,7 @@ template <typename... Args>
 
 /// Why the CUDA kernels cannot serve these inputs; empty if they can.
 std::string unfit_for_kernels(const at::Tensor& query, int64_t max_head_dim) {
-  std::ostringstream text;
+  ddp::detail::TextStream text;
   const int64_t head_dim = query.size(-1);
   if (!query.is_cuda()) {
     text << "it needs a GPU, the tensors are on " << query.device();

@@ -6,12 +6,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <sstream>
 #include <utility>
 
 #include "core/fnv_hash.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/module_tensors.hpp"
+#include "ddp/detail/text.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp::detail {
@@ -37,7 +37,7 @@ void add_layout(const at::Tensor& tensor, std::vector<int64_t>& key) {
 }  // namespace
 
 std::string shapes_of(const StepCall& call) {
-  std::ostringstream out;
+  ddp::detail::TextStream out;
   const auto space = [&out] { return out.tellp() > 0 ? " " : ""; };
   for (const at::Tensor* input : call.inputs) {
     if (input->defined()) {
