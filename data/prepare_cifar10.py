@@ -156,19 +156,24 @@ def classify(name):
     return None
 
 
-def walk_archive(path):
+def walk_archive(path, left_out):
+    """(name, contents) of the files that classify() knows. Other names are appended to left_out."""
     try:
         with tarfile.open(path) as archive:
             for member in archive:
                 if member.isfile() and classify(member.name):
                     yield member.name, archive.extractfile(member).read()
+                elif not member.isdir():
+                    left_out.append(member.name)
     except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise PrepareError(f"not a readable archive: {getattr(error, 'strerror', None) or error}", path) from None
 
 
-def walk_folder(path):
+def walk_folder(path, left_out):
+    """As walk_archive()."""
     for folder, folders, files in os.walk(path):
         folders.sort()
+        left_out += [full for full in (os.path.join(folder, name) for name in folders) if os.path.islink(full)]
         for file in sorted(files):
             full = os.path.join(folder, file)
             name = os.path.relpath(full, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
@@ -176,6 +181,8 @@ def walk_folder(path):
             if classify(name) and (folder != path or classify(name)[0] != "image"):
                 with open(full, "rb") as f:
                     yield name, f.read()
+            else:
+                left_out.append(full)
 
 
 def download(folder):
@@ -199,7 +206,9 @@ def download(folder):
 
 
 def read_source(path):
-    files = walk_folder(path) if os.path.isdir(path) else walk_archive(path)
+    """The samples of each split, the class names, and the names of files that are none of these."""
+    left_out = []
+    files = walk_folder(path, left_out) if os.path.isdir(path) else walk_archive(path, left_out)
     splits = {"train": {}, "test": {}}  # file name -> its samples
     images = {"train": [], "test": [], "unsplit": []}
     for name, data in files:
@@ -210,6 +219,7 @@ def read_source(path):
             read = binary_samples if kind == "bin" else python_samples
             splits[split][os.path.basename(name)] = list(read(data, name))
     if images["train"] or images["test"]:
+        left_out += [name for _, name, _ in images["unsplit"]]
         images["unsplit"] = []  # something else beside the two folders
     else:
         splits = {"train": splits["train"], "test": splits["test"], "unsplit": {}}
@@ -225,7 +235,7 @@ def read_source(path):
         result[split] = rows
     if not any(result.values()):
         raise PrepareError("contains no CIFAR-10 data (see --help for the layouts)", path)
-    return result, classes
+    return result, classes, left_out
 
 
 def balanced(samples, limit):
@@ -323,7 +333,7 @@ def main():
     source = args.paths[0] if len(args.paths) == 2 and args.paths[0] != "download" else download(out)
     if not os.path.exists(source):
         raise PrepareError("there is no such file or folder", source)
-    splits, classes = read_source(source)
+    splits, classes, left_out = read_source(source)
     unsplit = splits.pop("unsplit", [])
     if unsplit:
         if splits["train"] or splits["test"]:
@@ -336,6 +346,10 @@ def main():
         done = write_tar(splits, classes, out, args.shards, args.labels)
     counts = {split: len(rows) for split, rows in splits.items()}
     print(f"{done}: {counts['train']} training and {counts['test']} test images, {len(classes)} classes")
+    if left_out:
+        names = ["".join(c if c.isprintable() else "?" for c in name) for name in left_out[:3]]
+        print(f"left out: {len(left_out)} files that are no images or batches, or lie in no class folder "
+              f"({', '.join(names)}{', …' if len(left_out) > 3 else ''})")
 
 
 if __name__ == "__main__":

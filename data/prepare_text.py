@@ -15,7 +15,10 @@ OUT_DIR  receives train.safetensors, eval.safetensors and vocabulary.safetensors
 --vocab-size N       ids of bpe and wordpiece (default 4096)
 --eval-fraction F    share of the evaluation split (default 0.1): the end of a single document, else
                      the last documents
---separator TEXT     cuts files into documents at TEXT (\\n is a line end), which is left out
+--separator TEXT     cuts text files into documents at TEXT, which is left out. \\n is a line end, LF or
+                     CRLF. TEXT must occur in one of the files
+
+A byte order mark at the start of a file is left out.
 
 Where there are several documents, or the tokenizer has an id for it, each document ends with the id of
 <|endoftext|>. bytes and chars need the standard library only.
@@ -23,30 +26,53 @@ Where there are several documents, or the tokenizer has an id for it, each docum
 import argparse
 import json
 import os
+import re
 
 from prepare_script import Parser, PrepareError, UsageError, run_main
 from text_tokenizers import (BERT_TOKENS, END_OF_TEXT, ByteTokenizer, CharacterTokenizer, TiktokenTokenizer,
                              load_tokenizer, train_tokenizer, train_wordpiece)
-from token_files import Documents, check_unicode, decode_utf8, read_json_lines, write_folder
+from token_files import Documents, check_unicode, decode_utf8, open_text, read_json_lines, write_folder
 
 
-def read_documents(path, as_bytes, separator):
-    if path.endswith(".jsonl"):
-        texts = []
-        for line, record in read_json_lines(path):
-            text = record.get("text") if isinstance(record, dict) else None
-            if not isinstance(text, str):
-                raise PrepareError("no 'text'", path, line)
-            texts.append(check_unicode(text, path, line))
-        return [text.encode() for text in texts] if as_bytes else texts
-    with open(path, "rb") as file:
+def read_json_documents(path, as_bytes):
+    for line, record in read_json_lines(path):
+        text = record.get("text") if isinstance(record, dict) else None
+        if not isinstance(text, str):
+            raise PrepareError("no 'text'", path, line)
+        check_unicode(text, path, line)
+        yield text.encode() if as_bytes else text
+
+
+def read_text(path, as_bytes):
+    with open_text(path) as file:
         data = file.read()
-    if not as_bytes:
-        data = decode_utf8(data, path)
-    elif separator:
-        separator = separator.encode()
-    parts = data.split(separator) if separator else [data]
-    return [part for part in parts if part]
+    return data if as_bytes else decode_utf8(data, path)
+
+
+def separator_pattern(separator, as_bytes):
+    """Matches the separator with either kind of line end."""
+    pattern = "\r?\n".join(re.escape(part) for part in separator.split("\n"))
+    return re.compile(pattern.encode() if as_bytes else pattern)
+
+
+def read_documents(paths, as_bytes, separator):
+    """The documents of all files. Empty ones are left out, and their number is printed."""
+    documents, cuts = [], 0
+    for path in paths:
+        if path.endswith(".jsonl"):
+            documents += read_json_documents(path, as_bytes)
+            continue
+        text = read_text(path, as_bytes)
+        parts = separator_pattern(separator, as_bytes).split(text) if separator else [text]
+        cuts += len(parts) - 1
+        documents += parts
+    if separator and not cuts:
+        raise PrepareError(f"the separator {separator!r} occurs in no text file; fix: give a text that "
+                           "stands between the documents, or leave out --separator", paths[0])
+    filled = [document for document in documents if document]
+    if filled and len(filled) < len(documents):
+        print(f"left out: {len(documents) - len(filled)} empty documents")
+    return filled
 
 
 def split(documents, fraction):
@@ -108,8 +134,7 @@ def parse_arguments():
 
 def main():
     args = parse_arguments()
-    documents = [document for path in args.files
-                 for document in read_documents(path, args.tokenizer == "bytes", args.separator)]
+    documents = read_documents(args.files, args.tokenizer == "bytes", args.separator)
     if not documents:
         raise PrepareError("no text: nothing was written", args.files[0])
     tokenizer, files = make_tokenizer(args, documents)

@@ -5,6 +5,7 @@ The prepare scripts for text build on this module: it checks input text, collect
 writes a folder of train.safetensors, eval.safetensors and vocabulary.safetensors.
 """
 import array
+import codecs
 import hashlib
 import json
 import os
@@ -27,6 +28,14 @@ def decode_utf8(data, where, first_line=1):
                            f"{error.start - start} of the line", where, line) from None
 
 
+def open_text(path):
+    """The file's bytes behind UTF-8's byte order mark, which Windows programs write. The mark is no text."""
+    file = open(path, "rb")
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        file.seek(0)
+    return file
+
+
 def parse_json(text, path, line=None):
     """`line` is what the text is; without, it is a whole file."""
     try:
@@ -46,9 +55,10 @@ def read_json_lines(path, skipped=None):
     counted instead of lines). Blank lines are passed over. `skipped`, where given, is called
     with the error of each line that cannot be read, and raises it or lets the reading go on; an error
     in a list is one of the whole file, and raised."""
-    with open(path, "rb") as file:
+    with open_text(path) as file:
+        begin = file.tell()
         start = file.read(64).lstrip()
-        file.seek(0)
+        file.seek(begin)
         if start[:1] == b"[":
             yield from enumerate(parse_json(decode_utf8(file.read(), path), path), 1)
             return

@@ -6,7 +6,7 @@
     tools/plot_scaling.py runs/resnet50_weak --before runs/resnet50_weak_old --output runs/report
 
 Each folder is a study's (tools/study.py made it), or any folder whose sub-folders are runs: then --kind
-says what was held fixed. Written: <output>/report.html, which needs nothing beside it, every figure as PNG
+says what was held fixed. Rows whose global batches contradict the kind end with 65. Written: <output>/report.html, which needs nothing beside it, every figure as PNG
 and SVG, and merged.csv with one row a run. Needs pandas and matplotlib.
 
 Exit codes: 0 written, 64 a mistake in the call, 65 data that cannot be used (the message names the file
@@ -64,6 +64,7 @@ class Study:
         if len(units) > 1:
             raise numbers.DataError(f"{path}: runs count in different units: {', '.join(sorted(units))}")
         self.unit = units.pop()
+        numbers.check_kind(path, self.kind, self.runs)
         self.varied = {name: run["varied"] for name, run in plan["runs"].items()}
         self.points = numbers.make_points(self.runs, self.kind, self.varied)
         self.kind_text = {"strong": f"global batch {plan['batch'] or '?'}", "sensitivity": "settings varied",

@@ -264,6 +264,24 @@ class Point:
         return statistics.mode(run.bottleneck for run in self.runs)
 
 
+def check_kind(path, kind, runs):
+    """Whether the rows hold constant what the kind of the study says: strong the global batch, weak a rank's
+    share of it. Otherwise the efficiencies would be other numbers than their names say."""
+    known = [run for run in runs if run.global_batch_size]
+    if kind == "sensitivity" or not known:
+        return
+    held = "global_batch_size" if kind == "strong" else "global_batch_size / ranks"
+    base = min(known, key=lambda run: run.ranks)
+    for run in known:
+        same = run.global_batch_size == base.global_batch_size
+        if kind == "weak":  # without a division, which rounds
+            same = run.global_batch_size * base.ranks == base.global_batch_size * run.ranks
+        if not same:
+            raise DataError(f"{path}: the kind of the study is {kind}, which holds {held} constant, but {base.name} has "
+                            f"global_batch_size {base.global_batch_size:g} of {base.ranks} ranks and {run.name} "
+                            f"{run.global_batch_size:g} of {run.ranks}; fix: give the other kind, or leave out the runs of another batch")
+
+
 def make_points(runs, kind, varied=None):
     """Points in ascending order of ranks. `varied`: run name -> settings."""
     varied = varied or {}

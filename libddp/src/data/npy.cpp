@@ -17,6 +17,7 @@
 #include "core/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/tensor_dataset.hpp"
+#include "ddp/detail/file_content.hpp"
 
 namespace ddp {
 namespace {
@@ -186,7 +187,7 @@ std::pair<std::size_t, std::size_t> find_header(std::string_view file, const std
     refuse(path, "it is a zip archive (.npz)", "save each array with numpy.save()");
   }
   if (!file.starts_with(kMagic) || file.size() < 10) {
-    refuse(path, "it does not begin like a .npy file");
+    refuse(path, "it does not begin like a .npy file" + content_note(file));
   }
   const auto byte = [&](std::size_t i) { return std::size_t{static_cast<unsigned char>(file[i])}; };
   if (byte(6) < 1 || byte(6) > 3 || byte(7) != 0) {

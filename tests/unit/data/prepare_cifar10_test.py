@@ -63,6 +63,24 @@ with tarfile.open(f"{work}/plain.tar", "w") as archive:
 check("archive", prepare(f"{work}/plain.tar", f"{work}/o5", "--test", "2"), f"{work}/o5",
       ["cat", "dog"] * 3, ["cat", "dog"])
 
+# What is left out is counted, with its first names.
+make(f"{work}/more/cat/a.jpg")
+for name in "more/cat/a.gif", "more/cat/b.txt", "more/cover.jpg", "more/notes":
+    make(f"{work}/{name}")
+os.symlink("cat", f"{work}/more/dog")
+result = prepare(f"{work}/more", f"{work}/o7")
+assert "1 training and 0 test images, 1 classes\nleft out: 5 files" in result.stdout, result.stdout
+assert f"({work}/more/dog, {work}/more/cover.jpg, {work}/more/notes, …)" in result.stdout, result.stdout
+assert "left out: 1 files" in prepare(f"{work}/split", f"{work}/o4").stdout
+assert "left out" not in prepare(f"{work}/plain.tar", f"{work}/o5").stdout
+
+
+# The same command gives the same bytes.
+result = prepare(f"{work}/plain", f"{work}/o8", "--test", "3")
+for name in sorted(os.listdir(f"{work}/o2")):
+    with open(f"{work}/o2/{name}", "rb") as one, open(f"{work}/o8/{name}", "rb") as other:
+        assert one.read() == other.read(), name
+
 
 def write(name, data):
     os.makedirs(os.path.dirname(f"{work}/{name}"), exist_ok=True)

@@ -53,12 +53,29 @@ assert len(folder.ids("train", 0)) == int(len(TEXT) * 0.9)
 
 # Several documents, each with its end.
 several = write("several.txt", "one\n---\ntwo two\n---\n\n---\nthree\n---\nfour")
-folder = prepare(several, path("several"), "--tokenizer", "chars", "--separator", "\\n---\\n")
+result = run_script(script, several, path("several"), "--tokenizer", "chars", "--separator", "\\n---\\n")
+assert result.stdout.startswith("left out: 1 empty documents\n"), result
+folder = Folder(path("several"))
 end = int(folder.metadata["end_of_text"])
 assert folder.words[end] == b"<|endoftext|>" and folder.special[end] == 1 and sum(folder.special) == 1
 assert [folder.text("train", i) for i in range(folder.size("train"))] == [
     t + "<|endoftext|>" for t in ("one", "two two", "three")]
 assert folder.text("eval", 0) == "four<|endoftext|>" and folder.size("eval") == 1
+
+# Windows: a line end of the separator is LF or CRLF, and a byte order mark is no token.
+SPEECH = "First speech,\nsecond line.\n\nAnother one.\n\n" * 30
+for kind in "chars", "bytes":
+    expected = [t + "<|endoftext|>" for t in ("First speech,\r\nsecond line.", "Another one.") * 27]
+    crlf = write("crlf.txt", "\ufeff" + SPEECH.replace("\n", "\r\n"))
+    folder = prepare(crlf, path("crlf_" + kind), "--tokenizer", kind, "--separator", "\\n\\n")
+    assert [folder.text("train", i) for i in range(folder.size("train"))] == expected
+    folder = prepare(write("lf.txt", SPEECH), path("lf_" + kind), "--tokenizer", kind, "--separator", "\\n\\n")
+    assert folder.size("train") == 54 and folder.size("eval") == 6
+marked = write("marked.jsonl", b"\xef\xbb\xbf" + b'{"text": "a"}\r\n{"text": "b"}\r\n')
+assert prepare(marked, path("marked")).text("train", 0) == "a<|endoftext|>"
+for source in crlf, marked:
+    refused(script, 65, ["separator '\\n--\\n' occurs in no text file"], source, path("x"), "--separator", "\\n--\\n")
+assert run_script(script, crlf, several, path("two"), "--separator", "\\n---\\n").returncode == 0
 
 lines = write("lines.jsonl", '{"text": "caf\\u00e9"}\n\n{"text": "b", "other": 1}\n')
 folder = prepare(lines, path("lines"))

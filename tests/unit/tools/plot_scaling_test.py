@@ -118,6 +118,23 @@ class Reports(ToolTest):
         self.assertIn("--kind", self.plot("runs", code=65))
         self.assertIn("report:", self.plot("runs", "--kind", "strong"))
 
+    def test_a_kind_that_the_rows_contradict_ends_with_65(self):
+        self.study("strong")
+        self.study("weak", "weak")
+        for name, other, parts in (("strong", "weak", ("n001_r1 has global_batch_size 48 of 1 ranks", "n002_r1 48 of 2")),
+                                   ("weak", "strong", ("n001_r1 has global_batch_size 48 of 1 ranks", "n002_r1 96 of 2"))):
+            plan = os.path.join(self.folder, name, "study.json")
+            text = self.read(f"{name}/study.json")
+            self.write(f"{name}/study.json", text.replace(f'"kind": "{name}"', f'"kind": "{other}"'))
+            for arguments in ((), ("--kind", other)):
+                out = self.plot(name, *arguments, code=65)
+                for part in (f"the kind of the study is {other}", *parts, "fix: "):
+                    self.assertIn(part, out)
+                if os.path.exists(plan):
+                    os.remove(plan)
+            self.assertFalse(os.path.exists(os.path.join(self.folder, name, "report")))
+            self.assertIn("report:", self.plot(name, "--kind", name))
+
     def test_bad_files_end_with_65_and_their_names(self):
         self.study("s")
         path = os.path.join(self.folder, "s/n002_r1/steps.csv")
