@@ -4,7 +4,10 @@
 #include <fnmatch.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <cmath>
+#include <optional>
+#include <stdexcept>
 #include <utility>
 
 #include "ddp/detail/model_weights.hpp"
@@ -13,6 +16,9 @@
 
 namespace models {
 namespace {
+
+/// Calls of refresh_fp8_base(): part of the version of all weights.
+std::atomic<uint64_t> num_refreshes{0};
 
 /// A PEFT pattern matches the last part of a layer's name or the full name.
 bool matches(const std::string& pattern, const std::string& name) {
@@ -36,36 +42,72 @@ void check(const LoraOptions& options) {
 
 namespace detail {
 
-const ddp::ops::Fp8Weight& Fp8Copy::of(const std::vector<torch::Tensor>& weights,
-                                       const std::string& layer) {
-  uint32_t version = 0;
-  for (const auto& weight : weights) {
-    version += static_cast<uint32_t>(weight._version());
-  }
-  const auto& storage = weights.front().storage();
-  if (copy_ && storage_.is_alias_of(storage) && version == version_) {
+class Fp8Copy::Current : public ddp::ops::WeightCopy {
+ public:
+  const ddp::ops::Fp8Weight& of(const std::vector<torch::Tensor>& weights,
+                                const std::string& layer) {
+    weights_ = weights;
+    layer_ = layer;
+    refresh();
     return *copy_;
   }
-  const torch::NoGradGuard no_grad;
-  auto copy = ddp::ops::quantize_weight(ddp::ops::joined_rows(weights));
-  if (!copy.scales.isfinite().all().item<bool>()) {
-    throw std::runtime_error("FP8: the frozen weight of " + layer +
-                             " holds infinite or NaN values, which no scale represents; check "
-                             "the base's files");
+
+  void refresh() override {
+    uint64_t version = num_refreshes;
+    for (const auto& weight : weights_) {
+      version += static_cast<uint64_t>(weight._version());
+    }
+    const auto* data = weights_.front().const_data_ptr();
+    if (copy_ && data == data_ && version == version_) {
+      return;
+    }
+    convert();
+    storage_ = weights_.front().storage();  // while it is held, no other weight gets its memory
+    data_ = data;
+    version_ = version;
   }
-  if (copy_ && copy_->values.sizes() == copy.values.sizes() &&
-      copy_->values.device() == copy.values.device()) {
-    // In place: CUDA graphs hold the memory.
-    copy_->values.copy_(copy.values);
-    copy_->scales.copy_(copy.scales);
-    copy_->transposed_values.copy_(copy.transposed_values);
-    copy_->transposed_scales.copy_(copy.transposed_scales);
-  } else {
-    copy_ = std::move(copy);
+
+ private:
+  void convert() {
+    const torch::NoGradGuard no_grad;
+    auto copy = ddp::ops::quantize_weight(ddp::ops::joined_rows(weights_));
+    if (!copy.scales.isfinite().all().item<bool>()) {
+      throw std::runtime_error("FP8: the frozen weight of " + layer_ +
+                               " holds infinite or NaN values, which no scale represents; check "
+                               "the base's files");
+    }
+    if (!copy_) {
+      copy_ = std::move(copy);
+    } else if (copy_->values.sizes() == copy.values.sizes() &&
+               copy_->values.device() == copy.values.device()) {
+      // In place: CUDA graphs hold the memory.
+      copy_->values.copy_(copy.values);
+      copy_->scales.copy_(copy.scales);
+      copy_->transposed_values.copy_(copy.transposed_values);
+      copy_->transposed_scales.copy_(copy.transposed_scales);
+    } else {
+      copy_ = std::move(copy);
+      ddp::ops::invalidate_graphs();
+    }
   }
-  storage_ = storage;  // while it is held, no other weight gets its memory
-  version_ = version;
-  return *copy_;
+
+  std::vector<torch::Tensor> weights_;
+  std::string layer_;
+  std::optional<ddp::ops::Fp8Weight> copy_;
+  c10::Storage storage_;
+  const void* data_ = nullptr;
+  uint64_t version_ = 0;
+};
+
+const ddp::ops::Fp8Weight& Fp8Copy::of(const std::vector<torch::Tensor>& weights,
+                                       const std::string& layer) {
+  if (current_ != nullptr) {
+    return current_->of(weights, layer);
+  }
+  current_ = std::make_shared<Current>();
+  const auto& copy = current_->of(weights, layer);
+  ddp::ops::register_weight_copy(current_);
+  return copy;
 }
 
 }  // namespace detail
@@ -125,6 +167,7 @@ void LinearImpl::add_lora(const LoraOptions& options, const std::string& name) {
   lora_dropout_ = options.dropout;
   fp8_base_ = options.fp8_base;
   name_ = name;
+  ddp::ops::invalidate_graphs();
 }
 
 void LinearImpl::merge_lora() {
@@ -139,6 +182,8 @@ void LinearImpl::merge_lora() {
   unregister_module("lora_B");
   lora_a = torch::Tensor();
   lora_b = torch::Tensor();
+  fp8_ = {};
+  ddp::ops::invalidate_graphs();
 }
 
 JoinedLinears::JoinedLinears(std::vector<Linear> layers) : layers_(std::move(layers)) {
@@ -195,6 +240,7 @@ torch::Tensor JoinedLinears::compute(const torch::Tensor& input, bool gated) con
   const auto bias = biases.empty() ? torch::Tensor() : ddp::ops::joined_rows(biases);
   const auto weight = ddp::ops::joined_rows(weights);
   if (have_none) {
+    fp8_ = {};  // of merged adapters
     return activated(ddp::ops::linear(input, weight, {.bias = bias}));
   }
   auto options = first.lora_call();
@@ -206,6 +252,10 @@ torch::Tensor JoinedLinears::compute(const torch::Tensor& input, bool gated) con
   }
   return ddp::ops::lora_linear(input, weight, ddp::ops::joined_rows(as), ddp::ops::joined_rows(bs),
                                std::move(options));
+}
+
+void refresh_fp8_base() {
+  ++num_refreshes;
 }
 
 LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options) {

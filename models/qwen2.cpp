@@ -166,19 +166,23 @@ const torch::Tensor& Qwen2Impl::head_weight() const {
 
 const ddp::ops::RotaryTables& Qwen2Impl::rotary_tables(int64_t num_positions) {
   const auto device = embed_tokens_.device();
-  if (!rotary_.cos.defined() || rotary_.cos.device() != device ||
-      rotary_.cos.size(0) < num_positions) {
-    // Covers the longest sequence so far: a table of 128k positions would exceed small models.
-    int64_t size = std::min<int64_t>(options_.max_positions, 1024);
-    while (size < num_positions) {
-      size *= 2;
-    }
-    auto rope = options_.rope_scaling;
-    rope.head_dim = options_.head_dim;
-    rope.theta = options_.rope_theta;
-    rotary_ = ddp::ops::make_rotary_tables(rope, size, device);
+  const auto known = std::find_if(rotary_.begin(), rotary_.end(), [&](const auto& tables) {
+    return tables.cos.device() == device && tables.cos.size(0) >= num_positions;
+  });
+  if (known != rotary_.end()) {
+    return *known;
   }
-  return rotary_;
+  // Covers the longest sequence so far: a table of 128k positions would exceed small models.
+  int64_t size = std::min<int64_t>(options_.max_positions, 1024);
+  while (size < num_positions) {
+    size *= 2;
+  }
+  auto rope = options_.rope_scaling;
+  rope.head_dim = options_.head_dim;
+  rope.theta = options_.rope_theta;
+  // No table is freed: CUDA graphs of shorter sequences keep reading the one of their capture. All
+  // tables of a device together are smaller than twice the largest.
+  return rotary_.emplace_back(ddp::ops::make_rotary_tables(rope, size, device));
 }
 
 torch::Tensor Qwen2Impl::hidden_states(const TokenInput& input, KeyValueCache* cache) {

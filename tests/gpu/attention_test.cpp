@@ -3,7 +3,9 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/amp/amp.hpp"
@@ -105,6 +107,126 @@ TEST_CASE("each attention backend equals the definition: heads shared, causal or
       }
     }
   }
+}
+
+namespace {
+
+/// The same heads where kernels may not read 16 bytes at once: behind an offset, at odd distances.
+struct Layout {
+  std::string name;
+  std::function<torch::Tensor(const torch::Tensor&)> place;
+};
+
+std::vector<Layout> odd_layouts() {
+  const auto filled = [](const torch::Tensor& memory, const torch::Tensor& heads) {
+    memory.copy_(heads);
+    return memory;
+  };
+  return {
+      {"an offset of one element",
+       [=](const torch::Tensor& heads) {
+         return filled(torch::empty({heads.numel() + 1}, heads.options())
+                           .narrow(0, 1, heads.numel())
+                           .view(heads.sizes()),
+                       heads);
+       }},
+      {"odd strides",
+       [=](const torch::Tensor& heads) {
+         auto sizes = heads.sizes().vec();
+         sizes.back() += 3;
+         return filled(torch::empty(sizes, heads.options()).narrow(-1, 0, heads.size(-1)), heads);
+       }},
+      {"positions in front of heads, in a wider projection",
+       [=](const torch::Tensor& heads) {  // [batch, heads, len, dim]
+         const int64_t width = heads.size(1) * heads.size(3);
+         const auto wide = torch::empty({heads.size(0), heads.size(2), width + 5}, heads.options());
+         return filled(wide.narrow(2, 2, width)
+                           .view({heads.size(0), heads.size(2), heads.size(1), heads.size(3)})
+                           .transpose(1, 2),
+                       heads);
+       }},
+      {"a strided last dimension", [=](const torch::Tensor& heads) {
+         return filled(torch::empty_like(heads.transpose(-1, -2), torch::MemoryFormat::Contiguous)
+                           .transpose(-1, -2),
+                       heads);
+       }}};
+}
+
+}  // namespace
+
+TEST_CASE("attention takes heads and gradients at any offset and stride") {
+  torch::manual_seed(30);
+  for (const auto dtype : {torch::kHalf, torch::kFloat}) {
+    for (const auto backend : kAllBackends) {
+      if (dtype == torch::kFloat && backend != AttentionBackend::Auto) {
+        continue;
+      }
+      for (const auto& layout : odd_layouts()) {
+        CAPTURE(dtype, static_cast<int>(backend), layout.name);
+        std::vector<torch::Tensor> inputs;
+        for (int i = 0; i < 3; ++i) {
+          inputs.push_back(
+              layout.place(torch::randn({2, 3, 19, 40}, torch::kCUDA).to(dtype)).requires_grad_());
+        }
+        const auto references = references_of(inputs);
+        const ddp::ops::AttentionOptions options{.backend = backend};
+        const auto run = [](const std::vector<torch::Tensor>& in,
+                            const ddp::ops::AttentionOptions& o) {
+          // Behind an odd element, the result's gradient is at an odd offset.
+          const auto out = ddp::ops::attention(in[0], in[1], in[2], o);
+          return torch::cat({out.flatten().narrow(0, 0, 1), out.flatten()});
+        };
+        check_against(run(inputs, options), inputs,
+                      run(references, {.backend = AttentionBackend::Math}), references);
+      }
+    }
+  }
+}
+
+TEST_CASE("packed attention takes heads at any offset and stride") {
+  torch::manual_seed(31);
+  const auto offsets = torch::tensor({0, 7, 8, 20}, torch::kInt).cuda();
+  for (const auto& layout : odd_layouts()) {
+    CAPTURE(layout.name);
+    std::vector<torch::Tensor> inputs;
+    for (int i = 0; i < 3; ++i) {
+      inputs.push_back(layout.place(torch::randn({1, 4, 20, 24}, torch::kCUDA).to(torch::kHalf))
+                           .requires_grad_());
+    }
+    const auto references = references_of(inputs);
+    const auto run = [&](const std::vector<torch::Tensor>& in, AttentionBackend backend) {
+      const auto tokens = [](const torch::Tensor& heads) { return heads[0].transpose(0, 1); };
+      return ddp::ops::packed_attention(tokens(in[0]), tokens(in[1]), tokens(in[2]), offsets, 12,
+                                        {.backend = backend});
+    };
+    check_against(run(inputs, AttentionBackend::Auto), inputs,
+                  run(references, AttentionBackend::Math), references);
+  }
+}
+
+TEST_CASE("auto serves single queries, single keys and no keys, and cuDNN refuses them by name") {
+  torch::manual_seed(32);
+  for (const auto& [queries, keys] : {std::pair<int64_t, int64_t>{1, 1}, {1, 9}, {9, 1}}) {
+    for (const double p : {0.0, 0.25}) {
+      CAPTURE(queries, keys, p);
+      const auto q = leaf({2, 4, queries, 64}, torch::kBFloat16);
+      const auto k = leaf({2, 2, keys, 64}, torch::kBFloat16);
+      const auto out = ddp::ops::attention(q, k, k, {.is_causal = queries == keys, .dropout_p = p});
+      out.sum().backward();
+      CHECK(q.grad().isfinite().all().item<bool>());
+      if (p == 0) {
+        const auto expected =
+            ddp::ops::attention(reference_of(q), reference_of(k), reference_of(k),
+                                {.backend = AttentionBackend::Math, .is_causal = queries == keys});
+        CHECK(relative_error(out, expected) < kForwardTolerance);
+      }
+    }
+  }
+  const auto one = leaf({2, 4, 1, 64}, torch::kBFloat16);
+  CHECK_THROWS_WITH(ddp::ops::attention(one, one, one, {.backend = AttentionBackend::Cudnn}),
+                    Catch::Contains("cudnn cannot be used: it needs at least two keys"));
+  const auto none = torch::empty({2, 4, 0, 64}, torch::kCUDA).to(torch::kHalf);
+  CHECK(ddp::ops::attention(none, none, none).sizes() == none.sizes());
 }
 
 TEST_CASE("attention in float32 is as exact as float32, with every kernel that auto takes") {

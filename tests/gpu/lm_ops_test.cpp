@@ -318,6 +318,27 @@ TEST_CASE("checkpoint repeats the random numbers of a GPU: gradients equal bit f
   }
 }
 
+TEST_CASE("checkpoint repeats what its function draws on the CPU, and leaves the later draws") {
+  torch::manual_seed(13);
+  const auto x = leaf({4}, torch::kFloat);
+  for (int i = 0; i < 20; ++i) {
+    const auto out = ddp::ops::checkpoint(
+        [](const std::vector<torch::Tensor>& in) {
+          return in[0] * torch::rand({}).item<double>() * torch::rand_like(in[0]);
+        },
+        {x});
+    const auto after = torch::rand({4});
+    torch::manual_seed(static_cast<uint64_t>(i));
+    const auto first = torch::rand({4});
+    torch::manual_seed(static_cast<uint64_t>(i));
+    x.mutable_grad() = torch::Tensor();
+    out.sum().backward();
+    CHECK(torch::allclose(x.grad() * x, out));
+    CHECK(torch::equal(torch::rand({4}), first));
+    CHECK_FALSE(torch::equal(after, first));
+  }
+}
+
 TEST_CASE("checkpoint repeats the dropout inside every attention kernel") {
   torch::manual_seed(9);
   using ddp::ops::AttentionBackend;

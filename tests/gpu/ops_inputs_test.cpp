@@ -281,6 +281,29 @@ TEST_CASE("a row without a largest finite logit is never right, in each kernel")
   }
 }
 
+TEST_CASE("a small loss and its gradient keep the digits of float32, in each kernel") {
+  for (const int64_t classes : {10, 300}) {
+    for (const double smoothing : {0.0, 1e-6}) {
+      for (const double lead : {4.0, 12.0, 16.0}) {
+        CAPTURE(classes, smoothing, lead);
+        torch::manual_seed(12);
+        const auto labels = torch::randint(classes, {64}, torch::kLong).cuda();
+        const auto shift = torch::randn({64, 1}, torch::kCUDA) * 50;  // cancels in the loss
+        const auto values = torch::randn({64, classes}, torch::kCUDA) * 0.5 +
+                            lead * torch::one_hot(labels, classes) + shift;
+        const auto logits = values.to(torch::kFloat).requires_grad_(true);
+        const auto reference = lm_test::reference_of(logits);
+        const auto loss =
+            ddp::ops::cross_entropy(logits, labels, {.label_smoothing = smoothing}).loss;
+        const auto expected =
+            torch::cross_entropy_loss(reference, labels, {}, at::Reduction::Mean, -100, smoothing);
+        CHECK(relative_error(loss, expected) < 1e-5);
+        CHECK(relative_error(grad({loss}, {logits})[0], grad({expected}, {reference})[0]) < 1e-5);
+      }
+    }
+  }
+}
+
 TEST_CASE("a label that is no class makes its row's gradient NaN, and no other's") {
   for (const int64_t classes : {10, 100}) {
     const auto logits = torch::randn({4, classes}, torch::kCUDA).requires_grad_(true);

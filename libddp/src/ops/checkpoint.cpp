@@ -6,8 +6,10 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "ddp/detail/model_weights.hpp"
 #include "ops/tensor_launch.hpp"
@@ -17,32 +19,66 @@ namespace {
 
 using Body = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
-at::Tensor random_state(at::Device device) {
-  auto generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
-}
-
-void set_random_state(at::Device device, const at::Tensor& state) {
-  auto generator = at::globalContext().defaultGenerator(device);
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
-}
-
-/// Restores the generator's later state, also after an exception.
-class RandomStateOf {
+/// The states of the default generators of several devices.
+class RandomStates {
  public:
-  RandomStateOf(at::Device device, const at::Tensor& state)
-      : device_(device), later_(random_state(device)) {
-    set_random_state(device, state);
+  /// Of the CPU, whose draws may decide what a function computes on a GPU, and of `inputs`'
+  /// devices.
+  static RandomStates of_devices(at::TensorList inputs) {
+    RandomStates states;
+    states.add(at::kCPU);
+    for (const auto& input : inputs) {
+      if (input.defined()) {
+        states.add(input.device());
+      }
+    }
+    return states;
   }
-  ~RandomStateOf() { set_random_state(device_, later_); }
-  RandomStateOf(const RandomStateOf&) = delete;
-  RandomStateOf& operator=(const RandomStateOf&) = delete;
+
+  /// The same devices' states now.
+  RandomStates now() const {
+    RandomStates states;
+    for (const auto& entry : states_) {
+      states.add(entry.device);
+    }
+    return states;
+  }
+  void restore() const {
+    for (const auto& [device, state] : states_) {
+      auto generator = at::globalContext().defaultGenerator(device);
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      generator.set_state(state);
+    }
+  }
 
  private:
-  at::Device device_;
-  at::Tensor later_;
+  struct Entry {
+    at::Device device;
+    at::Tensor state;
+  };
+
+  void add(at::Device device) {
+    const auto is_known = [device](const Entry& entry) { return entry.device == device; };
+    if (std::none_of(states_.begin(), states_.end(), is_known)) {
+      auto generator = at::globalContext().defaultGenerator(device);
+      const std::lock_guard<std::mutex> lock(generator.mutex());
+      states_.push_back({device, generator.get_state()});
+    }
+  }
+
+  std::vector<Entry> states_;
+};
+
+/// Restores the generators' later states, also after an exception.
+class RandomStatesAs {
+ public:
+  explicit RandomStatesAs(const RandomStates& states) : later_(states.now()) { states.restore(); }
+  ~RandomStatesAs() { later_.restore(); }
+  RandomStatesAs(const RandomStatesAs&) = delete;
+  RandomStatesAs& operator=(const RandomStatesAs&) = delete;
+
+ private:
+  RandomStates later_;
 };
 
 /// Backward runs on the engine's thread, which has a separate autocast state.
@@ -91,7 +127,7 @@ class RecomputingAs {
 struct SavedCall : torch::CustomClassHolder {
   Body body;
   at::Device device{at::kCPU};
-  at::Tensor random;
+  RandomStates random;
   bool autocast = false;
   at::ScalarType autocast_dtype = at::kFloat;
 };
@@ -103,7 +139,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     auto call = c10::make_intrusive<SavedCall>();
     call->body = body;
     call->device = inputs[0].device();
-    call->random = random_state(call->device);
+    call->random = RandomStates::of_devices(inputs);
     call->autocast = at::autocast::is_autocast_enabled(call->device.type());
     call->autocast_dtype = at::autocast::get_autocast_dtype(call->device.type());
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
@@ -124,7 +160,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     }
     at::Tensor output;
     {
-      const RandomStateOf random(call.device, call.random);
+      const RandomStatesAs random(call.random);
       const AutocastAs autocast(call.device.type(), call.autocast, call.autocast_dtype);
       const at::AutoGradMode recording(true);
       const RecomputingAs second_run(true);

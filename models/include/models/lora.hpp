@@ -10,7 +10,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -29,9 +29,16 @@ struct LoraOptions {
                                              "gate_proj", "up_proj", "down_proj"};
   torch::Dtype dtype = torch::kFloat32;  ///< dtype of A and B
   /// Multiply with the frozen weights of these layers in FP8: see ops::Fp8Weight. The weights keep
-  /// their memory and dtype, and their FP8 copies take as much as bf16 weights.
+  /// their memory and dtype, and their FP8 copies take as much as bf16 weights. Copies follow
+  /// changes of the weights in eager and captured steps; see refresh_fp8_base() for changes without
+  /// a trace.
   bool fp8_base = false;
 };
+
+/// Converts all frozen weights of LoraOptions::fp8_base to FP8 again before their next use. Call it
+/// after a change that PyTorch's version counter does not record: through weight.data(), or by a
+/// pointer.
+void refresh_fp8_base();
 
 namespace detail {
 /// A frozen weight's copy in FP8, made at the first use and again after the weight has changed.
@@ -43,9 +50,8 @@ class Fp8Copy {
                                 const std::string& layer);
 
  private:
-  std::optional<ddp::ops::Fp8Weight> copy_;
-  c10::Storage storage_;
-  uint32_t version_ = 0;
+  class Current;
+  std::shared_ptr<Current> current_;
 };
 }  // namespace detail
 

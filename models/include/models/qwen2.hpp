@@ -70,10 +70,10 @@ class Qwen2Impl : public CausalLm {
 
   Qwen2Options options_;
   std::vector<std::shared_ptr<detail::Qwen2Layer>> layers_;
-  torch::Tensor embed_tokens_;  // model.embed_tokens.weight [vocab, hidden]
-  torch::Tensor norm_;          // model.norm.weight [hidden]
-  torch::Tensor lm_head_;       // lm_head.weight; undefined if tied
-  ddp::ops::RotaryTables rotary_;
+  torch::Tensor embed_tokens_;                  // model.embed_tokens.weight [vocab, hidden]
+  torch::Tensor norm_;                          // model.norm.weight [hidden]
+  torch::Tensor lm_head_;                       // lm_head.weight; undefined if tied
+  std::vector<ddp::ops::RotaryTables> rotary_;  // of growing sequence lengths
 };
 TORCH_MODULE(Qwen2);
 

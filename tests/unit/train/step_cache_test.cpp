@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "ddp/amp/amp.hpp"
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
@@ -94,6 +95,21 @@ TEST_CASE("calls share a graph if their layouts, numbers and modes are equal") {
   CHECK_FALSE(is_known(cache.find(input)));
   trained.module[1]->train();
   CHECK(is_known(cache.find(input)));
+}
+
+TEST_CASE("a model that computes otherwise drops all graphs, also of steps without parts") {
+  Trainable trained;
+  for (const auto& parts : {GraphedParts{}, trained.parts()}) {
+    Cache cache(parts);
+    cache.cache.drop_stale();
+    cache.add_graph(1);
+    cache.add_graph(2, /*backward=*/true);
+    cache.cache.drop_stale();
+    CHECK(cache.cache.num_graphs() == 2);
+    ops::invalidate_graphs();
+    cache.cache.drop_stale();
+    CHECK(cache.cache.num_graphs() == 0);
+  }
 }
 
 TEST_CASE("kinds of batches that occur once displace no graph") {

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace ddp::ops {
@@ -32,6 +34,22 @@ struct Fp8Weight {
 Fp8Weight quantize_weight(const at::Tensor& weight);
 /// Whether tensor cores of `device` multiply FP8 with a scale per row (CUDA 9.0).
 bool multiplies_fp8(at::Device device);
+
+/// A copy of weights in another form that captured CUDA graphs may read. A replay runs no code of
+/// the host, so GraphedStep refreshes all copies before each step.
+class WeightCopy {
+ public:
+  virtual ~WeightCopy() = default;
+  /// If the weights have changed, converts them again into the same memory.
+  virtual void refresh() = 0;
+};
+void register_weight_copy(const std::shared_ptr<WeightCopy>& copy);  ///< held weakly
+void refresh_weight_copies();                                        ///< of the process
+
+/// Call when a model will compute otherwise than its captured graphs, which GraphedStep cannot see:
+/// an adapter is merged, or a copy has new memory. All GraphedSteps then drop their graphs.
+void invalidate_graphs();
+uint64_t graph_invalidations();  ///< the number of calls
 
 /// True in `function` while checkpoint() runs it again: nobody reads the values of its result then,
 /// and its last op may skip computing them (`skips_result` of linear() and lora_linear()).

@@ -19,7 +19,7 @@ namespace ddp::ops {
 /// Kernel of attention().
 enum class AttentionBackend {
   Auto,   ///< Cudnn (with shapes_recur), Flash, in float32 LibTorch's, else Math; CPU: LibTorch's
-  Cudnn,  ///< CUDA, bfloat16 or float16
+  Cudnn,  ///< CUDA, bfloat16 or float16; at least two keys
   Flash,  ///< FlashAttention 2; CUDA, bfloat16 or float16
   Math,   ///< plain matrix products and a softmax: the definition; any device and dtype
 };
@@ -45,8 +45,9 @@ struct AttentionOptions {
 ///   query [batch, heads, q_len, head_dim], key and value [batch, kv_heads, k_len, head_dim]
 ///   -> [batch, heads, q_len, head_dim]
 ///
-/// Any strides with a dense last dimension. With `is_causal` position i reads 0 … i, and q_len must
-/// be k_len. Throws std::invalid_argument naming the backend if it cannot serve the inputs.
+/// Any strides and offsets; inputs that a kernel cannot read 16 bytes at a time are copied. With
+/// `is_causal` position i reads 0 … i, and q_len must be k_len. Throws std::invalid_argument naming
+/// the backend if it cannot serve the inputs.
 at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                      const AttentionOptions& options = {});
 
@@ -252,7 +253,8 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
                                               const LinearCrossEntropyOptions& options = {});
 
 /// Runs `function(inputs)` without saving activations, and again in the backward with the same
-/// random numbers (torch.utils.checkpoint with use_reentrant=True). Apart from `inputs` and
+/// random numbers of the CPU and of the inputs' devices (torch.utils.checkpoint with
+/// use_reentrant=True). Apart from `inputs` and
 /// parameters, `function` must not depend on anything that changes in between. A parameter may be
 /// used in only one checkpointed call per backward, and torch::autograd::grad() does not find its
 /// gradient. At least one input must require a gradient, or no gradient flows.

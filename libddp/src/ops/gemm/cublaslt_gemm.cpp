@@ -288,6 +288,7 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
   };
   const int64_t out_leading = row_leading(out, "out");
   const auto& addend = options.addend;
+  const auto bias = options.bias.defined() ? dense(options.bias) : at::Tensor();
   const c10::cuda::CUDAGuard device(a.device());
   Problem problem{.m = a.size(0),
                   .n = b.size(1),
@@ -298,9 +299,9 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
                   .out_leading = out_leading,
                   .addend = addend.defined() ? addend.const_data_ptr() : out.const_data_ptr(),
                   .addend_leading = addend.defined() ? row_leading(addend, "addend") : out_leading,
-                  .bias = options.bias.defined() ? options.bias.const_data_ptr() : nullptr,
-                  .a_scales = detail::data_or_null(options.a_scales),
-                  .b_scales = detail::data_or_null(options.b_scales),
+                  .bias = data_or_null(bias),
+                  .a_scales = data_or_null(options.a_scales),
+                  .b_scales = data_or_null(options.b_scales),
                   .type = cuda_type(a.scalar_type()),
                   .out_type = cuda_type(out.scalar_type()),
                   .alpha = static_cast<float>(options.alpha),

@@ -11,7 +11,7 @@ namespace ddp::ops::detail {
 struct GemmOptions {
   double alpha = 1;        ///< factor of the product
   double beta = 0;         ///< 0: `out` is overwritten, 1: added to
-  at::Tensor bias = {};    ///< [n] in `a`'s dtype, added to every row
+  at::Tensor bias = {};    ///< [n] in `a`'s dtype, any stride, added to every row
   at::Tensor addend = {};  ///< [m, n] in `out`'s dtype, row-major, added; needs beta 0
   /// Factors in FP8 (float8_e4m3fn): float32 [m] and [n], by which rows of `a` and columns of `b`
   /// are multiplied. Then `a` is row-major and `b` column-major, `out` and `bias` are bf16.

@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "ops/autocast_off.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {
@@ -28,8 +29,12 @@ template <typename... Args>
   throw std::invalid_argument(c10::str(message...));
 }
 
-/// Why the CUDA kernels cannot serve these inputs; empty if they can.
-std::string unfit_for_kernels(const at::Tensor& query, int64_t max_head_dim) {
+constexpr int64_t kCudnnMaxHeadDim = 128;
+constexpr int64_t kFlashMaxHeadDim = 256;
+
+/// Why FlashAttention and cuDNN cannot serve these inputs; empty if they can.
+std::string unfit_for_kernels(const at::Tensor& query, const at::Tensor& key,
+                              int64_t max_head_dim) {
   ddp::detail::TextStream text;
   const int64_t head_dim = query.size(-1);
   if (!query.is_cuda()) {
@@ -39,31 +44,77 @@ std::string unfit_for_kernels(const at::Tensor& query, int64_t max_head_dim) {
   } else if (head_dim % 8 != 0 || head_dim > max_head_dim) {
     text << "it needs a head_dim that is a multiple of 8 and at most " << max_head_dim << ", it is "
          << head_dim;
+  } else if (query.numel() == 0 || key.numel() == 0) {
+    text << "it needs at least one query and one key, the tensors are " << query.sizes() << " and "
+         << key.sizes();
   }
   return text.str();
 }
 
-constexpr int64_t kCudnnMaxHeadDim = 128;
-constexpr int64_t kFlashMaxHeadDim = 256;
+std::string unfit_for_flash(const at::Tensor& query, const at::Tensor& key) {
+  return unfit_for_kernels(query, key, kFlashMaxHeadDim);
+}
 
-void require_fit(AttentionBackend backend, const at::Tensor& query, int64_t max_head_dim) {
-  const auto reason = unfit_for_kernels(query, max_head_dim);
+std::string unfit_for_cudnn(const at::Tensor& query, const at::Tensor& key, double dropout_p) {
+  auto reason = unfit_for_kernels(query, key, kCudnnMaxHeadDim);
+  if (!reason.empty()) {
+    return reason;
+  }
+  // cuDNN has no plan for these lengths.
+  if (key.size(2) == 1) {
+    return "it needs at least two keys, there is 1";
+  }
+  return query.size(2) == 1 && dropout_p > 0 ? "it has no dropout for a single query" : "";
+}
+
+void require_fit(AttentionBackend backend, const std::string& reason) {
   if (!reason.empty()) {
     refuse("attention backend ", name_of(backend), " cannot be used: ", reason,
            "; fix: use auto or math");
   }
 }
 
-AttentionBackend choose(const at::Tensor& query, bool shapes_recur) {
+AttentionBackend choose(const at::Tensor& query, const at::Tensor& key,
+                        const AttentionOptions& options) {
   // cuDNN builds a plan for each new shape. In decoding and evaluation lengths differ, so plans
   // cost more than they save. Gradient recording must not decide: it is off in a checkpointed
   // forward and on in its recomputation.
-  if (shapes_recur && unfit_for_kernels(query, kCudnnMaxHeadDim).empty()) {
+  if (options.shapes_recur && unfit_for_cudnn(query, key, options.dropout_p).empty()) {
     return AttentionBackend::Cudnn;
   }
-  return unfit_for_kernels(query, kFlashMaxHeadDim).empty() ? AttentionBackend::Flash
-                                                            : AttentionBackend::Math;
+  return unfit_for_flash(query, key).empty() ? AttentionBackend::Flash : AttentionBackend::Math;
 }
+
+/// `heads` itself if kernels may read them 16 bytes at a time, else a copy. Heads behind positions
+/// and slices of a buffer may be unaligned, and the kernels do not check.
+at::Tensor in_vectors(const at::Tensor& heads) {
+  const int64_t per_vector = 16 / heads.element_size();
+  bool fits = detail::is_aligned(heads) && heads.stride(-1) == 1;
+  for (int64_t dim = 0; dim + 1 < heads.dim(); ++dim) {
+    fits = fits && heads.stride(dim) % per_vector == 0;
+  }
+  return fits ? heads : heads.clone(at::MemoryFormat::Contiguous);
+}
+
+/// Inputs of a kernel that reads vectors.
+struct Vectors {
+  Vectors(const at::Tensor& query_in, const at::Tensor& key_in, const at::Tensor& value_in)
+      : query(in_vectors(query_in)), key(in_vectors(key_in)), value(in_vectors(value_in)) {}
+
+  /// The kernel's result, whose backward reads the gradient in vectors too.
+  static at::Tensor result(const at::Tensor& out) {
+    if (out.requires_grad()) {
+      out.register_hook([](const at::Tensor& grad) { return in_vectors(grad); });
+    }
+    return out;
+  }
+  bool require_grad() const {
+    return at::GradMode::is_enabled() &&
+           (query.requires_grad() || key.requires_grad() || value.requires_grad());
+  }
+
+  at::Tensor query, key, value;
+};
 
 void check_heads(int64_t heads, int64_t kv_heads) {
   if (kv_heads <= 0 || heads % kv_heads != 0) {
@@ -82,17 +133,10 @@ at::Tensor by_definition(const at::Tensor& query, const at::Tensor& key, const a
 
 /// Whether LibTorch's memory-efficient kernel can serve Auto: in float32, which cuDNN and Flash
 /// lack. Its gradients may differ from run to run.
-bool fits_efficient_kernel(const at::Tensor& query, const at::Tensor& key,
-                           const at::Tensor& value) {
-  constexpr int64_t kVector = 4;  // of float32 in 16 bytes
-  const auto is_aligned = [](const at::Tensor& heads) {
-    return heads.stride(0) % kVector == 0 && heads.stride(1) % kVector == 0 &&
-           heads.stride(2) % kVector == 0 && heads.stride(3) == 1;
-  };
+bool fits_efficient_kernel(const at::Tensor& query, const at::Tensor& key) {
   return query.is_cuda() && query.scalar_type() == at::kFloat && query.size(1) == key.size(1) &&
-         query.size(3) % kVector == 0 && query.numel() > 0 && key.numel() > 0 &&
-         !at::globalContext().deterministicAlgorithms() && is_aligned(query) && is_aligned(key) &&
-         is_aligned(value);
+         query.size(3) % 4 == 0 && query.numel() > 0 && key.numel() > 0 &&
+         !at::globalContext().deterministicAlgorithms();
 }
 
 at::Tensor with_math(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -102,12 +146,12 @@ at::Tensor with_math(const at::Tensor& query, const at::Tensor& key, const at::T
                                             options.is_causal, options.scale,
                                             query.size(1) != key.size(1));
   }
-  if (options.backend == AttentionBackend::Auto && fits_efficient_kernel(query, key, value)) {
+  if (options.backend == AttentionBackend::Auto && fits_efficient_kernel(query, key)) {
+    const Vectors in(query, key, value);
     // Only the backward reads the log-sum-exp.
-    const bool keep_lse = at::GradMode::is_enabled() &&
-                          (query.requires_grad() || key.requires_grad() || value.requires_grad());
-    return std::get<0>(at::_scaled_dot_product_efficient_attention(
-        query, key, value, {}, keep_lse, options.dropout_p, options.is_causal, options.scale));
+    return Vectors::result(std::get<0>(at::_scaled_dot_product_efficient_attention(
+        in.query, in.key, in.value, {}, in.require_grad(), options.dropout_p, options.is_causal,
+        options.scale)));
   }
   return by_definition(query, key, value, {}, options.is_causal, options);
 }
@@ -151,22 +195,23 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
   }
   auto backend = options.backend;
   if (backend == AttentionBackend::Auto) {
-    backend = choose(query, options.shapes_recur);
+    backend = choose(query, key, options);
   }
   switch (backend) {
     case AttentionBackend::Cudnn: {
-      require_fit(backend, query, kCudnnMaxHeadDim);
+      require_fit(backend, unfit_for_cudnn(query, key, options.dropout_p));
+      const Vectors in(query, key, value);
       // Only the backward reads the log-sum-exp.
-      const bool keep_lse = at::GradMode::is_enabled() &&
-                            (query.requires_grad() || key.requires_grad() || value.requires_grad());
-      return std::get<0>(at::_scaled_dot_product_cudnn_attention(
-          query, key, value, {}, keep_lse, options.dropout_p, options.is_causal, false,
-          options.scale));
+      return Vectors::result(std::get<0>(at::_scaled_dot_product_cudnn_attention(
+          in.query, in.key, in.value, {}, in.require_grad(), options.dropout_p, options.is_causal,
+          false, options.scale)));
     }
-    case AttentionBackend::Flash:
-      require_fit(backend, query, kFlashMaxHeadDim);
-      return std::get<0>(at::_scaled_dot_product_flash_attention(
-          query, key, value, options.dropout_p, options.is_causal, false, options.scale));
+    case AttentionBackend::Flash: {
+      require_fit(backend, unfit_for_flash(query, key));
+      const Vectors in(query, key, value);
+      return Vectors::result(std::get<0>(at::_scaled_dot_product_flash_attention(
+          in.query, in.key, in.value, options.dropout_p, options.is_causal, false, options.scale)));
+    }
     default:
       return with_math(query, key, value, options);
   }
@@ -184,14 +229,15 @@ at::Tensor packed_attention(const at::Tensor& query, const at::Tensor& key, cons
         "attention backend cudnn cannot be used with packed documents; fix: use auto or flash, or "
         "put each document into its own row");
   }
-  const bool wants_math = options.backend == AttentionBackend::Math ||
-                          (options.backend == AttentionBackend::Auto &&
-                           !unfit_for_kernels(query, kFlashMaxHeadDim).empty());
+  const bool wants_math =
+      options.backend == AttentionBackend::Math ||
+      (options.backend == AttentionBackend::Auto && !unfit_for_flash(query, key).empty());
   if (!wants_math) {
-    require_fit(AttentionBackend::Flash, query, kFlashMaxHeadDim);
-    return std::get<0>(at::_flash_attention_forward(query, key, value, offsets, offsets, max_length,
-                                                    max_length, options.dropout_p,
-                                                    options.is_causal, false, options.scale));
+    require_fit(AttentionBackend::Flash, unfit_for_flash(query, key));
+    const Vectors in(query, key, value);
+    return Vectors::result(std::get<0>(at::_flash_attention_forward(
+        in.query, in.key, in.value, offsets, offsets, max_length, max_length, options.dropout_p,
+        options.is_causal, false, options.scale)));
   }
   const auto host = offsets.to(at::kCPU, at::kLong).contiguous();
   const auto* bounds = host.const_data_ptr<int64_t>();

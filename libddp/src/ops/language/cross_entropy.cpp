@@ -45,21 +45,23 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const c10::cuda::CUDAGuard device(logits_in.device());
     const auto logits = logits_in.contiguous(), labels = labels_in.contiguous();
     const auto numbers = logits.options().dtype(at::kFloat);
-    const auto log_sums = at::empty({logits.size(0)}, numbers);
+    const auto maxima = at::empty({logits.size(0)}, numbers);
+    const auto log_sums = at::empty_like(maxima);
     const auto row_losses = at::empty({logits.size(0)}, numbers);
     const auto row_marks = at::empty({logits.size(0)}, numbers.dtype(at::kInt));
     const auto loss = at::empty({}, numbers), inverse_count = at::empty({}, numbers);
     const auto num_correct = at::empty({}, numbers.dtype(at::kLong));
     C10_CUDA_CHECK(
         detail::launch_cross_entropy(rows_of(logits, labels, options),
-                                     {.log_sums = log_sums.mutable_data_ptr<float>(),
+                                     {.maxima = maxima.mutable_data_ptr<float>(),
+                                      .log_sums = log_sums.mutable_data_ptr<float>(),
                                       .row_losses = row_losses.mutable_data_ptr<float>(),
                                       .row_marks = row_marks.mutable_data_ptr<int>(),
                                       .loss = loss.mutable_data_ptr<float>(),
                                       .inverse_count = inverse_count.mutable_data_ptr<float>(),
                                       .num_correct = num_correct.mutable_data_ptr<int64_t>()},
                                      detail::stream_of(logits)));
-    ctx->save_for_backward({logits, labels, log_sums, inverse_count});
+    ctx->save_for_backward({logits, labels, maxima, log_sums, inverse_count});
     ctx->saved_data["label_smoothing"] = options.label_smoothing;
     ctx->saved_data["ignore_index"] = options.ignore_index;
     ctx->mark_non_differentiable({num_correct});
@@ -82,8 +84,8 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const auto grad = at::empty_like(logits);
     C10_CUDA_CHECK(detail::launch_cross_entropy_backward(
         rows_of(logits, saved[1], options), saved[2].const_data_ptr<float>(),
-        saved[3].const_data_ptr<float>(), grad_loss.const_data_ptr<float>(),
-        grad.mutable_data_ptr(), detail::stream_of(logits)));
+        saved[3].const_data_ptr<float>(), saved[4].const_data_ptr<float>(),
+        grad_loss.const_data_ptr<float>(), grad.mutable_data_ptr(), detail::stream_of(logits)));
     return {grad, at::Tensor(), at::Tensor()};
   }
 };

@@ -24,12 +24,14 @@ struct Row {
 };
 
 /// A row's results from its maximum, the maximum's first place, and the sums of exp(x - maximum)
-/// and of x - maximum.
+/// over all other places and of x - maximum. Differences from the maximum keep the digits of a
+/// small loss, which differences of logits from a logsumexp would lose.
 template <typename T>
 __device__ Row finish_row(const CrossEntropyRows& in, int row, float maximum, int place,
-                          float exponentials, float differences) {
+                          float others, float differences) {
   const int64_t label = in.labels[row];
-  const float log_sum = maximum + logf(exponentials);
+  // The first summand is 0, but NaN if the maximum is infinite.
+  const float log_sum = log1pf((maximum - maximum) + others);
   if (label == in.ignore_index) {
     return {0.0F, log_sum, 0};
   }
@@ -38,9 +40,9 @@ __device__ Row finish_row(const CrossEntropyRows& in, int row, float maximum, in
   }
   const T* logits = static_cast<const T*>(in.logits) + int64_t{row} * in.classes;
   const float smoothing = in.label_smoothing;
-  // -sum_c log p_c / classes = log(exponentials) - mean(x - maximum)
-  const float spread = logf(exponentials) - differences / static_cast<float>(in.classes);
-  const float loss = (1.0F - smoothing) * (log_sum - to_float(logits[label])) +
+  // -sum_c log p_c / classes = log_sum - mean(x - maximum)
+  const float spread = log_sum - differences / static_cast<float>(in.classes);
+  const float loss = (1.0F - smoothing) * (log_sum - (to_float(logits[label]) - maximum)) +
                      (smoothing > 0.0F ? smoothing * spread : 0.0F);
   // A row with NaN or infinity is never correct, whatever the position of its maximum.
   const bool right = place == label && !isnan(log_sum);
@@ -97,14 +99,15 @@ __global__ void one_block(CrossEntropyRows in, CrossEntropySums out) {
         place = c;
       }
     }
-    float exponentials = 0, differences = 0;
+    float others = 0, differences = 0;
 #pragma unroll 8
     for (int c = 0; c < in.classes; ++c) {
       const float difference = to_float(logits[c]) - maximum;
-      exponentials += expf(difference);
+      others += c == place ? 0.0F : expf(difference);
       differences += difference;
     }
-    const Row done = finish_row<T>(in, row, maximum, place, exponentials, differences);
+    const Row done = finish_row<T>(in, row, maximum, place, others, differences);
+    out.maxima[row] = maximum;
     out.log_sums[row] = done.log_sum;
     totals = {done.loss, done.mark & kCounted, done.mark / kRight};
   }
@@ -140,18 +143,19 @@ __global__ void row_losses(CrossEntropyRows in, CrossEntropySums out) {
       place = other_place;
     }
   }
-  float exponentials = 0, differences = 0;
+  float others = 0, differences = 0;
   for (int c = lane; c < in.classes; c += kWarp) {
     const float difference = to_float(logits[c]) - maximum;
-    exponentials += expf(difference);
+    others += c == place ? 0.0F : expf(difference);
     differences += difference;
   }
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    exponentials += __shfl_xor_sync(~0U, exponentials, offset);
+    others += __shfl_xor_sync(~0U, others, offset);
     differences += __shfl_xor_sync(~0U, differences, offset);
   }
   if (lane == 0) {
-    const Row done = finish_row<T>(in, row, maximum, place, exponentials, differences);
+    const Row done = finish_row<T>(in, row, maximum, place, others, differences);
+    out.maxima[row] = maximum;
     out.log_sums[row] = done.log_sum;
     out.row_losses[row] = done.loss;
     out.row_marks[row] = done.mark;
@@ -172,8 +176,8 @@ __global__ void add_rows(int rows, CrossEntropySums out) {
 }
 
 template <typename T>
-__global__ void backward(CrossEntropyRows in, const float* log_sums, const float* inverse_count,
-                         const float* grad_loss, T* grad) {
+__global__ void backward(CrossEntropyRows in, const float* maxima, const float* log_sums,
+                         const float* inverse_count, const float* grad_loss, T* grad) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index >= int64_t{in.rows} * in.classes) {
     return;
@@ -184,11 +188,13 @@ __global__ void backward(CrossEntropyRows in, const float* log_sums, const float
   if (label != in.ignore_index && (label < 0 || label >= in.classes)) {
     value = CUDART_NAN_F;  // as the loss, so that checks of gradients detect it
   } else if (label != in.ignore_index) {
-    const float p = expf(to_float(static_cast<const T*>(in.logits)[index]) - log_sums[row]);
+    const float log_p =
+        (to_float(static_cast<const T*>(in.logits)[index]) - maxima[row]) - log_sums[row];
+    // Near 1, p - 1 would lose the digits that expm1 keeps.
+    const bool at_label = index - row * in.classes == label;
+    const float difference = at_label ? expm1f(log_p) + in.label_smoothing : expf(log_p);
     const float spread = in.label_smoothing / static_cast<float>(in.classes);
-    const float target =
-        (index - row * in.classes == label ? 1.0F - in.label_smoothing : 0.0F) + spread;
-    value = (p - target) * (*grad_loss * *inverse_count);
+    value = (difference - spread) * (*grad_loss * *inverse_count);
   }
   grad[index] = from_float<T>(value);
 }
@@ -211,13 +217,13 @@ cudaError_t launch_cross_entropy(const CrossEntropyRows& in, const CrossEntropyS
   });
 }
 
-cudaError_t launch_cross_entropy_backward(const CrossEntropyRows& in, const float* log_sums,
-                                          const float* inverse_count, const float* grad_loss,
-                                          void* grad, cudaStream_t stream) {
+cudaError_t launch_cross_entropy_backward(const CrossEntropyRows& in, const float* maxima,
+                                          const float* log_sums, const float* inverse_count,
+                                          const float* grad_loss, void* grad, cudaStream_t stream) {
   return with_float_type(in.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
     backward<T><<<num_blocks(int64_t{in.rows} * in.classes, kThreads), kThreads, 0, stream>>>(
-        in, log_sums, inverse_count, grad_loss, static_cast<T*>(grad));
+        in, maxima, log_sums, inverse_count, grad_loss, static_cast<T*>(grad));
     return cudaGetLastError();
   });
 }

@@ -18,7 +18,8 @@ struct CrossEntropyRows {
 
 /// Results of the forward.
 struct CrossEntropySums {
-  float* log_sums;       ///< [rows] logsumexp
+  float* maxima;         ///< [rows] largest logit
+  float* log_sums;       ///< [rows] logsumexp of the logits less the largest
   float* row_losses;     ///< [rows], scratch
   int* row_marks;        ///< [rows], scratch: 1 counted, 2 right
   float* loss;           ///< [1] mean
@@ -29,8 +30,8 @@ struct CrossEntropySums {
 cudaError_t launch_cross_entropy(const CrossEntropyRows& in, const CrossEntropySums& out,
                                  cudaStream_t stream);
 /// grad [rows, classes] of the logits' type; grad_loss is one float on the device.
-cudaError_t launch_cross_entropy_backward(const CrossEntropyRows& in, const float* log_sums,
-                                          const float* inverse_count, const float* grad_loss,
-                                          void* grad, cudaStream_t stream);
+cudaError_t launch_cross_entropy_backward(const CrossEntropyRows& in, const float* maxima,
+                                          const float* log_sums, const float* inverse_count,
+                                          const float* grad_loss, void* grad, cudaStream_t stream);
 
 }  // namespace ddp::ops::detail

@@ -96,7 +96,7 @@ class Linear : public torch::autograd::Function<Linear> {
     const auto out = at::empty(shape, x.options());
     detail::GemmOptions options;
     if (bias) {
-      options.bias = detail::dense(bias->to(dtype));
+      options.bias = bias->to(dtype);
     }
     if (residual) {
       options.addend = rows_of(*residual);

@@ -57,7 +57,7 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
       pooled = at::empty({shape.batch, shape.channels}, x.options());
       C10_CUDA_CHECK(
           detail::launch_pool(shape, x.const_data_ptr(), pooled.mutable_data_ptr(), stream));
-      detail::gemm(logits, pooled, weight.to(dtype).t(), {.bias = detail::aligned(bias.to(dtype))});
+      detail::gemm(logits, pooled, weight.to(dtype).t(), {.bias = bias.to(dtype)});
     }
     ctx->save_for_backward({pooled, weight, bias});
     ctx->saved_data["sizes"] = x.sizes().vec();

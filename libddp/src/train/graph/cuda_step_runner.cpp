@@ -10,6 +10,7 @@
 #include "comm/cuda_check.hpp"
 #include "core/trace_recorder.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "reduce/reducer.hpp"
 #include "train/graph/capture_agreement.hpp"
@@ -117,6 +118,7 @@ class CudaStepRunner final : public StepRunner {
     if (!captures_enabled_) {
       return run_eager(call);
     }
+    ops::refresh_weight_copies();  // before the graphs, which read them, are looked up
     cache_.drop_stale();
     StepCache::Kind* kind = cache_.find(call);
     if (kind == nullptr) {

@@ -10,6 +10,7 @@
 
 #include "core/fnv_hash.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/detail/module_tensors.hpp"
 #include "ddp/detail/text.hpp"
 #include "reduce/reducer.hpp"
@@ -76,10 +77,12 @@ void StepCache::make_key(const StepCall& call) {
 }
 
 // Hashes what a graph has baked in: the addresses, strides and dtypes of parameters, which
-// of them are trained, the optimizers' state, and the scaler's settings. After sync_module_states
+// of them are trained, the optimizers' state, the scaler's settings, and what models report by
+// ops::invalidate_graphs(). After sync_module_states
 // an eager step must reset the optimizer's masters, so exact_syncs is part of the hash.
 uint64_t StepCache::parts_fingerprint() const {
   FnvHash hash;
+  hash.add(ops::graph_invalidations());
   for (auto* model : parts_.models) {
     for (const auto& [name, tensor] : model->named_parameters()) {
       hash.add(tensor.has_storage() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0);
