@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 #include "ops/autocast_off.hpp"
 #include "reduce/timing_event.hpp"
 
@@ -139,7 +140,17 @@ bool GradientArena::lies_in_slot(size_t parameter) const {
   return grad.defined() && grad.is_alias_of(gradients_[parameter].slot.memory);
 }
 
+bool GradientArena::holds_partial_means() const {
+  for (size_t i = 0; is_sharded_ && i < parameters_.size(); ++i) {
+    if (gradients_[i].reduced && lies_in_slot(i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void GradientArena::set_layout(BucketLayout layout) {
+  DDP_CHECK(!holds_partial_means(), "the buckets hold parts of means");
   const at::NoGradGuard no_grad;
   std::vector<std::pair<size_t, at::Tensor>> kept;
   for (size_t i = 0; i < parameters_.size(); ++i) {
