@@ -79,8 +79,8 @@ void scaled_step(Trainer& trainer, GradScaler& scaler, int64_t step, bool spoils
 }  // namespace
 
 TEST_CASE("a skipped step and the loss scale leave no trace in an optimizer") {
-  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
   const bool clips = GENERATE(false, true);
+  const auto dtype = clips ? torch::kBFloat16 : torch::kFloat;  // with masters, and without
   for (const Kind& kind : kinds()) {
     for (const int64_t skipped : {0, 1, 3}) {
       CAPTURE(kind.type, kind.implementation, kind.zero1, kind.dampening, kind.amsgrad, dtype,

@@ -116,7 +116,6 @@ class GradientArena {
   void cut(BucketLayout layout);
   void collect(const std::vector<int>& indices);
   bool lies_in_slot(size_t parameter) const;
-  void refuse_partial(const std::string& name) const;
 
   NamedParameters parameters_;
   CommunicatorPtr communicator_;
