@@ -195,6 +195,59 @@ TEST_CASE("ragged batches give the gradient of the global mean") {
   }
 }
 
+TEST_CASE("one buffer may hold the counts of all micro-steps") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kLong);
+  Mlp module;
+  Mlp reference;
+  DistributedDataParallel model(module, group());
+  const auto count = torch::zeros({}, on_device().dtype(dtype));
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    {
+      const auto local = model.no_sync();
+      count.fill_(1);
+      model.weighted_backward(model.forward(batch_of(rank(), 10 + step, 4)).sum(), count);
+    }
+    count.fill_(3);
+    model.weighted_backward(model.forward(batch_of(rank(), step, 4)).sum(), count);
+    count.fill_(1000);
+    const auto expected = mean_reference(reference, [&](Mlp& plain) {
+      return (plain->forward(concatenated(10 + step, 4)).sum() +
+              plain->forward(concatenated(step, 4)).sum()) /
+             4;
+    });
+    require_equal(grads_of(*module), expected);
+  }
+}
+
+TEST_CASE("a float64 model has weighted means of float64, with hooks too") {
+  const auto hook = GENERATE(CommHookType::None, CommHookType::AllReduce);
+  auto weight = torch::zeros({5}, on_device().dtype(torch::kDouble)).requires_grad_();
+  DataParallelModel model({.parameters = {{"weight", weight}}}, group(), {.comm_hook = hook});
+  for (const double count : {3.0, 7.0}) {
+    model.zero_grad();
+    const auto loss = weight.sum() * (rank() + 1);
+    model.prepare_for_backward({loss});
+    model.weighted_backward(loss, torch::full({}, count, on_device()));
+    const double mean = (world() + 1) / (2 * count);
+    CHECK(torch::allclose(weight.grad(), torch::full_like(weight, mean), 4e-16, 0));
+  }
+}
+
+TEST_CASE("a count that is no number is refused, or makes the gradient NaN") {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  for (const double count : {-1.0, double{NAN}, double{INFINITY}}) {
+    const auto loss = model.forward(batch_of(rank(), 0, 4)).sum();
+    CHECK_THROWS_WITH(model.weighted_backward(loss, count), Catch::Contains("count="));
+  }
+  model.weighted_backward(model.forward(batch_of(rank(), 0, 4)).sum(),
+                          torch::full({}, rank() == 0 ? double{NAN} : 1.0, on_device()));
+  for (const auto& grad : grads_of(*module)) {
+    CHECK(grad.isnan().all().item<bool>());
+  }
+}
+
 TEST_CASE("a weighted step without a single item leaves zero gradients") {
   Mlp module;
   DistributedDataParallel model(module, group());

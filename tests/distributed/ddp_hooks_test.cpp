@@ -195,8 +195,10 @@ TEST_CASE("check_collectives finds another size of a hook's tensor before it is 
 }
 
 TEST_CASE("hooks that cannot reduce are refused at once") {
-  REQUIRE_THROWS_WITH(make_powersgd_hook({.rank = 0}), Catch::Contains("rank=0 must be 1 or more"));
-  REQUIRE_THROWS_WITH(make_powersgd_hook({.start_step = -1}), Catch::Contains("start_step=-1"));
+  REQUIRE_THROWS_WITH(make_powersgd_hook({.rank = 0}),
+                      Catch::Contains("ddp.powersgd_rank=0 must be 1 or more"));
+  REQUIRE_THROWS_WITH(make_powersgd_hook({.start_step = -1}),
+                      Catch::Contains("ddp.powersgd_start_step=-1"));
   REQUIRE_THROWS_WITH(make_powersgd_hook({.min_compression_rate = 0}),
                       Catch::Contains("min_compression_rate=0"));
   REQUIRE_THROWS_WITH(make_function_hook("empty", nullptr), Catch::Contains("empty"));

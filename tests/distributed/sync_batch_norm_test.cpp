@@ -102,6 +102,60 @@ TEST_CASE("SyncBatchNorm equals BatchNorm on the concatenation, with unequal and
   }
 }
 
+TEST_CASE("SyncBatchNorm with each of BatchNorm's options equals BatchNorm") {
+  const bool affine = GENERATE(true, false);
+  const bool tracks = GENERATE(true, false);
+  const auto momentum = GENERATE(std::optional<double>(0.1), std::optional<double>());
+  const auto dtype = GENERATE(torch::kFloat, torch::kDouble);
+  for (const bool has_pixels : {true, false}) {
+    CAPTURE(affine, tracks, momentum.has_value(), dtype, has_pixels);
+    const auto options =
+        torch::nn::BatchNormOptions(6).affine(affine).track_running_stats(tracks).momentum(
+            momentum);
+    SyncBatchNorm norm(6, group(), options);
+    norm->to(context().device(), dtype);
+    // Equal inputs on all ranks have the statistics of one rank's input.
+    const auto x =
+        torch::randn(has_pixels ? std::vector<int64_t>{5, 6, 3, 4} : std::vector<int64_t>{5, 6},
+                     at::detail::createCPUGenerator(3))
+            .to(context().device(), dtype);
+    const auto coefficients = torch::arange(x.numel(), on_device()).to(dtype).cos().view_as(x);
+    const auto check = [&](auto plain) {
+      plain->to(context().device(), dtype);
+      const double tolerance = dtype == torch::kDouble ? 1e-12 : 1e-4;
+      for (const bool trains : {true, false}) {
+        norm->train(trains);
+        plain->train(trains);
+        if (tracks && !trains) {  // the unbiased variance is one of more values
+          plain->running_var.copy_(norm->running_var);
+        }
+        auto mine = x.clone().requires_grad_();
+        auto theirs = x.clone().requires_grad_();
+        (norm->forward(mine) * coefficients).sum().backward();
+        (plain->forward(theirs) * coefficients).sum().backward();
+        CHECK(torch::allclose(mine.grad(), theirs.grad(), tolerance, tolerance));
+        CHECK(torch::allclose(norm->forward(x), plain->forward(x), tolerance, tolerance));
+        CHECK(norm->weight.defined() == affine);
+        if (affine) {
+          CHECK(torch::allclose(norm->weight.grad(), plain->weight.grad(), tolerance, tolerance));
+        }
+        if (tracks) {
+          const double spread = has_pixels ? 1.0 + 1.0 / 59 : 1.25;  // of unbiased variances
+          CHECK(torch::allclose(norm->running_mean, plain->running_mean, tolerance, tolerance));
+          CHECK(torch::allclose(norm->running_var, plain->running_var, spread - 1, tolerance));
+        }
+      }
+    };
+    if (has_pixels) {
+      check(torch::nn::BatchNorm2d(options));
+    } else {
+      check(torch::nn::BatchNorm1d(options));
+    }
+    CHECK(norm->fusable_layer().has_value() == (affine && tracks && momentum.has_value()));
+    CHECK(norm->clone()->named_parameters().size() == norm->named_parameters().size());
+  }
+}
+
 namespace {
 
 /// Number of ops that a model's norms call.
@@ -312,62 +366,6 @@ TEST_CASE("SyncBatchNorm in eval mode is not collective") {
     REQUIRE(torch::equal(norm->forward(x), plain->forward(x)));
   }
   REQUIRE_THROWS_AS(norm->forward(torch::ones({2, 5, 3, 3}, on_device())), SettingsError);
-}
-
-TEST_CASE("convert_sync_batchnorm replaces norms in a Sequential and names the ones it cannot") {
-  torch::nn::Sequential net(torch::nn::Conv2d(3, 6, 1), torch::nn::BatchNorm2d(6),
-                            torch::nn::ReLU());
-  net->to(context().device());
-  const auto weight = net->named_parameters()["1.weight"];
-  convert_sync_batchnorm(*net, group());
-  REQUIRE(std::dynamic_pointer_cast<SyncBatchNormImpl>(net->ptr(1)) != nullptr);
-  REQUIRE(net->named_parameters().contains("1.weight"));
-  REQUIRE(net->named_parameters()["1.weight"].data_ptr() == weight.data_ptr());
-  REQUIRE(net->named_buffers().contains("1.running_mean"));
-  auto y = net->forward(torch::randn({2, 3, 4, 4}, on_device()));
-  y.sum().backward();
-
-  struct TypedImpl : torch::nn::Module {
-    TypedImpl() { norm = register_module("norm", torch::nn::BatchNorm2d(6)); }
-    torch::nn::BatchNorm2d norm{nullptr};
-  };
-  auto typed = std::make_shared<TypedImpl>();
-  REQUIRE_THROWS_WITH(convert_sync_batchnorm(*typed, group()), Catch::Contains("norm"));
-}
-
-TEST_CASE("convert_sync_batchnorm reaches a named Sequential and the norms of a NormOwner") {
-  struct OwnerImpl : torch::nn::Module, ops::NormOwner {
-    OwnerImpl() {
-      const torch::nn::BatchNorm2d made(6);
-      norm_ = torch::nn::AnyModule(made);
-      register_module("norm", made);
-    }
-    std::vector<std::string> norm_names() const override { return {"norm"}; }
-    std::shared_ptr<torch::nn::Module> norm(const std::string& /*name*/) const override {
-      return norm_.ptr();
-    }
-    void replace_norm(const std::string& name, torch::nn::AnyModule replacement) override {
-      replace_module(name, replacement.ptr());
-      norm_ = std::move(replacement);
-    }
-    torch::Tensor forward(const torch::Tensor& x) { return norm_.forward(x); }
-    torch::nn::AnyModule norm_;
-  };
-  torch::nn::Sequential net({{"conv", torch::nn::AnyModule(torch::nn::Conv2d(3, 6, 1))},
-                             {"bn", torch::nn::AnyModule(torch::nn::BatchNorm2d(6))}});
-  net->push_back("owner", OwnerImpl());
-  net->to(context().device());
-  convert_sync_batchnorm(*net, group());
-  REQUIRE(net->named_children()["bn"]->as<SyncBatchNormImpl>() != nullptr);
-  REQUIRE(net[2]->as<OwnerImpl>()->norm("norm")->as<SyncBatchNormImpl>() != nullptr);
-  // Checks the output, because the layer in use may differ from the registered one; the ranks hold
-  // unequal shares of one batch.
-  net->train();
-  const auto x = torch::full({rank() + 1, 3, 2, 2}, static_cast<double>(rank()), on_device());
-  const auto y = net->forward(x);
-  auto sum = y.detach().sum(torch::IntArrayRef{0, 2, 3}).contiguous();
-  group()->all_reduce(sum)->wait();
-  REQUIRE(torch::allclose(sum, torch::zeros_like(sum), 0, 1e-4));
 }
 
 TEST_CASE("join refuses a SyncBatchNorm model and runs it with empty shares instead") {

@@ -17,6 +17,7 @@
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
 #include "optim/zero/sharded_gradients.hpp"
+#include "reduce/loss_scale.hpp"
 
 namespace ddp {
 namespace detail {
@@ -152,7 +153,10 @@ at::Tensor GradScaler::scale(const at::Tensor& outputs) {
   if (!state_->scale.defined()) {
     state_->init_scale_on(outputs.device());
   }
-  return outputs * state_->scale.to(outputs.device(), /*non_blocking=*/true);
+  const at::Tensor factor = state_->scale.to(outputs.device(), /*non_blocking=*/true);
+  at::Tensor scaled = outputs * factor;
+  detail::set_loss_scale(scaled, factor);
+  return scaled;
 }
 
 std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) {

@@ -145,19 +145,27 @@ class HeaderReader final : public nlohmann::json_sax<Json> {
   throw ReadError(path + " is not a valid safetensors file: " + why);
 }
 
-// Number of elements times element size. False if the strides of such a tensor overflow: this
-// counts dimensions of 0 as 1.
-bool entry_bytes(const SafetensorsEntry& entry, uint64_t& bytes) {
-  auto product = static_cast<int64_t>(safetensors_dtype_bytes(entry.dtype));
+// Number of elements times element size in `bytes`. Returns what is wrong with the shape, or an
+// empty string. Dimensions of 0 count as 1 in products of elements, because strides of such a
+// tensor must not overflow.
+std::string entry_bytes(const SafetensorsEntry& entry, uint64_t& bytes) {
+  int64_t elements = 1;
   bool empty = false;
   for (const int64_t size : entry.shape) {
     empty = empty || size == 0;
-    if (size != 0 && __builtin_mul_overflow(product, size, &product)) {
-      return false;
+    if (size != 0 && __builtin_mul_overflow(elements, size, &elements)) {
+      return concat("its shape ", Json(entry.shape).dump(),
+                    " has 2^63 elements or more, if dimensions of 0 count as 1");
     }
   }
-  bytes = empty ? 0 : static_cast<uint64_t>(product);
-  return true;
+  int64_t product = 0;
+  if (!empty &&
+      __builtin_mul_overflow(elements, static_cast<int64_t>(safetensors_dtype_bytes(entry.dtype)),
+                             &product)) {
+    return concat("its shape ", Json(entry.shape).dump(), " has 2^63 bytes or more");
+  }
+  bytes = static_cast<uint64_t>(product);
+  return "";
 }
 
 // Any bytes as ASCII, for messages.
@@ -190,7 +198,10 @@ void check_entries(SafetensorsHeader& header, uint64_t data_bytes, const std::st
                           " of the data, expected to start at ", covered));
     }
     uint64_t bytes = 0;
-    if (!entry_bytes(entry, bytes) || bytes != entry.end - entry.begin) {
+    if (const auto problem = entry_bytes(entry, bytes); !problem.empty()) {
+      refuse(path, shown + ": " + problem);
+    }
+    if (bytes != entry.end - entry.begin) {
       refuse(path, shown + ": dtype and shape do not give its number of bytes");
     }
     covered = entry.end;
@@ -267,7 +278,7 @@ std::string make_safetensors_header(std::vector<SafetensorsEntry>& entries,
   uint64_t offset = 0;
   for (auto& entry : entries) {
     uint64_t bytes = 0;
-    if (entry.name == "__metadata__" || !entry_bytes(entry, bytes)) {
+    if (entry.name == "__metadata__" || !entry_bytes(entry, bytes).empty()) {
       throw WriteError(concat("a safetensors file cannot hold a tensor named ", quoted(entry.name),
                               " of ", entry.dtype, " ", Json(entry.shape).dump()));
     }

@@ -13,8 +13,10 @@ namespace {
 constexpr std::size_t kMaxNamed = 4;
 
 constexpr const char* kFix =
-    ". All ranks make the same calls in the same order; where they have different numbers of "
-    "batches, use ddp::join or a DistributedSampler";
+    ". All ranks make the same calls in the same order; where only some ranks change "
+    "requires_grad, "
+    "change it on all; where they have different numbers of batches, use ddp::join or a "
+    "DistributedSampler";
 
 std::string describe(const std::vector<RankSnapshot>& ranks, std::size_t rank) {
   return ranks[rank].host.empty() ? concat("rank ", rank)

@@ -210,17 +210,23 @@ std::pair<std::size_t, std::size_t> find_header(std::string_view file, const std
   return {begin, length};
 }
 
-// Throws if the sizes overflow. Dimensions of 0 count as 1, because strides must not overflow.
+// Throws if the sizes overflow. Dimensions of 0 count as 1 in the number of elements, because
+// strides must not overflow.
 int64_t count_bytes(const NpyHeader& header, int64_t element_bytes, const std::string& path) {
-  int64_t product = element_bytes;
+  int64_t elements = 1;
   bool is_empty = false;
   for (const int64_t size : header.shape) {
     is_empty = is_empty || size == 0;
-    if (size != 0 && __builtin_mul_overflow(product, size, &product)) {
-      refuse(path, concat("its shape ", at::IntArrayRef(header.shape), " has 2^63 bytes or more"));
+    if (size != 0 && __builtin_mul_overflow(elements, size, &elements)) {
+      refuse(path, concat("its shape ", at::IntArrayRef(header.shape),
+                          " has 2^63 elements or more, if dimensions of 0 count as 1"));
     }
   }
-  return is_empty ? 0 : product;
+  int64_t bytes = 0;
+  if (!is_empty && __builtin_mul_overflow(elements, element_bytes, &bytes)) {
+    refuse(path, concat("its shape ", at::IntArrayRef(header.shape), " has 2^63 bytes or more"));
+  }
+  return bytes;
 }
 
 }  // namespace

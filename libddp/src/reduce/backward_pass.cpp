@@ -13,6 +13,7 @@
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ops/autocast_off.hpp"
+#include "reduce/loss_scale.hpp"
 #include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
@@ -357,6 +358,7 @@ void BackwardPass::note_backward() {
     return;
   }
   running_backwards_.push_back(task);
+  parts_.reductions.set_loss_scale(running_loss_scale());
   queue_engine_callback([this, task, alive = std::weak_ptr(lifetime_)] {
     if (alive.expired()) {
       return;

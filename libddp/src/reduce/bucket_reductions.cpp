@@ -111,6 +111,7 @@ void BucketReductions::start(size_t first, size_t last) {
     auto& bucket = gradients_.buckets()[b];
     mean_.describe(bucket);
     bucket.is_last_of_dtype = is_last_of_dtype;
+    bucket.loss_scale = loss_scale_;
     auto& work = reductions_[b].work;
     if (hook_) {
       hook_->start(bucket);

@@ -14,6 +14,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
@@ -36,6 +37,8 @@ class BucketReductions {
   /// Call when a gradient of bucket `index` is in its slot or in .grad, on the stream that computed
   /// it.
   void note_gradient(int index, const ops::GradSlot& slot);
+  /// Call in the backward: buckets that start from now on have this GradBucket::loss_scale.
+  void set_loss_scale(at::Tensor scale) { loss_scale_ = std::move(scale); }
   /// Makes the current stream wait for the streams on which the bucket's gradients were
   /// accumulated.
   void wait_for_gradients(int index);
@@ -68,6 +71,7 @@ class BucketReductions {
   GradientArena& gradients_;
   WeightedMean& mean_;
   std::shared_ptr<CommHook> hook_;
+  at::Tensor loss_scale_;
   std::vector<Reduction> reductions_;         // by bucket
   std::optional<c10::Stream> launch_stream_;  // see stream_behind_gradients
   bool uses_launch_stream_ = false;           // in this pass

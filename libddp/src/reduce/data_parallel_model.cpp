@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
@@ -286,9 +287,10 @@ void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outp
 }
 
 void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double count) {
-  if (!(count >= 0)) {
-    throw SettingsError(concat("weighted_backward: count=", count,
-                               " must be 0 or more; fix: give the number of items in loss_sum"));
+  if (!(count >= 0 && std::isfinite(count))) {
+    throw SettingsError(
+        concat("weighted_backward: count=", count,
+               " must be 0 or more and finite; fix: give the number of items in loss_sum"));
   }
   backward_with_count(*parts_->reducer, parts_->join, is_trained(*this, *parts_->frozen), loss_sum,
                       [&] { parts_->reducer->mean().add(count); });

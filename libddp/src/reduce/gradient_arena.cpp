@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 #include "ops/autocast_off.hpp"
 #include "reduce/timing_event.hpp"
 
@@ -36,6 +37,15 @@ at::Tensor slot_view(const at::Tensor& arena, const at::Tensor& parameter, int64
 bool aliases(const at::Tensor& grad, const at::Tensor& slot) {
   return grad.data_ptr() == slot.data_ptr() && grad.scalar_type() == slot.scalar_type() &&
          grad.is_alias_of(slot);
+}
+
+// With ZeRO-1 a rank has only its part of the mean, so another backward cannot add to it.
+[[noreturn]] void refuse_partial(const std::string& name) {
+  throw SettingsError(
+      "with optimizer.zero1=true the gradient of " + name +
+      " from the previous synchronised backward is reduced only in this rank's part, so nothing "
+      "can be added to it; fix: call zero_grad() or the optimizer's step before the next "
+      "backward, and run all but the last backward of a step under no_sync()");
 }
 
 void clear_writes(ops::GradSlot& slot) {
@@ -139,7 +149,17 @@ bool GradientArena::lies_in_slot(size_t parameter) const {
   return grad.defined() && grad.is_alias_of(gradients_[parameter].slot.memory);
 }
 
+bool GradientArena::holds_partial_means() const {
+  for (size_t i = 0; is_sharded_ && i < parameters_.size(); ++i) {
+    if (gradients_[i].reduced && lies_in_slot(i)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 void GradientArena::set_layout(BucketLayout layout) {
+  DDP_CHECK(!holds_partial_means(), "the buckets hold parts of means");
   const at::NoGradGuard no_grad;
   std::vector<std::pair<size_t, at::Tensor>> kept;
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -196,7 +216,7 @@ void GradientArena::collect(const std::vector<int>& indices) {
       continue;
     }
     if (grad.defined() && aliases(grad, slot.memory)) {
-      if (reduced) {
+      if (reduced && is_sharded_) {
         refuse_partial(parameter.name);
       }
     } else {
@@ -217,17 +237,6 @@ void GradientArena::collect(const std::vector<int>& indices) {
   }
   if (!add_to.empty()) {
     at::_foreach_add_(add_to, add_from);
-  }
-}
-
-// With ZeRO-1 a rank has only its part of the mean, so another backward cannot add to it.
-void GradientArena::refuse_partial(const std::string& name) const {
-  if (is_sharded_) {
-    throw SettingsError(
-        "with optimizer.zero1=true the gradient of " + name +
-        " from the previous synchronised backward is reduced only in this rank's part, so nothing "
-        "can be added to it; fix: call zero_grad() or the optimizer's step before the next "
-        "backward, and run all but the last backward of a step under no_sync()");
   }
 }
 
@@ -259,7 +268,9 @@ void GradientArena::set_reduced_aside() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     auto& gradient = gradients_[i];
     if (gradient.reduced && lies_in_slot(i) && !gradient.set_aside.defined()) {
-      refuse_partial(parameters_[i].name);
+      if (is_sharded_) {
+        refuse_partial(parameters_[i].name);
+      }
       gradient.set_aside = gradient.slot.memory.clone();
       gradient.slot.memory.zero_();
     }

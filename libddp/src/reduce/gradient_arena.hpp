@@ -44,8 +44,13 @@ class GradientArena {
   const NamedParameters& parameters() const { return parameters_; }
   const std::vector<ParameterSpec>& specs() const { return specs_; }
   const BucketLayout& layout() const { return layout_; }
-  /// Cuts the arenas again. Gradients that lie in slots move with them.
+  /// Cuts the arenas again. Gradients that lie in slots move with them. Not allowed while
+  /// holds_partial_means().
   void set_layout(BucketLayout layout);
+  /// Whether a .grad is the mean in this rank's part only (ZeRO-1). Such a mean cannot move:
+  /// another layout gives the rank other parts. It is pending until .grad is made undefined, by the
+  /// optimizer's step or by zero_grad.
+  bool holds_partial_means() const;
 
   /// In launch order.
   std::vector<GradBucket>& buckets() { return buckets_; }
@@ -111,7 +116,6 @@ class GradientArena {
   void cut(BucketLayout layout);
   void collect(const std::vector<int>& indices);
   bool lies_in_slot(size_t parameter) const;
-  void refuse_partial(const std::string& name) const;
 
   NamedParameters parameters_;
   CommunicatorPtr communicator_;

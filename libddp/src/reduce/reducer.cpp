@@ -36,7 +36,10 @@ void Reducer::begin_forward() {
   pass_.check_complete();
   compare_hooks();
   const auto& history = pass_.history();
-  if (!parts_.tuner.is_due(history.num_passes, history.ready_order)) {
+  // A forward between a backward and the step of a sharded optimizer leaves the buckets as they
+  // are. A later forward lays them out.
+  if (!parts_.tuner.is_due(history.num_passes, history.ready_order) ||
+      parts_.gradients.holds_partial_means()) {
     return;
   }
   const at::NoGradGuard no_grad;  // for the hook and the listeners too

@@ -27,7 +27,8 @@ class Reducer {
 
   /// Call this before a forward that will be synchronised, on every rank. The first call compares
   /// the names of the comm hooks (MismatchError, on all ranks). The first call with a known ready
-  /// order lays the buckets out in rank 0's order. Both are collective.
+  /// order and without parts of means (ZeRO-1) lays the buckets out in rank 0's order. Both are
+  /// collective.
   void begin_forward();
   /// Expects a synchronised backward. With find_unused_parameters this walks the graph from
   /// `outputs`. If two backwards follow two forwards, outputs identify the forward of each

@@ -6,6 +6,8 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
+#include <map>
+#include <utility>
 
 #include "ddp/core/error.hpp"
 #include "ddp/ops/vision.hpp"
@@ -53,6 +55,26 @@ SyncBatchNormImpl::SyncBatchNormImpl(int64_t num_features, CommunicatorPtr commu
     : options(options_in), exchange_(std::make_shared<RankExchange>(std::move(communicator))) {
   options.num_features(num_features);
   SyncBatchNormImpl::reset();
+}
+
+SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::Module& norm, CommunicatorPtr communicator,
+                                     const torch::nn::BatchNormOptions& options_in)
+    : options(options_in), exchange_(std::make_shared<RankExchange>(std::move(communicator))) {
+  const auto parameters = norm.named_parameters(/*recurse=*/false);
+  for (const auto& [name, member] : {std::pair("weight", &weight), std::pair("bias", &bias)}) {
+    if (const at::Tensor* tensor = parameters.find(name)) {
+      *member = register_parameter(name, *tensor, tensor->requires_grad());
+    }
+  }
+  const auto buffers = norm.named_buffers(/*recurse=*/false);
+  for (const auto& [name, member] :
+       {std::pair("running_mean", &running_mean), std::pair("running_var", &running_var),
+        std::pair("num_batches_tracked", &num_batches_tracked)}) {
+    if (const at::Tensor* tensor = buffers.find(name)) {
+      *member = register_buffer(name, *tensor);
+    }
+  }
+  train(norm.is_training());
 }
 
 void SyncBatchNormImpl::reset() {
@@ -109,39 +131,16 @@ std::optional<ops::BatchNormLayer> SyncBatchNormImpl::fusable_layer() const {
 
 namespace {
 
-template <typename BatchNorm>
-std::shared_ptr<torch::nn::Module> converted(const std::shared_ptr<torch::nn::Module>& child,
-                                             const CommunicatorPtr& communicator) {
-  auto norm = std::dynamic_pointer_cast<BatchNorm>(child);
-  if (!norm) {
-    return nullptr;
+/// nullptr if `module` is no BatchNorm.
+const torch::nn::BatchNormOptions* batch_norm_options(const torch::nn::Module& module) {
+  if (const auto* norm = module.as<torch::nn::BatchNorm2dImpl>()) {
+    return &norm->options;
   }
-  auto replacement = std::make_shared<SyncBatchNormImpl>(norm->options.num_features(), communicator,
-                                                         norm->options);
-  const auto adopt = [](torch::Tensor& mine, const torch::Tensor& theirs) {
-    if (theirs.defined()) {
-      mine.set_data(theirs.data());
-      mine.set_requires_grad(theirs.requires_grad());
-    }
-  };
-  adopt(replacement->weight, norm->weight);
-  adopt(replacement->bias, norm->bias);
-  adopt(replacement->running_mean, norm->running_mean);
-  adopt(replacement->running_var, norm->running_var);
-  adopt(replacement->num_batches_tracked, norm->num_batches_tracked);
-  replacement->train(norm->is_training());
-  return replacement;
-}
-
-std::shared_ptr<torch::nn::Module> sync_twin(const std::shared_ptr<torch::nn::Module>& child,
-                                             const CommunicatorPtr& communicator) {
-  if (auto twin = converted<torch::nn::BatchNorm2dImpl>(child, communicator)) {
-    return twin;
+  if (const auto* norm = module.as<torch::nn::BatchNorm1dImpl>()) {
+    return &norm->options;
   }
-  if (auto twin = converted<torch::nn::BatchNorm1dImpl>(child, communicator)) {
-    return twin;
-  }
-  return converted<torch::nn::BatchNorm3dImpl>(child, communicator);
+  const auto* norm = module.as<torch::nn::BatchNorm3dImpl>();
+  return norm != nullptr ? &norm->options : nullptr;
 }
 
 bool is_norm_of(const ops::NormOwner& owner, const std::string& name) {
@@ -150,14 +149,13 @@ bool is_norm_of(const ops::NormOwner& owner, const std::string& name) {
 }
 
 // Runs before any change, so that a model is never half converted.
-void check_children(torch::nn::Module& module, const CommunicatorPtr& communicator,
-                    const std::string& path) {
-  const bool is_sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module) != nullptr;
-  const auto* owner = dynamic_cast<ops::NormOwner*>(&module);
+void check_children(const torch::nn::Module& module, const std::string& path) {
+  const bool is_sequential = dynamic_cast<const torch::nn::SequentialImpl*>(&module) != nullptr;
+  const auto* owner = dynamic_cast<const ops::NormOwner*>(&module);
   for (const auto& entry : module.named_children()) {
     const std::string name = path.empty() ? entry.key() : path + "." + entry.key();
-    if (!sync_twin(entry.value(), communicator)) {
-      check_children(*entry.value(), communicator, name);
+    if (batch_norm_options(*entry.value()) == nullptr) {
+      check_children(*entry.value(), name);
     } else if (!is_sequential && (owner == nullptr || !is_norm_of(*owner, entry.key()))) {
       throw SettingsError(
           "convert_sync_batchnorm cannot replace the BatchNorm " + name +
@@ -168,30 +166,58 @@ void check_children(torch::nn::Module& module, const CommunicatorPtr& communicat
   }
 }
 
-void convert_children(torch::nn::Module& module, const CommunicatorPtr& communicator) {
-  auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module);
-  auto* owner = dynamic_cast<ops::NormOwner*>(&module);
-  int64_t position = -1;
-  for (const auto& entry : module.named_children()) {
-    ++position;  // a Sequential's children are in the order of its calls
-    const auto twin =
-        std::static_pointer_cast<SyncBatchNormImpl>(sync_twin(entry.value(), communicator));
-    if (!twin) {
-      convert_children(*entry.value(), communicator);
-    } else if (sequential != nullptr) {
-      *(sequential->begin() + position) = torch::nn::AnyModule(twin);
-      module.replace_module(entry.key(), twin);
-    } else {
-      owner->replace_norm(entry.key(), torch::nn::AnyModule(twin));
+/// Replaces the norms of a model, each by one module in all its places.
+class Converter {
+ public:
+  explicit Converter(CommunicatorPtr communicator) : communicator_(std::move(communicator)) {}
+
+  void convert_children(torch::nn::Module& module) {
+    auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(&module);
+    auto* owner = dynamic_cast<ops::NormOwner*>(&module);
+    int64_t position = -1;
+    for (const auto& entry : module.named_children()) {
+      ++position;  // a Sequential's children are in the order of its calls
+      const auto twin = twin_of(entry.value());
+      if (!twin) {
+        convert_children(*entry.value());
+      } else if (sequential != nullptr) {
+        *(sequential->begin() + position) = torch::nn::AnyModule(twin);
+        module.replace_module(entry.key(), twin);
+      } else {
+        owner->replace_norm(entry.key(), torch::nn::AnyModule(twin));
+      }
     }
   }
-}
+
+ private:
+  /// nullptr if `norm` is no BatchNorm.
+  std::shared_ptr<SyncBatchNormImpl> twin_of(const std::shared_ptr<torch::nn::Module>& norm) {
+    const auto* options = batch_norm_options(*norm);
+    if (options == nullptr) {
+      return nullptr;
+    }
+    auto& twin = twins_[norm];
+    if (!twin) {
+      twin = std::make_shared<SyncBatchNormImpl>(*norm, communicator_, *options);
+    }
+    return twin;
+  }
+
+  CommunicatorPtr communicator_;
+  /// The keys keep replaced norms alive, so that no other norm gets the address of one.
+  std::map<std::shared_ptr<torch::nn::Module>, std::shared_ptr<SyncBatchNormImpl>> twins_;
+};
 
 }  // namespace
 
 void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& communicator) {
-  check_children(module, communicator, "");
-  convert_children(module, communicator);
+  if (batch_norm_options(module) != nullptr) {
+    throw SettingsError(
+        "convert_sync_batchnorm: the module is a BatchNorm itself, and the variable that holds it "
+        "has a fixed type; fix: make a SyncBatchNorm, or put the norm into a Sequential");
+  }
+  check_children(module, "");
+  Converter(communicator).convert_children(module);
 }
 
 }  // namespace ddp

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "ddp/core/error.hpp"
@@ -18,13 +19,13 @@
 namespace ddp::detail {
 namespace {
 
-/// data *= factor, one float32 element. PyTorch's mul_ is three times slower for this bf16 product
-/// of two dtypes.
+/// data *= factor, which has one element. PyTorch's mul_ is three times slower for this bf16
+/// product of two dtypes.
 void scale_by(const at::Tensor& data, const at::Tensor& factor) {
 #ifdef DDP_HAS_CUDA
   if (data.is_cuda() && data.scalar_type() == at::kBFloat16 && data.is_contiguous()) {
     C10_CUDA_CHECK(launch_scale(data.mutable_data_ptr(), data.numel(), ScaleDtype::BFloat16,
-                                {.memory = factor.const_data_ptr<float>()},
+                                {.memory = factor.to(at::kFloat).const_data_ptr<float>()},
                                 c10::cuda::getCurrentCUDAStream(data.device().index())));
     return;
   }
@@ -32,12 +33,22 @@ void scale_by(const at::Tensor& data, const at::Tensor& factor) {
   data.mul_(factor);
 }
 
+at::ScalarType widest_dtype(GradientArena& gradients) {
+  const auto& buckets = gradients.buckets();
+  return std::any_of(buckets.begin(), buckets.end(),
+                     [](const GradBucket& b) { return b.buffer.scalar_type() == at::kDouble; })
+             ? at::kDouble
+             : at::kFloat;
+}
+
 }  // namespace
 
 WeightedMean::WeightedMean(CommunicatorPtr communicator, GradientArena& gradients)
     : communicator_(std::move(communicator)),
       gradients_(gradients),
-      sum_(at::zeros({1}, at::TensorOptions().dtype(at::kFloat).device(communicator_->device()))) {}
+      sum_(at::zeros(
+          {1},
+          at::TensorOptions().dtype(widest_dtype(gradients)).device(communicator_->device()))) {}
 
 void WeightedMean::add(double count) {
   gradients_.set_reduced_aside();
@@ -48,7 +59,9 @@ void WeightedMean::add(double count) {
 void WeightedMean::add(const at::Tensor& count) {
   const at::NoGradGuard no_grad;
   gradients_.set_reduced_aside();
-  const auto added = count.detach().to(at::kFloat).reshape({1});
+  // A copy, because the caller may overwrite its tensor before the synchronised backward.
+  const auto added =
+      count.detach().to(sum_.scalar_type(), /*non_blocking=*/false, /*copy=*/true).reshape({1});
   counts_.device = counts_.device.defined() ? counts_.device + added : added;
   device_stream_ = current_stream(communicator_->device());
   counts_.is_weighted = true;
@@ -99,8 +112,8 @@ void WeightedMean::finish() {
     return;
   }
   work->wait();
-  // If no rank counted an item, the gradient is zero.
-  sum_.copy_(at::where(sum_ > 0, sum_.reciprocal(), at::zeros_like(sum_)));
+  // If no rank counted an item, the gradient is zero. A count of NaN stays NaN.
+  sum_.copy_(at::where(sum_ == 0, at::zeros_like(sum_), sum_.reciprocal()));
 }
 
 void WeightedMean::scale(const GradBucket& bucket) const {

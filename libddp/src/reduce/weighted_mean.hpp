@@ -18,7 +18,7 @@ class WeightedMean {
   /// The counts that wait for the next synchronised backward.
   struct Counts {
     double host = 0;
-    at::Tensor device;  ///< float32 [1]; undefined: none
+    at::Tensor device;  ///< [1], never the caller's tensor; undefined: none
     bool is_weighted = false;
 
     bool empty() const { return host == 0 && !device.defined(); }
@@ -64,7 +64,9 @@ class WeightedMean {
   std::optional<c10::Stream> device_stream_;  // where counts_.device was computed
   double divisor_ = 0;
   bool requires_counts_ = false;
-  at::Tensor sum_;  // float32 [1] on the device: the sum, and from finish() on its reciprocal
+  /// [1] on the device: the sum, and from finish() on its reciprocal. float64 if a gradient is
+  /// float64, else float32.
+  at::Tensor sum_;
   WorkPtr work_;
 };
 

@@ -55,7 +55,8 @@ TEST_CASE("verdict: a rank left while another waits for it", "[control_plane]") 
   REQUIRE(find_deadlock({view_of(4, group_at(12, 12)), view_of(3, group_at(11), kLeaving)}) ==
           "rank 1 (node) left at step 3 after 11 collectives, while rank 0 (node) waits at step 4 "
           "in all_reduce #12 (sum of 8 Float). All ranks make the same calls in the same order; "
-          "where they have different numbers of batches, use ddp::join or a DistributedSampler");
+          "where only some ranks change requires_grad, change it on all; where they have different "
+          "numbers of batches, use ddp::join or a DistributedSampler");
   // It called the collective before it left: the other one may still end it.
   REQUIRE(
       find_deadlock({view_of(4, group_at(12, 12)), view_of(3, group_at(12), kLeaving)}).empty());

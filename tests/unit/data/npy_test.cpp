@@ -117,6 +117,8 @@ TEST_CASE("a header may be written in several ways", "[npy]") {
   REQUIRE(same_bits(files.load(npy(dictionary("<f4", "()"), kSix.substr(4, 4))),
                     at::ones({}, at::kFloat)));
   REQUIRE(same_bits(files.load(npy(dictionary("<f4", "(0, 3)"), "")), at::empty({0, 3})));
+  REQUIRE(files.load(npy(dictionary("<f4", "(0, 4611686018427387904)"), "")).sizes() ==
+          at::IntArrayRef{0, int64_t{1} << 62});
 }
 
 TEST_CASE("a loaded array is a private view of its file", "[npy]") {
@@ -216,9 +218,11 @@ TEST_CASE("damaged .npy files are refused", "[npy]") {
     REQUIRE_THAT(files.refusal(npy(dictionary("<f4", shape), kSix)),
                  Contains("its header is damaged at byte "));
   }
-  for (const char* shape :
-       {"(4611686018427387904, 1)", "(4294967296, 4294967296)", "(0, 4294967296, 4294967296)"}) {
-    REQUIRE_THAT(files.refusal(npy(dictionary("<f4", shape), "")), Contains("2^63 bytes or more"));
+  REQUIRE_THAT(files.refusal(npy(dictionary("<f4", "(4611686018427387904, 1)"), "")),
+               Contains("2^63 bytes or more"));
+  for (const char* shape : {"(4294967296, 4294967296)", "(0, 4294967296, 4294967296)"}) {
+    REQUIRE_THAT(files.refusal(npy(dictionary("<f4", shape), "")),
+                 Contains("2^63 elements or more, if dimensions of 0 count as 1"));
   }
   for (const char* header :
        {"", "{}", "{'descr': '<f4', 'shape': (2, 3)}", "{'descr': '<f4'", "{'descr': '<f4}",

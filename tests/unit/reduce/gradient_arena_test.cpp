@@ -229,6 +229,26 @@ TEST_CASE("set_layout moves the gradients that lie in slots") {
   CHECK(two.arena.bucket_buffer(1).sum().item<double>() == 6);
 }
 
+TEST_CASE("parts of means do not move: another rank has the rest") {
+  ArenaOfTwo two;
+  const auto layout = ddp::assign_buckets(two.arena.specs(), {.limits_bytes = {1}}, {1, 0});
+  two.reduce_1_and_2();
+  CHECK_FALSE(two.arena.holds_partial_means());  // each rank has the whole mean
+  two.grad(0).reset();
+  two.grad(1).reset();
+  two.arena.shard();
+  two.grad(0) = filled_like(two.parameters[0].tensor, 1);
+  two.arena.gather_all();
+  CHECK_FALSE(two.arena.holds_partial_means());  // a local gradient is whole
+  two.arena.publish({true, false});
+  CHECK(two.arena.holds_partial_means());
+  CHECK_THROWS_AS(two.arena.set_layout(layout), ddp::InternalError);
+  two.grad(0).reset();
+  CHECK_FALSE(two.arena.holds_partial_means());
+  two.arena.set_layout(layout);
+  CHECK(two.arena.buckets().size() == 2);
+}
+
 TEST_CASE("a gradient that moved with set_layout still counts as reduced") {
   ArenaOfTwo two;
   two.reduce_1_and_2();

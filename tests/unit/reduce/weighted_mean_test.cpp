@@ -3,7 +3,9 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
 #include <memory>
+#include <vector>
 
 #include "ddp/core/error.hpp"
 #include "fake_communicator.hpp"
@@ -13,6 +15,11 @@
 namespace {
 
 struct MeanOfTwoRanks {
+  explicit MeanOfTwoRanks(at::ScalarType dtype = at::kFloat)
+      : gradients({{"a", at::zeros({2, 3}, dtype).requires_grad_()},
+                   {"b", at::zeros({4}, dtype).requires_grad_()}},
+                  communicator, {}) {}
+
   ddp::GradBucket& bucket() { return gradients.buckets()[0]; }
   /// One backward after the sum over the ranks left `sum` in the bucket.
   at::Tensor scaled(double sum) {
@@ -34,7 +41,7 @@ struct MeanOfTwoRanks {
 
   std::shared_ptr<testing::FakeCommunicator> communicator =
       std::make_shared<testing::FakeCommunicator>();
-  ddp::detail::GradientArena gradients{testing::parameters_a_and_b(), communicator, {}};
+  ddp::detail::GradientArena gradients;
   ddp::detail::WeightedMean mean{communicator, gradients};
 };
 
@@ -75,6 +82,37 @@ TEST_CASE("counts of the host and of the device add up over backwards and ranks"
   REQUIRE(two.communicator->calls.size() == 1);
   CHECK(two.communicator->calls[0].op == ddp::ReduceOp::Sum);
   CHECK(two.bucket().inverse_count.item<double>() == Approx(1.0 / 20));
+}
+
+TEST_CASE("a count is the tensor's value at the call, also if the caller refills the tensor") {
+  const auto shape = GENERATE(std::vector<int64_t>{}, std::vector<int64_t>{1});
+  const auto dtype = GENERATE(at::kFloat, at::kDouble, at::kLong);
+  for (const auto model_dtype : {at::kFloat, at::kDouble}) {
+    CAPTURE(shape, dtype, model_dtype);
+    MeanOfTwoRanks two(model_dtype);
+    const auto buffer = at::full(shape, 4, dtype);
+    two.mean.add(buffer);
+    buffer.fill_(12);
+    CHECK(two.scaled(8).eq(1).all().item<bool>());  // 8 / (4 + 4)
+    two.mean.add(buffer);
+    buffer.fill_(100);
+    CHECK(two.scaled(32).eq(1).all().item<bool>());  // 32 / (16 + 16)
+  }
+}
+
+TEST_CASE("a count of NaN makes the gradient NaN") {
+  MeanOfTwoRanks two;
+  two.mean.add(at::full({}, std::numeric_limits<float>::quiet_NaN()));
+  CHECK(two.scaled(6).isnan().all().item<bool>());
+}
+
+TEST_CASE("float64 gradients are divided in float64") {
+  MeanOfTwoRanks two(at::kDouble);
+  two.mean.add(3);
+  CHECK(two.scaled(1)[0].item<double>() == 1.0 / 6);
+  two.mean.reset();
+  two.mean.add(at::full({}, (1 << 24) + 1, at::kLong));
+  CHECK(two.scaled(1)[0].item<double>() == 1.0 / (2.0 * ((1 << 24) + 1)));
 }
 
 TEST_CASE("used counts do not reach the next backward") {

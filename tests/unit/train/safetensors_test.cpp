@@ -91,6 +91,14 @@ TEST_CASE(
   REQUIRE(ddp::load_safetensors(path).tensors.at("w").equal(nhwc));
 }
 
+TEST_CASE("safetensors files hold empty tensors with dimensions as large as PyTorch allows") {
+  TemporaryFolder folder;
+  const auto path = folder.file("a.safetensors");
+  const auto empty = torch::empty({0, int64_t{1} << 62});
+  ddp::save_safetensors(path, {{"w", empty}});
+  REQUIRE(ddp::load_safetensors(path).tensors.at("w").sizes() == empty.sizes());
+}
+
 TEST_CASE("false safetensors headers are refused") {
   TemporaryFolder folder;
   const auto path = folder.file("bad.safetensors");
@@ -102,7 +110,9 @@ TEST_CASE("false safetensors headers are refused") {
       {R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", std::string(8, 'x'),
        "number of bytes"},
       {R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", "",
-       "number of bytes"},
+       "shape [4611686018427387904,4] has 2^63 elements or more"},
+      {R"({"a":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,0]}})", "",
+       "shape [4611686018427387904] has 2^63 bytes or more"},
       {R"({"a":{"dtype":"F31","shape":[2],"data_offsets":[0,8]}})", std::string(8, 'x'),
        "unknown dtype"},
       {R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})",
@@ -123,7 +133,7 @@ TEST_CASE("false safetensors headers are refused") {
       {R"({"a":)", "", "broken JSON"},
       {R"({"a":{"dtype":"F32","shape":[0,4611686018427387904,4611686018427387904],)"
        R"("data_offsets":[0,0]}})",
-       "", "number of bytes"},
+       "", "2^63 elements or more, if dimensions of 0 count as 1"},
       {std::string("{}\0 {hidden", 12), "", "a zero byte"},
       {std::string("{}\0", 3), "", "a zero byte"},
       {R"([])", "", "does not start with"},

@@ -28,6 +28,10 @@ struct GradBucket {
   /// 1 / sum(counts) on the device in weighted_backward, else undefined. If it is defined, finish()
   /// multiplies the sum by it instead of dividing by `divisor`. start() must not read it.
   at::Tensor inverse_count;
+  /// GradScaler's scale of this backward, one element on the device; undefined: 1. Gradients are in
+  /// units of it, so a hook rescales what it keeps from an earlier backward. The scaler overwrites
+  /// the tensor: keep a copy, not the tensor.
+  at::Tensor loss_scale;
   Communicator* communicator = nullptr;  ///< of the model; outlives the hook's calls
 };
 

@@ -128,9 +128,11 @@ class DataParallelModel : public Stateful {
   /// `loss_sum` and `count` by one constant, equal on all ranks and about 1 / (typical count).
   /// Throws SettingsError if all parameters are frozen.
   void weighted_backward(const at::Tensor& loss_sum, double count);
-  /// `count` is a one-element tensor on the model's device. Each replay of a CUDA graph reads its
-  /// current value. Counts are added in float32, exact below 2^24. If the counts of all ranks are
-  /// 0, all gradients are 0. Negative counts are not detected.
+  /// `count` is a one-element tensor on the model's device. The call reads its value, so the tensor
+  /// may be refilled afterwards. Each replay of a CUDA graph reads its current value. Counts are
+  /// added in float32, exact below 2^24, or in float64 for a model with float64 gradients. If the
+  /// counts of all ranks are 0, all gradients are 0. A count of NaN makes all gradients NaN.
+  /// Negative counts are not detected.
   void weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count);
 
   /// Replaces the all-reduce of buckets. Call it once, before the first forward, on every rank,

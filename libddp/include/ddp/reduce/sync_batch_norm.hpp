@@ -26,6 +26,10 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public
   SyncBatchNormImpl(int64_t num_features, CommunicatorPtr communicator)
       : SyncBatchNormImpl(num_features, std::move(communicator),
                           torch::nn::BatchNormOptions(num_features)) {}
+  /// For convert_sync_batchnorm: takes the place of `norm`, a torch::nn::BatchNorm1d/2d/3d with
+  /// `options`. Parameters and buffers are the same objects.
+  SyncBatchNormImpl(const torch::nn::Module& norm, CommunicatorPtr communicator,
+                    const torch::nn::BatchNormOptions& options);
 
   void reset() override;
   torch::Tensor forward(const torch::Tensor& input);                  ///< collective in training
@@ -42,8 +46,9 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public
 TORCH_MODULE(SyncBatchNorm);
 
 /// Replaces every torch::nn::BatchNorm1d/2d/3d in a Sequential or an ops::NormOwner by a
-/// SyncBatchNorm over the same memory: make optimizers afterwards. If a BatchNorm is a typed member
-/// of another module, throws SettingsError that names it and changes nothing.
+/// SyncBatchNorm with the same parameter and buffer objects, so optimizers that were made before
+/// train them. A norm that occurs several times stays one module. Throws SettingsError and changes
+/// nothing if a BatchNorm is a typed member of another module, or `module` itself.
 void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& communicator);
 
 }  // namespace ddp

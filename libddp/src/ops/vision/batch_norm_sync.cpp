@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <torch/custom_class.h>
 
+#include <optional>
 #include <vector>
 
 #include "ops/autocast_off.hpp"
@@ -55,9 +56,12 @@ struct ExchangeHolder : torch::CustomClassHolder {
 class SharedBatchNorm : public torch::autograd::Function<SharedBatchNorm> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& input,
-                            const at::Tensor& weight, const at::Tensor& bias,
+                            const std::optional<at::Tensor>& weight_in,
+                            const std::optional<at::Tensor>& bias_in,
                             const SharedStatistics& statistics,
                             const std::shared_ptr<StatisticsExchange>& exchange) {
+    const at::Tensor weight = weight_in.value_or(at::Tensor());
+    const at::Tensor bias = bias_in.value_or(at::Tensor());
     const auto& [mean, variance, invstd, count] = statistics;
     ctx->save_for_backward({input, weight, mean, invstd, count});
     ctx->saved_data["has_bias"] = bias.defined();
@@ -123,7 +127,11 @@ at::Tensor normalise_shared(const at::Tensor& input, const at::Tensor& weight,
                             const at::Tensor& bias, const SharedStatistics& statistics,
                             const std::shared_ptr<StatisticsExchange>& exchange) {
   const AutocastOff autocast_off(input.device().type());
-  return SharedBatchNorm::apply(input, weight, bias, statistics, exchange);
+  // An undefined tensor is no argument of an autograd function.
+  const auto optional = [](const at::Tensor& tensor) {
+    return tensor.defined() ? std::optional(tensor) : std::nullopt;
+  };
+  return SharedBatchNorm::apply(input, optional(weight), optional(bias), statistics, exchange);
 }
 
 at::Tensor shared_batch_norm(const at::Tensor& x, const BatchNormLayer& bn) {

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// The state that PowerSGD keeps from one backward to the next.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ddp/amp/amp.hpp"
+#include "distributed/ddp_test_utils.hpp"
+#include "reduce/comm_hook_table.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+// Two matrices, one of them in channels_last order, and a vector that is sent in full.
+struct Compressed {
+  explicit Compressed(double cap = 25) {
+    weights = {torch::zeros({16, 12}, on_device()),
+               torch::zeros({8, 6, 3, 3}, on_device()).contiguous(at::MemoryFormat::ChannelsLast),
+               torch::zeros({12}, on_device())};
+    NamedParameters parameters;
+    for (size_t i = 0; i < weights.size(); ++i) {
+      weights[i].set_requires_grad(true);
+      parameters.push_back({"w" + std::to_string(i), weights[i]});
+    }
+    model = std::make_unique<DataParallelModel>(ModelTensors{.parameters = parameters}, group(),
+                                                with_cap(cap));
+    model->register_comm_hook(
+        ddp::detail::make_powersgd_hook({.rank = 2, .start_step = 1, .min_compression_rate = 0.1}));
+  }
+
+  // The gradients are integers of (rank, step, weight). One element of weight `spoilt` is `value`
+  // on the last rank.
+  torch::Tensor loss(int64_t step, int spoilt = -1, float value = 0) {
+    auto sum = torch::zeros({}, on_device());
+    for (size_t i = 0; i < weights.size(); ++i) {
+      auto gradient =
+          integers(weights[i].sizes().vec(), 1000 * step + 10 * rank() + static_cast<int64_t>(i));
+      if (static_cast<int>(i) == spoilt && rank() == world() - 1) {
+        gradient.view({-1})[3] = value;
+      }
+      sum = sum + (weights[i] * gradient).sum();
+    }
+    return sum;
+  }
+  std::vector<torch::Tensor> backward(const torch::Tensor& loss) {
+    model->zero_grad();
+    model->prepare_for_backward({loss});
+    loss.backward();
+    std::vector<torch::Tensor> gradients;
+    for (const auto& weight : weights) {
+      gradients.push_back(weight.grad().clone());
+    }
+    return gradients;
+  }
+
+  std::vector<torch::Tensor> weights;
+  std::unique_ptr<DataParallelModel> model;
+};
+
+bool all_finite(const std::vector<torch::Tensor>& gradients) {
+  return std::all_of(gradients.begin(), gradients.end(), [](const torch::Tensor& gradient) {
+    return gradient.isfinite().all().item<bool>();
+  });
+}
+
+}  // namespace
+
+TEST_CASE("powersgd: a backward that was not finite leaves no trace in the next ones") {
+  const double cap = GENERATE(25.0, 1.0 / (1 << 20));  // in one bucket; each in its own
+  for (const int spoilt : {0, 1, 2}) {
+    for (const float value : {kNan, kInf, -kInf, std::numeric_limits<float>::max()}) {
+      for (const int64_t when : {2, 4}) {  // the second and the fourth compressed backward
+        CAPTURE(cap, spoilt, value, when);
+        Compressed broken(cap);
+        Compressed plain(cap);
+        for (int64_t step = 0; step < 8; ++step) {
+          CAPTURE(step);
+          if (step == when) {
+            const bool finite = all_finite(broken.backward(broken.loss(50, spoilt, value)));
+            CHECK((!finite || std::isfinite(value)));
+          }
+          const auto gradients = broken.backward(broken.loss(step));
+          REQUIRE(all_finite(gradients));
+          if (!std::isfinite(value)) {
+            require_equal(gradients, plain.backward(plain.loss(step)));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("powersgd: gradients of zero, as of a frozen parameter, are no end") {
+  for (const int64_t zeros : {1, 3}) {
+    Compressed starved;
+    Compressed plain;
+    for (int64_t step = 0; step < 6; ++step) {
+      CAPTURE(zeros, step);
+      const bool is_zero = step >= 1 && step <= zeros;
+      const auto gradients = starved.backward(starved.loss(step) * (is_zero ? 0 : 1));
+      const auto expected = plain.backward(plain.loss(step));
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        CHECK(gradients[i].any().item<bool>() == !is_zero);
+        CHECK(expected[i].any().item<bool>());
+      }
+    }
+  }
+}
+
+TEST_CASE("powersgd: the gradients do not depend on the loss scale, which changes") {
+  AmpOptions options;
+  options.grad_scaling = GradScaling::On;
+  options.init_scale = 1024;
+  GradScaler scaler(options);
+  Compressed scaled;
+  Compressed plain;
+  const double scales[] = {1024, 1024, 1024, 512, 512, 65536, 65536, 1, 1, 256};
+  int64_t step = 0;
+  for (const double scale : scales) {
+    CAPTURE(step, scale);
+    if (step > 0) {
+      scaler.update(scale);
+    }
+    auto gradients = scaled.backward(scaler.scale(scaled.loss(step)));
+    for (auto& gradient : gradients) {
+      gradient.div_(scale);
+    }
+    require_equal(gradients, plain.backward(plain.loss(step)));
+    ++step;
+  }
+  // A backward without the scaler has the scale 1 again.
+  require_equal(scaled.backward(scaled.loss(step)), plain.backward(plain.loss(step)));
+}
