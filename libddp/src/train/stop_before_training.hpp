@@ -2,6 +2,7 @@
 // A stop request before there is anything to save. Torch-free.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -36,17 +37,23 @@ class StopBeforeTraining {
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::milliseconds kPoll{50};
+  /// Phases that check for requests themselves, as the wait for a folder, report more.
+  static constexpr std::chrono::seconds kPatience{1};
 
   void run(const std::stop_token& end) {
     std::unique_lock lock(mutex_);
-    bool is_armed = false;
+    auto asked = Clock::time_point::max();
     while (!has_training_state()) {
-      if (is_stop_requested() && !is_armed) {
-        is_armed = true;
-        deadline_.arm(static_cast<int>(ExitCode::SavedRequeue));
+      if (is_stop_requested()) {
+        asked = std::min(asked, Clock::now());
       }
-      if (is_armed && plane_ != nullptr) {
+      const bool is_due = asked <= Clock::now() - kPatience;
+      if (is_due) {
+        deadline_.arm(static_cast<int>(ExitCode::SavedRequeue));  // only the first call counts
+      }
+      if (is_due && plane_ != nullptr) {
         FailureCause cause;
         cause.message = "a stop was requested, and there is nothing to save yet";
         cause.exit_code = ExitCode::SavedRequeue;

@@ -296,7 +296,7 @@ TEST_CASE("a stop leaves programs alone that may have something to save") {
     const Ended ended = run_program([&](Context& context, const Config&) {
       mark(context);
       raise(SIGTERM);
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1300));
       std::fprintf(stderr, "ended: %d\n", context.control_plane().failed());
     });
     INFO(ended.output);
