@@ -15,6 +15,7 @@
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
+#include "common/run_plan.hpp"
 #include "common/sample_text.hpp"
 #include "ddp/ddp.hpp"
 #include "ddp/detail/text.hpp"
@@ -25,27 +26,35 @@ using examples::Gpt2Settings;
 using examples::LanguageTrainer;
 using examples::SampleSettings;
 
+/// Rank 0 prints; the others wait for it.
 void print_samples(models::CausalLm& model, const models::Vocabulary& vocabulary,
-                   const SampleSettings& settings, const ddp::AmpOptions& amp) {
-  for (int64_t i = 0; i < settings.num_samples; ++i) {
+                   const SampleSettings& settings, const ddp::Config& cfg,
+                   const ddp::Context& ctx) {
+  ddp::StopPoll poll(ctx, cfg.checkpoint.stop_check_seconds, "samples");
+  const auto stops = [&] { return poll.stops(); };
+  for (int64_t i = 0; ctx.is_main() && i < settings.num_samples && !poll.stops(); ++i) {
     std::cout << "--- sample " << i + 1 << '\n'
-              << ddp::detail::printable(examples::sample_text(model, vocabulary, settings, amp, i))
-              << '\n';
+              << ddp::detail::printable(
+                     examples::sample_text(model, vocabulary, settings, cfg.amp, i, stops))
+              << '\n'
+              << std::flush;
   }
-  std::cout << std::flush;
+  if (poll.finish()) {
+    examples::stop_beside_training(cfg, poll.who(), "generating samples");
+  }
 }
 
 void run(ddp::Context& ctx, const ddp::Config& cfg) {
   const auto sample = cfg.section<SampleSettings>("sample");
   const auto data = examples::open_token_data(cfg.section<examples::StreamOptions>("tokens"));
-  if (sample.num_samples > 0) {  // reports an invalid prompt before training
-    examples::prompt_ids(data.train->vocabulary(), sample);
-  }
   const auto model = cfg.section<Gpt2Settings>("model");
   if (ctx.is_main()) {
     examples::require_base_tokenizer(*data.train, model.common);
   }
   auto module = examples::make_gpt2(model, data.train->tokenizer().vocab_size, ctx);
+  if (sample.num_samples > 0) {  // reports an invalid prompt before training
+    examples::prompt_ids(data.train->vocabulary(), sample, module->max_positions());
+  }
   int64_t num_parameters = 0;
   for (const auto& parameter : module->parameters()) {
     num_parameters += parameter.numel();
@@ -60,7 +69,9 @@ void run(ddp::Context& ctx, const ddp::Config& cfg) {
   const auto summary = trainer.train();
   if (ctx.is_main()) {
     std::cout << examples::language_report(summary, trainer, ctx, cfg) << std::flush;
-    print_samples(*module, data.train->vocabulary(), sample, cfg.amp);
+  }
+  if (sample.num_samples > 0) {
+    print_samples(*module, data.train->vocabulary(), sample, cfg, ctx);
   }
 }
 

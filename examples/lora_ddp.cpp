@@ -20,6 +20,7 @@
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
+#include "common/run_plan.hpp"
 #include "common/trained_folder.hpp"
 #include "common/training_report.hpp"
 #include "ddp/ddp.hpp"
@@ -55,6 +56,9 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
   }
   const auto result = examples::decode_prompts(dynamic_cast<models::CausalLm&>(trainer.module()),
                                                *trainer.data().eval, settings, cfg.amp, ctx);
+  if (!result.stopped_by.empty()) {
+    examples::stop_beside_training(cfg, result.stopped_by, "decoding prompts");
+  }
   if (ctx.is_main()) {
     std::cout << ddp::detail::printable(result.shown) << "decoded" << when << ": "
               << result.to_string() << '\n'

@@ -8,6 +8,7 @@
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "decoder_parts.hpp"
+#include "models/eval_scope.hpp"
 
 namespace models {
 
@@ -31,27 +32,24 @@ LmOutput CausalLm::forward(const TokenInput& input, const torch::Tensor& labels)
 
 namespace {
 
-/// Switches to evaluation mode for its lifetime.
-class EvalScope {
- public:
-  explicit EvalScope(torch::nn::Module& module)
-      : module_(module), was_training_(module.is_training()) {
-    module_.eval();
-  }
-  ~EvalScope() { module_.train(was_training_); }
-  EvalScope(const EvalScope&) = delete;
-  EvalScope& operator=(const EvalScope&) = delete;
-
- private:
-  torch::nn::Module& module_;
-  bool was_training_;
-};
-
-int64_t checked_length(const std::vector<int64_t>& prompt) {
+/// Refuses prompts without a next token.
+int64_t checked_length(const std::vector<int64_t>& prompt, const CausalLm& model) {
+  const auto length = static_cast<int64_t>(prompt.size());
   if (prompt.empty()) {
     detail::refuse("generation needs a prompt of at least one token");
   }
-  return static_cast<int64_t>(prompt.size());
+  if (length >= model.max_positions()) {
+    detail::refuse("the prompt has ", length, " tokens, but the model has ", model.max_positions(),
+                   " positions, so that none is left for an answer; fix: a shorter prompt");
+  }
+  return length;
+}
+
+/// Logits [..., tokens] of the ids that generation may choose.
+torch::Tensor next_logits(const CausalLm& model, const torch::Tensor& hidden) {
+  const auto logits = model.logits(hidden);
+  const int64_t num_tokens = model.computation().num_tokens;
+  return num_tokens > 0 ? logits.narrow(-1, 0, std::min(num_tokens, logits.size(-1))) : logits;
 }
 
 bool ends(int64_t token, const std::vector<int64_t>& end_tokens) {
@@ -62,8 +60,8 @@ bool ends(int64_t token, const std::vector<int64_t>& end_tokens) {
 template <typename Choose>
 std::vector<int64_t> generate(CausalLm& model, const std::vector<int64_t>& prompt,
                               int64_t max_new_tokens, const std::vector<int64_t>& end_tokens,
-                              const Choose& choose) {
-  const int64_t length = checked_length(prompt);
+                              const StopCheck& stops, const Choose& choose) {
+  const int64_t length = checked_length(prompt, model);
   const torch::NoGradGuard no_grad;
   const EvalScope eval(model);
   const auto device = model.head_weight().device();
@@ -73,9 +71,10 @@ std::vector<int64_t> generate(CausalLm& model, const std::vector<int64_t>& promp
   std::vector<int64_t> generated;
   for (int64_t position = length; position < total; ++position) {
     const auto hidden = model.hidden_states({.input_ids = ids}, &cache);
-    const int64_t token = choose(model.logits(hidden.select(1, hidden.size(1) - 1)).squeeze(0));
+    const int64_t token =
+        choose(next_logits(model, hidden.select(1, hidden.size(1) - 1)).squeeze(0));
     generated.push_back(token);
-    if (ends(token, end_tokens)) {
+    if (ends(token, end_tokens) || (stops && stops())) {
       break;
     }
     ids = torch::full({1, 1}, token, ids.options());
@@ -90,11 +89,11 @@ struct PromptBatch {
   int64_t longest = 0;
 };
 
-PromptBatch stack_prompts(const std::vector<std::vector<int64_t>>& prompts, torch::Device device) {
+PromptBatch stack_prompts(const std::vector<std::vector<int64_t>>& prompts, const CausalLm& model) {
   PromptBatch batch;
   std::vector<int64_t> lengths;
   for (const auto& prompt : prompts) {
-    lengths.push_back(checked_length(prompt));
+    lengths.push_back(checked_length(prompt, model));
     batch.longest = std::max(batch.longest, lengths.back());
   }
   const auto rows = static_cast<int64_t>(prompts.size());
@@ -103,6 +102,7 @@ PromptBatch stack_prompts(const std::vector<std::vector<int64_t>>& prompts, torc
     const auto& prompt = prompts[static_cast<std::size_t>(row)];
     std::copy(prompt.begin(), prompt.end(), ids.mutable_data_ptr<int64_t>() + row * batch.longest);
   }
+  const auto device = model.head_weight().device();
   batch.ids = ids.to(device);
   batch.lengths = torch::tensor(lengths, torch::kLong).to(device);
   return batch;
@@ -128,27 +128,28 @@ bool append_tokens(const torch::Tensor& tokens, const std::vector<int64_t>& end_
 }  // namespace
 
 std::vector<int64_t> generate_greedy(CausalLm& model, const std::vector<int64_t>& prompt,
-                                     int64_t max_new_tokens,
-                                     const std::vector<int64_t>& end_tokens) {
-  return generate(model, prompt, max_new_tokens, end_tokens,
+                                     int64_t max_new_tokens, const std::vector<int64_t>& end_tokens,
+                                     const StopCheck& stops) {
+  return generate(model, prompt, max_new_tokens, end_tokens, stops,
                   [](const torch::Tensor& logits) { return logits.argmax().item<int64_t>(); });
 }
 
 std::vector<std::vector<int64_t>> generate_greedy(CausalLm& model,
                                                   const std::vector<std::vector<int64_t>>& prompts,
                                                   int64_t max_new_tokens,
-                                                  const std::vector<int64_t>& end_tokens) {
+                                                  const std::vector<int64_t>& end_tokens,
+                                                  const StopCheck& stops) {
   std::vector<std::vector<int64_t>> answers(prompts.size());
   if (prompts.empty() || max_new_tokens <= 0) {
     return answers;
   }
   const torch::NoGradGuard no_grad;
   const EvalScope eval(model);
-  const auto batch = stack_prompts(prompts, model.head_weight().device());
+  const auto batch = stack_prompts(prompts, model);
   const int64_t total = batch.longest + max_new_tokens;
   if (total > model.max_positions()) {
     for (std::size_t i = 0; i < prompts.size(); ++i) {
-      answers[i] = generate_greedy(model, prompts[i], max_new_tokens, end_tokens);
+      answers[i] = generate_greedy(model, prompts[i], max_new_tokens, end_tokens, stops);
     }
     return answers;
   }
@@ -162,8 +163,9 @@ std::vector<std::vector<int64_t>> generate_greedy(CausalLm& model,
       columns.lt(batch.lengths.unsqueeze(1)).logical_or_(columns.ge(batch.longest));
   std::vector<bool> ended(prompts.size(), false);
   for (int64_t step = 0; step < max_new_tokens; ++step) {
-    const auto tokens = model.logits(hidden.select(1, 0)).argmax(1);
-    if (!append_tokens(tokens, end_tokens, ended, answers) || step + 1 == max_new_tokens) {
+    const auto tokens = next_logits(model, hidden.select(1, 0)).argmax(1);
+    if (!append_tokens(tokens, end_tokens, ended, answers) || step + 1 == max_new_tokens ||
+        (stops && stops())) {
       break;
     }
     hidden = model.hidden_states({.input_ids = tokens.unsqueeze(1),
@@ -177,17 +179,18 @@ std::vector<std::vector<int64_t>> generate_greedy(CausalLm& model,
 std::vector<int64_t> generate_sampled(CausalLm& model, const std::vector<int64_t>& prompt,
                                       int64_t max_new_tokens,
                                       const std::vector<int64_t>& end_tokens,
-                                      const SamplingOptions& options) {
+                                      const SamplingOptions& options, const StopCheck& stops) {
   // Drawing on the CPU gives the same text on every device that computes the same logits.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
-  return generate(model, prompt, max_new_tokens, end_tokens, [&](const torch::Tensor& logits) {
+  const auto draw = [&](const torch::Tensor& logits) {
     auto scores = logits.to(torch::kCPU, torch::kFloat) / std::max(options.temperature, 1e-6);
     if (options.top_k > 0 && options.top_k < scores.numel()) {
       const auto smallest = std::get<0>(scores.topk(options.top_k)).min();
       scores.masked_fill_(scores < smallest, -std::numeric_limits<float>::infinity());
     }
     return scores.softmax(0).multinomial(1, false, generator).item<int64_t>();
-  });
+  };
+  return generate(model, prompt, max_new_tokens, end_tokens, stops, draw);
 }
 
 }  // namespace models

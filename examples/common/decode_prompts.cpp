@@ -12,11 +12,14 @@
 #include "ddp/amp/amp.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
+#include "ddp/train/stop_poll.hpp"
 
 namespace examples {
 namespace {
 
 using ddp::concat;
+
+constexpr double kStopCheckSeconds = 1;
 
 template <typename F>
 void for_each_count(DecodeResult& result, F&& f) {
@@ -156,18 +159,21 @@ DecodeResult decode_prompts(models::CausalLm& model, const models::TokenDataset&
   const auto own = prompts_of_rank(dataset.prompt_references(settings.num_prompts),
                                    model.max_positions() - settings.max_new_tokens, ctx, result);
   const auto step = static_cast<std::size_t>(settings.batch_size);
-  for (std::size_t first = 0; first < own.size(); first += step) {
+  ddp::StopPoll poll(ctx, kStopCheckSeconds, "decoding");
+  for (std::size_t first = 0; first < own.size() && !poll.stops(); first += step) {
     const std::size_t count = std::min(step, own.size() - first);
     std::vector<std::vector<int64_t>> prompts;
     for (std::size_t i = first; i < first + count; ++i) {
       prompts.push_back(own[i].prompt);
     }
-    const auto answers =
-        models::generate_greedy(model, prompts, settings.max_new_tokens, end_tokens);
+    const auto answers = models::generate_greedy(model, prompts, settings.max_new_tokens,
+                                                 end_tokens, [&] { return poll.stops(); });
     for (std::size_t i = 0; i < count; ++i) {
       judge(own[first + i], answers[i], dataset.vocabulary(), settings.show, result);
     }
   }
+  poll.finish();
+  result.stopped_by = poll.who();
   sum_over_ranks(result, ctx.control_plane());
   return result;
 }

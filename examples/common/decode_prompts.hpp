@@ -32,6 +32,7 @@ struct DecodeResult {
   int64_t num_equal_calls = 0;  ///< answers with the reference's call
   int64_t num_equal_names = 0;  ///< answers that call the reference's API
   std::string shown;            ///< rank 0's first few, with prompt, answer and reference
+  std::string stopped_by;       ///< StopPoll::who() of a stop; the numbers are then of no use
 
   /// "12 of 58 (20.69 %) API calls equal the reference, …".
   std::string to_string() const;
@@ -42,7 +43,8 @@ void require_prompts(const models::TokenDataset& dataset, const DecodeSettings& 
 
 /// Decodes the first `num_prompts` answers of the documents greedily, spread over the ranks. Each
 /// prompt is the conversation before the answer, as in the data. Collective; the result is the same
-/// on all ranks except `shown`. Throws DataError if the data have no answers.
+/// on all ranks except `shown`. Throws DataError if the data have no answers. If a rank was asked
+/// to stop, all ranks stop between two tokens.
 DecodeResult decode_prompts(models::CausalLm& model, const models::TokenDataset& dataset,
                             const DecodeSettings& settings, const ddp::AmpOptions& amp,
                             const ddp::Context& ctx);

@@ -43,15 +43,18 @@ BatchResult ImageTask::forward(const ImageBatch& batch) {
   return {.loss = loss, .num_correct = num_correct, .num_targets = {.on_host = images.size()}};
 }
 
-void ImageTask::for_each_evaluation_batch(const std::function<void(ImageBatch batch)>& evaluate) {
+void ImageTask::for_each_evaluation_batch(const std::function<bool(ImageBatch batch)>& evaluate) {
   if (auto* resident = parts_.eval_loader.device_images()) {
-    for (int64_t left = parts_.eval_loader.batches_left(); left > 0; --left) {
-      evaluate({.prepared = resident->prepare()});
+    bool goes_on = true;
+    for (int64_t left = parts_.eval_loader.batches_left(); left > 0 && goes_on; --left) {
+      goes_on = evaluate({.prepared = resident->prepare()});
     }
     return;
   }
   for (auto& batch : parts_.eval_loader) {
-    evaluate({.images = batch});
+    if (!evaluate({.images = batch})) {
+      return;
+    }
   }
 }
 
@@ -73,6 +76,8 @@ ddp::ops::CrossEntropyResult classification_loss(const at::Tensor& logits, const
     const auto weights = mix_weights.to(logits.device(), /*non_blocking=*/true);
     const auto reversed = ddp::ops::cross_entropy(logits, target.flip(0), options);
     result.loss = weights[0] * result.loss + weights[1] * reversed.loss;
+    result.num_correct =
+        torch::where(weights[0].ge(weights[1]), result.num_correct, reversed.num_correct);
   }
   return result;
 }

@@ -55,7 +55,7 @@ class ImageTask : public TrainingTask<ImageBatch> {
   bool loss_is_sum() const override { return settings_.weighted; }
   ImageBatch load(int64_t draw) override;
   BatchResult forward(const ImageBatch& batch) override;
-  void for_each_evaluation_batch(const std::function<void(ImageBatch batch)>& evaluate) override;
+  void for_each_evaluation_batch(const std::function<bool(ImageBatch batch)>& evaluate) override;
   BatchResult evaluate(const ImageBatch& batch) override;
 
  private:
@@ -65,7 +65,8 @@ class ImageTask : public TrainingTask<ImageBatch> {
 
 /// Returns the mean cross entropy of the batch and the number of correct targets. With
 /// `mix_weights`, float32 {weight, 1 - weight}, the loss is that of the images mixed by mix_images:
-/// weight * loss(target) + (1 - weight) * loss(target reversed).
+/// weight * loss(target) + (1 - weight) * loss(target reversed). The number counts the labels of
+/// the larger weight, as torchvision's training script does.
 ddp::ops::CrossEntropyResult classification_loss(const at::Tensor& logits, const at::Tensor& target,
                                                  double label_smoothing,
                                                  const at::Tensor& mix_weights = {});

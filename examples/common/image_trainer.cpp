@@ -18,13 +18,27 @@
 namespace examples {
 namespace {
 
-/// Averages parameters only. BatchNorm's running statistics differ between ranks, so their averages
-/// would differ too.
 std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double decay) {
-  if (decay <= 0) {
-    return nullptr;
+  return decay > 0 ? std::make_unique<ddp::Ema>(model, ddp::EmaOptions{.decay = decay}) : nullptr;
+}
+
+/// The key of a checkpoint's text: the weights of which evaluations, and a best metric, are.
+constexpr const char* kEvaluatedWeights = "evaluated_weights";
+constexpr const char* kAverages = "averages";
+constexpr const char* kCurrent = "current";
+
+/// Refuses to evaluate other weights of the best checkpoint than those it was chosen by. Names this
+/// run's for later checkpoints.
+void agree_on_evaluated_weights(ddp::Checkpointer& checkpointer, bool has_averages,
+                                const ddp::CheckpointOptions& options) {
+  const auto saved = checkpointer.text(kEvaluatedWeights);
+  if (options.resume == ddp::Resume::Best && saved == kAverages && !has_averages) {
+    throw ddp::SettingsError(
+        "checkpoint.resume=best: the best checkpoint in " + options.dir +
+        " was chosen by its averaged weights, but model.ema_decay=0 would evaluate the others; "
+        "fix: set model.ema_decay as in the run that saved");
   }
-  return std::make_unique<ddp::Ema>(model.trained_parameters(), ddp::EmaOptions{.decay = decay});
+  checkpointer.set_text(kEvaluatedWeights, has_averages ? kAverages : kCurrent);
 }
 
 std::string next_command(const ImageProgram& program, const ddp::Config& cfg,
@@ -67,7 +81,7 @@ std::string corrupt_images(const ImageData& data, ddp::Context& ctx, const ddp::
 
 void print_summary(const TrainingSummary& summary, const std::string& hash,
                    const std::string& corrupt, const ddp::Context& ctx, const ddp::Config& cfg,
-                   const ddp::Metrics& metrics, int64_t last_saved_step,
+                   const ddp::Metrics& metrics, int64_t last_saved_step, bool has_averages,
                    const ImageProgram& program) {
   if (!ctx.is_main()) {
     return;
@@ -75,16 +89,18 @@ void print_summary(const TrainingSummary& summary, const std::string& hash,
   ddp::detail::TextStream out;
   out << '\n' << summary.first_lines();
   if (summary.test.num_targets > 0) {
-    out << format("test accuracy   %.2f %% of %lld images (loss %.4f)\n",
+    out << format("test accuracy   %.2f %% of %lld images (loss %.4f)%s\n",
                   100 * summary.test.accuracy, static_cast<long long>(summary.test.num_targets),
-                  summary.test.loss);
+                  summary.test.loss,
+                  has_averages ? ", by the averages of weights and buffers" : "");
   }
   if (summary.samples_per_second() > 0) {
     out << format("images/s        %.1f on %d rank(s)\n", summary.samples_per_second(),
                   ctx.world_size());
   }
   out << corrupt;
-  out << "parameters      " << hash << ", equal on all " << ctx.world_size() << " rank(s)\n";
+  out << "parameters      " << hash << ", equal on all " << ctx.world_size() << " rank(s)"
+      << (has_averages ? "; not averaged" : "") << '\n';
   if (!cfg.checkpoint.dir.empty()) {
     out << "checkpoint      " << cfg.checkpoint.dir << ", after step " << last_saved_step << '\n';
   }
@@ -168,15 +184,17 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const ImageData& data,
                                  .amp = cfg.amp,
                                  .num_steps = num_steps,
                                  .log_every = cfg.metrics.log_every,
+                                 .stop_check_seconds = cfg.checkpoint.stop_check_seconds,
                                  .keep_best = cfg.checkpoint.keep_best});
   auto checkpointer =
       ema ? ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader, ema})
           : ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, train_loader});
   const int64_t first_step = checkpointer.restore();
+  agree_on_evaluated_weights(checkpointer, ema != nullptr, cfg.checkpoint);
   const auto summary = loop.run(checkpointer, first_step);
   const auto hash = common_parameter_hash(model.trained_parameters(), ctx.control_plane());
   print_summary(summary, hash, corrupt_images(data, ctx, cfg), ctx, cfg, metrics,
-                checkpointer.last_saved_step(), program);
+                checkpointer.last_saved_step(), ema != nullptr, program);
 }
 
 }  // namespace examples

@@ -64,9 +64,11 @@ BatchResult LanguageTask::forward(const LanguageBatch& batch) {
 }
 
 void LanguageTask::for_each_evaluation_batch(
-    const std::function<void(LanguageBatch batch)>& evaluate) {
+    const std::function<bool(LanguageBatch batch)>& evaluate) {
   for (auto& tokens : parts_.eval_loader) {
-    evaluate(make_batch(tokens));
+    if (!evaluate(make_batch(tokens))) {
+      return;
+    }
   }
 }
 

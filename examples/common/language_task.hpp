@@ -55,7 +55,7 @@ class LanguageTask : public TrainingTask<LanguageBatch> {
   double target_weight() const override { return parts_.target_weight; }
   LanguageBatch load(int64_t draw) override;
   BatchResult forward(const LanguageBatch& batch) override;
-  void for_each_evaluation_batch(const std::function<void(LanguageBatch batch)>& evaluate) override;
+  void for_each_evaluation_batch(const std::function<bool(LanguageBatch batch)>& evaluate) override;
   BatchResult evaluate(const LanguageBatch& batch) override { return forward(batch); }
 
   /// Counts over this rank's training so far: tokens, and positions in its batches.

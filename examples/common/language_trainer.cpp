@@ -146,6 +146,7 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
              .amp = cfg_.amp,
              .num_steps = num_steps_,
              .log_every = cfg_.metrics.log_every,
+             .stop_check_seconds = cfg_.checkpoint.stop_check_seconds,
              .keep_best = cfg_.checkpoint.keep_best}),
       adapters_(adapters) {
   if (has_frozen(*module_)) {
@@ -153,6 +154,7 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
   }
   metrics_.observe(model_);
   metrics_.observe(train_loader_);
+  module_->computation().num_tokens = data.train->tokenizer().vocab_size;
 }
 
 /// Detects checkpoints whose weights fit but have another meaning: adapters of another scale,

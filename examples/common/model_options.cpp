@@ -41,7 +41,7 @@ void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
            .doc = "Initial weights: a safetensors file with torchvision's names. Empty: random."},
           o.weights);
   v.field({.name = "ema_decay",
-           .doc = "Decay of an exponential moving average of the weights. Evaluation "
+           .doc = "Decay of an exponential moving average of weights and buffers. Evaluation "
                   "uses the average. 0: off.",
            .min = 0,
            .max = 0.999999},

@@ -72,6 +72,17 @@ bool StepSchedule::evaluates_after(int64_t step) const {
          (is_last(step) || (epoch_of(step) + 1) % eval_every_ == 0);
 }
 
+void stop_beside_training(const ddp::Config& cfg, const std::string& who, const std::string& work) {
+  const auto what = concat(who, ": stopped while ", work);
+  if (cfg.checkpoint.dir.empty()) {
+    throw ddp::Error(ddp::ExitCode::UserException,
+                     what +
+                         ", and no checkpoint was saved because checkpoint.dir is empty; fix: "
+                         "set checkpoint.dir to a folder that all ranks see");
+  }
+  throw ddp::Stop(concat(what, ", which changes nothing in ", cfg.checkpoint.dir));
+}
+
 void require_equal_batches(int64_t batches_per_epoch, ddp::ControlPlane& control_plane) {
   const auto counts = control_plane.all_gather_numbers({batches_per_epoch});
   const auto other = std::find_if(counts.begin(), counts.end(),

@@ -53,6 +53,12 @@ class StepSchedule {
   int64_t log_every_;
 };
 
+/// Ends a run that was asked to stop before or after its training steps: throws ddp::Stop, so that
+/// a restart repeats `work`. If that would train again, because training has no checkpoints, throws
+/// Error. `who` is StopPoll::who().
+[[noreturn]] void stop_beside_training(const ddp::Config& cfg, const std::string& who,
+                                       const std::string& work);
+
 /// Throws SettingsError on all ranks if their numbers of batches per epoch differ: ranks with more
 /// batches would wait for the others in the middle of a step. Collective.
 void require_equal_batches(int64_t batches_per_epoch, ddp::ControlPlane& control_plane);

@@ -61,27 +61,32 @@ std::vector<int64_t> encode_longest(const models::Vocabulary& vocabulary, const 
 }
 
 std::vector<int64_t> prompt_ids(const models::Vocabulary& vocabulary,
-                                const SampleSettings& settings) {
-  if (!settings.prompt.empty()) {
-    return encode_longest(vocabulary, settings.prompt);
+                                const SampleSettings& settings, int64_t max_positions) {
+  if (settings.prompt.empty()) {
+    return {vocabulary.find("\n").value_or(0)};
   }
-  return {vocabulary.find("\n").value_or(0)};
+  auto ids = encode_longest(vocabulary, settings.prompt);
+  if (static_cast<int64_t>(ids.size()) >= max_positions) {
+    throw ddp::SettingsError(ddp::concat("sample.prompt has ", ids.size(),
+                                         " tokens, but the model has ", max_positions,
+                                         " positions; fix: a shorter prompt"));
+  }
+  return ids;
 }
 
 std::string sample_text(models::CausalLm& model, const models::Vocabulary& vocabulary,
-                        const SampleSettings& settings, const ddp::AmpOptions& amp, int64_t index) {
+                        const SampleSettings& settings, const ddp::AmpOptions& amp, int64_t index,
+                        const models::StopCheck& stops) {
   torch::NoGradGuard no_grad;
   ddp::Autocast autocast(amp);
-  auto ids = prompt_ids(vocabulary, settings);
-  const int64_t room = model.max_positions() - static_cast<int64_t>(ids.size());
-  if (room > 0) {
-    const auto more = models::generate_sampled(
-        model, ids, std::min(settings.max_new_tokens, room), vocabulary.tokenizer().end_tokens(),
-        {.temperature = settings.temperature,
-         .top_k = settings.top_k,
-         .seed = static_cast<uint64_t>(settings.seed + index)});
-    ids.insert(ids.end(), more.begin(), more.end());
-  }
+  auto ids = prompt_ids(vocabulary, settings, model.max_positions());
+  const auto more = models::generate_sampled(model, ids, settings.max_new_tokens,
+                                             vocabulary.tokenizer().end_tokens(),
+                                             {.temperature = settings.temperature,
+                                              .top_k = settings.top_k,
+                                              .seed = static_cast<uint64_t>(settings.seed + index)},
+                                             stops);
+  ids.insert(ids.end(), more.begin(), more.end());
   return models::valid_utf8(vocabulary.decode(ids));
 }
 

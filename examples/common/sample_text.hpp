@@ -28,13 +28,14 @@ void describe_fields(SampleSettings& settings, ddp::FieldVisitor& visitor);
 std::vector<int64_t> encode_longest(const models::Vocabulary& vocabulary, const std::string& text);
 
 /// Ids of settings.prompt. An empty prompt becomes a line end, or id 0 if the data have no line
-/// end.
+/// end. Throws SettingsError if it leaves none of the model's positions for a continuation.
 std::vector<int64_t> prompt_ids(const models::Vocabulary& vocabulary,
-                                const SampleSettings& settings);
+                                const SampleSettings& settings, int64_t max_positions);
 
 /// Returns sample number `index`: the prompt and the model's continuation. It ends at an end token
-/// of the vocabulary, settings.max_new_tokens or the model's last position.
+/// of the vocabulary, settings.max_new_tokens, the model's last position, or if `stops` says so.
 std::string sample_text(models::CausalLm& model, const models::Vocabulary& vocabulary,
-                        const SampleSettings& settings, const ddp::AmpOptions& amp, int64_t index);
+                        const SampleSettings& settings, const ddp::AmpOptions& amp, int64_t index,
+                        const models::StopCheck& stops = {});
 
 }  // namespace examples

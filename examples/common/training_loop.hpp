@@ -17,6 +17,7 @@
 #include "common/training_report.hpp"
 #include "common/training_task.hpp"
 #include "ddp/ddp.hpp"
+#include "models/eval_scope.hpp"
 
 namespace examples {
 
@@ -37,8 +38,9 @@ struct TrainingParts {
 struct TrainingSettings {
   ddp::TrainOptions train;
   ddp::AmpOptions amp;
-  int64_t num_steps = 0;   ///< optimizer steps of the whole run
-  int64_t log_every = 10;  ///< gradient norm every so many steps, even without clipping
+  int64_t num_steps = 0;          ///< optimizer steps of the whole run
+  int64_t log_every = 10;         ///< gradient norm every so many steps, even without clipping
+  double stop_check_seconds = 1;  ///< between checks for a stop in an evaluation
   /// Min uses the test loss, Max the test accuracy.
   ddp::KeepBest keep_best = ddp::KeepBest::Off;
 };
@@ -58,6 +60,13 @@ void for_each_tensor(StepInput<Batch>& input, const ddp::TensorVisitor& visit) {
   visit(input.batches.size());
   visit(input.wants_grad_norm);
 }
+
+/// Thrown on all ranks after an agreed stop during an evaluation, which changes no training state.
+struct EvaluationStopped : ddp::Stop {
+  explicit EvaluationStopped(const std::string& who_in)
+      : Stop(who_in + ": stopped during an evaluation"), who(who_in) {}
+  std::string who;  ///< StopPoll::who()
+};
 
 /// What one optimizer step returns.
 struct StepOutputs {
@@ -85,11 +94,12 @@ class TrainingLoop {
 
   /// Trains from `first_step` (returned by Checkpointer::restore) to num_steps, with evaluations
   /// and checkpoints on the way and at the end. Collective. After an agreed stop it throws
-  /// ddp::Stop.
+  /// ddp::Stop. An evaluation that was stopped is repeated by the resumed run.
   TrainingSummary run(ddp::Checkpointer& checkpointer, int64_t first_step);
 
-  /// Loss and accuracy over the whole evaluation set, equal on all ranks. Collective; the host
-  /// waits.
+  /// Loss and accuracy over the whole evaluation set, equal on all ranks: of the averages of
+  /// weights and buffers if there are any, else of the model. Collective; the host waits. Throws
+  /// EvaluationStopped.
   EvalResult evaluate();
 
  private:
@@ -97,12 +107,17 @@ class TrainingLoop {
   /// A whole optimizer step, eager or captured. Only its arguments may differ between steps.
   StepOutputs run_step(const StepInput<Batch>& input, const ddp::StepScalars& scalars);
   /// Adds the batch's gradients. The result's loss is the batch's share of the step's loss.
-  BatchResult forward_backward(const Batch& batch, size_t num_batches);
+  /// `num_targets` counts all batches of the step; it is used with means.
+  BatchResult forward_backward(const Batch& batch, int64_t num_targets);
   bool wants_grad_norm(int64_t step) const {
     return settings_.train.max_grad_norm > 0 || guard_.skips() || schedule_.is_logged(step);
   }
 
-  EvalResult evaluate_after(int64_t steps_done);
+  EvalResult evaluate_after(int64_t steps_done, bool is_repeated = false);
+  /// Repeats the evaluation in which the run of the checkpoint was stopped, if any.
+  std::optional<EvalResult> finish_evaluation(ddp::Checkpointer& checkpointer, int64_t first_step);
+  [[noreturn]] void stop_in_evaluation(ddp::Checkpointer& checkpointer, int64_t steps_done,
+                                       const std::string& who);
   void end_epoch(int64_t step, bool evaluated, TrainingSummary& summary);
   double metric_of(const EvalResult& test) const {
     return settings_.keep_best == ddp::KeepBest::Min ? test.loss : test.accuracy;
@@ -154,34 +169,73 @@ TrainingSummary TrainingLoop<Batch>::run(ddp::Checkpointer& checkpointer, int64_
   TrainingSummary summary;
   summary.first_step = first_step;
   summary.num_steps = settings_.num_steps;
+  parts_.module.train();
+  parts_.metrics.begin(first_step, settings_.num_steps, schedule_.steps_per_epoch());
+  const auto finished = finish_evaluation(checkpointer, first_step);
   if (first_step >= settings_.num_steps) {
-    summary.test = evaluate();  // nothing left to train
+    checkpointer.wait();
+    summary.test = finished ? *finished : evaluate();  // nothing left to train
     return summary;
   }
-  parts_.module.train();
   checkpointer.set_before_save([this] { return guard_.before_save(); });
-  parts_.metrics.begin(first_step, settings_.num_steps, schedule_.steps_per_epoch());
-  if (settings_.train.eval_first && first_step == 0) {
-    summary.test_before = evaluate_after(0);
-  }
-  for (int64_t step = first_step; step < settings_.num_steps; ++step) {
-    train_step(step);
-    const bool evaluated = schedule_.evaluates_after(step);
-    if (evaluated) {
-      summary.test = evaluate_after(step + 1);
+  int64_t steps_done = first_step;
+  try {
+    if (settings_.train.eval_first && first_step == 0) {
+      summary.test_before = evaluate_after(0);
     }
-    if (schedule_.ends_epoch(step)) {
-      end_epoch(step, evaluated, summary);
+    while (steps_done < settings_.num_steps) {
+      const int64_t step = steps_done++;
+      train_step(step);
+      const bool evaluated = schedule_.evaluates_after(step);
+      if (evaluated) {
+        summary.test = evaluate_after(steps_done);
+      }
+      if (schedule_.ends_epoch(step)) {
+        end_epoch(step, evaluated, summary);
+      }
+      if (schedule_.is_last(step) || (evaluated && settings_.keep_best != ddp::KeepBest::Off)) {
+        checkpointer.save(step, evaluated ? std::optional(metric_of(summary.test)) : std::nullopt);
+      }
+      checkpointer.save_if_due(step);
     }
-    if (schedule_.is_last(step) || (evaluated && settings_.keep_best != ddp::KeepBest::Off)) {
-      checkpointer.save(step, evaluated ? std::optional(metric_of(summary.test)) : std::nullopt);
+  } catch (const EvaluationStopped& stop) {
+    if (steps_done > 0 && schedule_.ends_epoch(steps_done - 1)) {
+      end_epoch(steps_done - 1, /*evaluated=*/false, summary);
     }
-    checkpointer.save_if_due(step);
+    stop_in_evaluation(checkpointer, steps_done, stop.who);
   }
   checkpointer.wait();               // throws if the last save failed, instead of a summary
   checkpointer.set_before_save({});  // the checkpointer may outlive the loop
   guard_.check_weights();
   return summary;
+}
+
+// The key of a checkpoint's text: the steps after which the run was stopped in an evaluation.
+inline constexpr const char* kStoppedEvaluation = "stopped_evaluation";
+
+template <TrainingBatch Batch>
+void TrainingLoop<Batch>::stop_in_evaluation(ddp::Checkpointer& checkpointer, int64_t steps_done,
+                                             const std::string& who) {
+  checkpointer.set_text(kStoppedEvaluation, std::to_string(steps_done));
+  checkpointer.stop(steps_done - 1, who);
+}
+
+template <TrainingBatch Batch>
+std::optional<EvalResult> TrainingLoop<Batch>::finish_evaluation(ddp::Checkpointer& checkpointer,
+                                                                 int64_t first_step) {
+  if (first_step == 0 || checkpointer.text(kStoppedEvaluation) != std::to_string(first_step)) {
+    return std::nullopt;
+  }
+  if (parts_.context.is_main()) {
+    ddp::log_info(
+        ddp::concat("the evaluation after step ", first_step, " was stopped, so it is repeated"));
+  }
+  const auto test = evaluate_after(first_step, /*is_repeated=*/true);
+  checkpointer.set_text(kStoppedEvaluation, "");
+  if (settings_.keep_best != ddp::KeepBest::Off) {
+    checkpointer.save(first_step - 1, metric_of(test));
+  }
+  return test;
 }
 
 template <TrainingBatch Batch>
@@ -224,6 +278,10 @@ StepOutputs TrainingLoop<Batch>::run_step(const StepInput<Batch>& input,
                                           const ddp::StepScalars& scalars) {
   StepOutputs outputs;
   TargetCount num_targets;
+  int64_t num_host_targets = 0;
+  for (const Batch& batch : input.batches) {
+    num_host_targets += batch.num_targets();
+  }
   const auto add = [](at::Tensor& sum, const at::Tensor& value) {
     sum = sum.defined() ? sum + value : value;
   };
@@ -233,7 +291,7 @@ StepOutputs TrainingLoop<Batch>::run_step(const StepInput<Batch>& input,
     if (&batch != &input.batches.back()) {
       no_sync.emplace(parts_.model);  // only the last backward averages over the ranks
     }
-    const auto result = forward_backward(batch, input.batches.size());
+    const auto result = forward_backward(batch, num_host_targets);
     add(outputs.loss, result.loss);
     add(outputs.num_correct, result.num_correct);
     num_targets += result.num_targets;
@@ -257,7 +315,7 @@ StepOutputs TrainingLoop<Batch>::run_step(const StepInput<Batch>& input,
 }
 
 template <TrainingBatch Batch>
-BatchResult TrainingLoop<Batch>::forward_backward(const Batch& batch, size_t num_batches) {
+BatchResult TrainingLoop<Batch>::forward_backward(const Batch& batch, int64_t num_targets) {
   BatchResult result;
   {
     ddp::Autocast autocast(settings_.amp);
@@ -273,8 +331,10 @@ BatchResult TrainingLoop<Batch>::forward_backward(const Batch& batch, size_t num
       parts_.model.weighted_backward(scaled, static_cast<double>(on_host) * weight);
     }
   } else {
-    if (num_batches > 1) {
-      result.loss = result.loss / static_cast<double>(num_batches);
+    // The quotient is the number of batches if they have one size.
+    if (num_targets > batch.num_targets()) {
+      result.loss = result.loss /
+                    (static_cast<double>(num_targets) / static_cast<double>(batch.num_targets()));
     }
     parts_.scaler.scale(guard_.watch(result.loss)).backward();
   }
@@ -289,27 +349,34 @@ EvalResult TrainingLoop<Batch>::evaluate() {
     last_loss_.value();
   }
   torch::NoGradGuard no_grad;
-  parts_.model.sync_buffers();  // all ranks get rank 0's running statistics
   std::shared_ptr<ddp::Ema::Swap> swap;
   if (parts_.ema != nullptr) {
     swap = parts_.ema->swap_in();
   }
-  parts_.module.eval();
+  parts_.model.sync_buffers();  // all ranks get rank 0's running statistics, or their averages
+  const models::EvalScope eval(parts_.module);
   sums_.clear();
+  ddp::StopPoll poll(parts_.context, settings_.stop_check_seconds, "evaluation");
   {
     // One Autocast scope for the whole evaluation casts each weight once.
     ddp::Autocast autocast(settings_.amp);
-    task_.for_each_evaluation_batch([this](Batch batch) { evaluation_(std::move(batch), {}); });
+    task_.for_each_evaluation_batch([&](Batch batch) {
+      evaluation_(std::move(batch), {});
+      return !poll.stops();
+    });
   }
-  parts_.module.train();
+  if (poll.finish()) {
+    throw EvaluationStopped(poll.who());
+  }
   return sums_.reduce(*parts_.context.communicator());
 }
 
 template <TrainingBatch Batch>
-EvalResult TrainingLoop<Batch>::evaluate_after(int64_t steps_done) {
+EvalResult TrainingLoop<Batch>::evaluate_after(int64_t steps_done, bool is_repeated) {
   ddp::Metrics::ClockPause pause(parts_.metrics);
   const auto test = evaluate();
-  if (settings_.train.eval_every_steps > 0 || steps_done == 0) {
+  // The epoch's row of a repeated evaluation was written before the stop.
+  if (settings_.train.eval_every_steps > 0 || steps_done == 0 || is_repeated) {
     parts_.metrics.add_evaluation(steps_done - 1,
                                   {.test_loss = test.loss, .test_accuracy = test.accuracy});
   }

@@ -58,8 +58,10 @@ class TrainingTask {
   virtual int64_t num_batches() const = 0;
 
   /// True: `loss` is the sum over the batch's targets. A step then follows the gradient of the mean
-  /// over all targets of all its batches and ranks, however many each had. False: `loss` is a mean,
-  /// and a step follows the mean over batches and ranks.
+  /// over all targets of all its batches and ranks, however many each had. False: `loss` is the
+  /// mean over the batch's targets. A step follows the mean over the targets of a rank's batches,
+  /// then over ranks, which is the same if ranks have equally many. num_targets() then depends only
+  /// on what the batch's for_each_tensor visits.
   virtual bool loss_is_sum() const = 0;
 
   /// For sums: the factor of each target's loss in the backward, equal on all ranks. It is a power
@@ -74,9 +76,9 @@ class TrainingTask {
   /// only on what the batch's for_each_tensor visits: a captured step is replayed on other batches.
   virtual BatchResult forward(const Batch& batch) = 0;
 
-  /// Calls `evaluate` with the batches of this rank's part of the evaluation set. Each target of
-  /// the set is on exactly one rank.
-  virtual void for_each_evaluation_batch(const std::function<void(Batch batch)>& evaluate) = 0;
+  /// Calls `evaluate` with the batches of this rank's part of the evaluation set, until it returns
+  /// false. Each target of the set is on exactly one rank.
+  virtual void for_each_evaluation_batch(const std::function<bool(Batch batch)>& evaluate) = 0;
   /// Runs the forward on such a batch. Returns sums.
   virtual BatchResult evaluate(const Batch& batch) = 0;
 };

@@ -25,7 +25,7 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
   metrics.begin(0, num_steps);
   for (int64_t step = 0; step < num_steps; ++step) {
     model.zero_grad();
-    auto step_loss = torch::zeros({}, ctx.device());
+    auto loss_sum = torch::zeros({}, ctx.device());
     int64_t num_samples = 0;
     for (int64_t micro = 0; micro < num_micro_batches; ++micro) {
       // All but the last: backward adds to the local gradients and sends nothing. The guard must
@@ -35,13 +35,16 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
         no_sync.emplace(model);
       }
       const auto batch = loader.next();
-      const auto loss = torch::cross_entropy_loss(model.forward(batch.data), batch.target);
-      (loss / num_micro_batches).backward();  // gradients add up, so that the sum is the mean
-      step_loss += loss.detach() / num_micro_batches;
+      const auto loss = torch::cross_entropy_loss(model.forward(batch.data), batch.target,
+                                                  /*weight=*/{}, at::Reduction::Sum);
+      // The last one divides the sum of all gradients by the number of all samples. An epoch's last
+      // batch may be shorter, so the mean of the batches' means would be another one.
+      model.weighted_backward(loss, batch.size());
+      loss_sum += loss.detach();
       num_samples += batch.size();
     }
     optimizer->step(0.01);
-    metrics.end_step(step, {.loss = step_loss, .num_samples = num_samples});
+    metrics.end_step(step, {.loss = loss_sum / num_samples, .num_samples = num_samples});
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <numeric>
 
+#include "ddp/core/stop_signal.hpp"
 #include "models/qwen2.hpp"
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
@@ -88,19 +89,23 @@ const std::vector<Chat> kChats = {
     {"U:date?", R"(A:<functioncall> {"name": "date"})", "F:May", "A:May."},
     {"U:hello", "A:Hi."}};
 
+models::Qwen2Options tiny_qwen2() {
+  return {.vocab_size = 128,
+          .hidden_size = 64,
+          .intermediate_size = 128,
+          .num_layers = 2,
+          .num_heads = 4,
+          .num_kv_heads = 2,
+          .head_dim = 16,
+          .max_positions = 256,
+          .rope_theta = 1e4,
+          .initializer_range = 0.1};
+}
+
 /// A small model, trained until it has memorised the conversations; equal on all ranks.
 models::Qwen2 overfitted(const Marked& marked) {
   torch::manual_seed(1);
-  models::Qwen2 model(models::Qwen2Options{.vocab_size = 128,
-                                           .hidden_size = 64,
-                                           .intermediate_size = 128,
-                                           .num_layers = 2,
-                                           .num_heads = 4,
-                                           .num_kv_heads = 2,
-                                           .head_dim = 16,
-                                           .max_positions = 256,
-                                           .rope_theta = 1e4,
-                                           .initializer_range = 0.1});
+  models::Qwen2 model(tiny_qwen2());
   model->reset_parameters();
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(3e-3));
   float loss = 1;
@@ -157,6 +162,19 @@ TEST_CASE("decoded answers are compared with those of every turn") {
   CHECK(ChatFolder({kChats[2]}).decode(*model, 100).to_string() ==
         "none of 1 references calls an API, 0 of 1 (0.00 %) answers call one where the reference "
         "does not; 1 of 1 (100.00 %) answers equal the reference");
+}
+
+TEST_CASE("all ranks stop decoding if one is asked") {
+  const ChatFolder known(kChats);
+  models::Qwen2 model(tiny_qwen2());
+  model->reset_parameters();
+  CHECK(known.decode(*model, 100).stopped_by.empty());
+  const int last = context().world_size() - 1;
+  if (context().rank() == last) {
+    ddp::request_stop();
+  }
+  CHECK(known.decode(*model, 100).stopped_by == ddp::concat("rank ", last, " was asked to stop"));
+  ddp::clear_stop_request();
 }
 
 }  // namespace

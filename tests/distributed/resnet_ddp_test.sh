@@ -2,11 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainer as a user does and looks at what it prints.
 #
-# usage: resnet_ddp_test.sh learns|mnist|resumes|stops|accumulates|finishes|refuses|unsaved|skips|diverges|protects PROGRAM RANKS DATA
+# usage: resnet_ddp_test.sh learns|mnist|resumes|stops|evaluates|averages|accumulates|finishes|refuses|unsaved|skips|diverges|protects PROGRAM RANKS DATA
 #   learns    20 steps lower the loss, all ranks end with the same parameters
 #   mnist     files in MNIST's format, one channel: the loss falls
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   stops     SIGTERM: saved, exit code 75, resumed to the same bits
+#   evaluates  SIGTERM during an evaluation: the last step is saved, 75; the resumed run repeats the evaluation, to the same bits
+#   averages  averages of weights and buffers are evaluated, saved as the best, and evaluated again; the other weights are refused
 #   accumulates  three micro-batches (an epoch's last step has fewer), mixup, label smoothing, clipping
 #                and EMA together
 #   finishes  a checkpoint with its metric after each epoch's test, and a finished run that is started again says so and saves nothing
@@ -173,6 +175,37 @@ case $scenario in
     fi
     (run "$work/resumed.log" "${saving[@]}") || fail "exit code $? of the resumed run"
     check_resumed "test accuracy"
+    ;;
+  evaluates)
+    settings=(train.max_steps=6 train.eval_every_steps=3 train.eval_batch_size=1 metrics.log_every=1)
+    (run "$work/whole.log" "${settings[@]}") || fail "exit code $?"
+    settings+=(checkpoint.dir="$work/checkpoints" checkpoint.stop_check_seconds=0.05)
+    (run "$work/cut.log" "${settings[@]}") &
+    pid=$!
+    wait_for $pid grep -q "step 3/6" "$work/cut.log"
+    stop_run $pid 75
+    grep -q "was asked to stop: stopped after 3 steps, saved in" "$work/cut.log" || fail "not stopped in the evaluation"
+    (run "$work/resumed.log" "${settings[@]}") || fail "exit code $? of the resumed run"
+    grep -q "the evaluation after step 3 was stopped, so it is repeated" "$work/resumed.log" || fail "the evaluation is not repeated"
+    for log in whole resumed; do
+      grep -o "step 3/6 | eval loss [0-9.]* | eval accuracy [0-9.]*" "$work/$log.log" > "$work/$log.eval" || fail "no evaluation in $log.log"
+    done
+    cmp "$work/whole.eval" "$work/resumed.eval" || fail "the repeated evaluation differs"
+    check_resumed "test accuracy"
+    ;;
+  averages)
+    saving=(checkpoint.dir="$work/checkpoints" checkpoint.keep_best=min)
+    (run "$work/1.log" train.max_steps=10 train.eval_every_steps=5 model.ema_decay=0.9 "${saving[@]}") || fail "exit code $?"
+    grep -q "^test accuracy .*, by the averages of weights and buffers" "$work/1.log" || fail "the summary does not name the averages"
+    (run "$work/2.log" checkpoint.resume=best model.ema_decay=0.9 "${saving[@]}") || fail "exit code $? of the evaluation of the best"
+    metric=$(sed -n 's/.*loaded .*, metric \([0-9.]*\).*/\1/p' "$work/2.log")
+    loss=$(sed -n 's/^test accuracy .*(loss \([0-9.]*\)).*/\1/p' "$work/2.log")
+    echo "metric $metric, evaluated $loss"
+    [ -n "$metric" ] && awk "BEGIN { d = $metric - $loss; exit !(d < 1e-4 && d > -1e-4) }" || fail "the best's loss is not its metric"
+    (run "$work/3.log" checkpoint.resume=best "${saving[@]}")
+    code=$?
+    [ $code = 64 ] || fail "exit code $code without model.ema_decay, expected 64"
+    grep -q "was chosen by its averaged weights, but model.ema_decay=0 would evaluate the others" "$work/3.log" || fail "no message"
     ;;
   *) fail "unknown scenario $scenario" ;;
 esac

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ddp::run over several ranks:
 //
-//   run_program program.fault=none|blocked|stop|settings|throw|after_save program.rank=1
+//   run_program program.fault=none|blocked|stop|settings|throw|after_save|loads program.rank=1
 #include <torch/torch.h>
 
 #include <chrono>
@@ -26,10 +26,11 @@ struct Program {
   int64_t rank = 1;
 };
 void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
-  visitor.field({.name = "fault",
-                 .doc = "what goes wrong",
-                 .choices = {"none", "blocked", "stop", "settings", "throw", "after_save"}},
-                options.fault);
+  visitor.field(
+      {.name = "fault",
+       .doc = "what goes wrong",
+       .choices = {"none", "blocked", "stop", "settings", "throw", "after_save", "loads"}},
+      options.fault);
   visitor.field({.name = "rank", .doc = "where"}, options.rank);
 }
 
@@ -82,6 +83,13 @@ void train(ddp::Context& context, const ddp::Config& config) {
     return stop_with_failing_callback(context, context.rank() == program.rank);
   }
   const bool culprit = context.rank() == program.rank;
+  if (program.fault == "loads") {  // a stop while a rank loads and the others wait for it
+    if (culprit) {
+      raise(SIGTERM);
+      std::this_thread::sleep_for(60s);
+    }
+    context.communicator()->barrier();
+  }
   for (int64_t step = 0; step < 300; ++step) {
     context.set_progress(step, "forward");
     std::this_thread::sleep_for(10ms);

@@ -25,4 +25,5 @@
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/non_finite.hpp"
 #include "ddp/train/run.hpp"
+#include "ddp/train/stop_poll.hpp"
 #include "ddp/train/weights.hpp"

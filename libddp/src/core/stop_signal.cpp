@@ -8,12 +8,15 @@
 #include <atomic>
 #include <cerrno>
 
+#include "core/training_state.hpp"
+
 namespace ddp {
 namespace {
 
 constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
 
 std::atomic<bool> is_requested{false};  // a handler can only reach globals
+std::atomic<bool> has_state{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "the handler must not take a lock");
 
 extern "C" void handle_stop_signal(int signal) {
@@ -54,10 +57,22 @@ void request_stop() {
   is_requested = true;
 }
 bool stop_requested() {
+  detail::note_training_state();
   return is_requested;
 }
 void clear_stop_request() {
   is_requested = false;
+  has_state = false;
+}
+
+void detail::note_training_state() {
+  has_state.store(true, std::memory_order_relaxed);
+}
+bool detail::has_training_state() {
+  return has_state.load(std::memory_order_relaxed);
+}
+bool detail::is_stop_requested() {
+  return is_requested;
 }
 
 }  // namespace ddp

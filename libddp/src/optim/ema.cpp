@@ -3,6 +3,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <map>
 
 #include "ddp/core/error.hpp"
@@ -11,6 +12,7 @@
 #include "optim/flat/averages.hpp"
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
+#include "reduce/reducer.hpp"
 
 namespace ddp {
 namespace {
@@ -29,6 +31,13 @@ std::vector<at::Tensor> tensors_of(const NamedParameters& named) {
   return tensors;
 }
 
+NamedParameters parameters_and_buffers(const DataParallelModel& model) {
+  auto all = model.trained_parameters();
+  const auto buffers = model.named_buffers();
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  return all;
+}
+
 void foreach_copy(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
   if (!to.empty()) {
     at::_foreach_copy_(to, from);
@@ -38,12 +47,38 @@ void foreach_copy(const std::vector<at::Tensor>& to, const std::vector<at::Tenso
 }  // namespace
 
 struct Ema::State {
-  NamedParameters tensors;
+  NamedParameters tensors;  // of a model: its trained parameters, then its buffers
   double decay;
+  size_t num_parameters = tensors.size();
+  const DataParallelModel* model = nullptr;  // null: averages a list of tensors
   NamedParameters averages = {};
   detail::FlatAverages flat = {};
   bool swapped = false;
 
+  // A module may replace a buffer's tensor instead of writing to it.
+  void reread_buffers() {
+    if (model == nullptr) {
+      return;
+    }
+    const auto buffers = model->named_buffers();
+    if (buffers.size() != tensors.size() - num_parameters) {
+      throw MismatchError(concat("Ema: the model has ", buffers.size(), " buffers, but had ",
+                                 tensors.size() - num_parameters,
+                                 " when the averages began; fix: register all buffers before"));
+    }
+    std::copy(buffers.begin(), buffers.end(),
+              tensors.begin() + static_cast<std::ptrdiff_t>(num_parameters));
+  }
+  // For a checkpoint of a program that averaged the parameters alone.
+  void restart_buffers() {
+    reread_buffers();
+    for (size_t i = num_parameters; i < tensors.size(); ++i) {
+      averages[i].tensor.copy_(tensors[i].tensor);
+    }
+    log_info(concat("ema: the checkpoint's averages have no buffers, so the averages of ",
+                    tensors.size() - num_parameters, " buffers (", tensors[num_parameters].name,
+                    " …) start again at the model's current values"));
+  }
   void refuse_swapped(const std::string& method) const {
     if (swapped) {
       throw Error(
@@ -65,7 +100,10 @@ Ema::Ema(const NamedParameters& tensors, const EmaOptions& options)
 }
 
 Ema::Ema(const DataParallelModel& model, const EmaOptions& options)
-    : Ema(model.trained_parameters(), options) {}
+    : Ema(parameters_and_buffers(model), options) {
+  state_->num_parameters = model.trained_parameters().size();
+  state_->model = &model;
+}
 Ema::~Ema() = default;
 
 const NamedParameters& Ema::averages() const {
@@ -74,6 +112,7 @@ const NamedParameters& Ema::averages() const {
 
 void Ema::update() {
   state_->refuse_swapped("update");
+  state_->reread_buffers();
   const auto& tensors = state_->tensors;
   const double weight_share = 1.0 - state_->decay;
   const at::NoGradGuard no_grad;
@@ -119,6 +158,10 @@ class Ema::Swap {
   explicit Swap(State& ema) : ema_(ema) {
     ema_.refuse_swapped("swap_in");
     const at::NoGradGuard no_grad;
+    if (ema_.model != nullptr) {
+      ema_.model->reducer().finish_pending();  // pending buffers would overwrite the averages
+    }
+    ema_.reread_buffers();
     const std::vector<at::Tensor> weights = tensors_of(ema_.tensors);
     for (const at::Tensor& weight : weights) {
       backup_.push_back(weight.clone());
@@ -160,16 +203,26 @@ void Ema::load_state_dict(const StateDict& state) {
   state_->refuse_swapped("load_state_dict");  // the end of the swap would undo it
   const at::NoGradGuard no_grad;
   detail::StateCheck check(state, state_name());
-  std::map<std::string, at::Tensor> expected;
-  for (const NamedParameter& average : averages()) {
-    expected[average.name] = average.tensor;
+  std::map<std::string, at::Tensor> parameters;
+  std::map<std::string, at::Tensor> buffers;
+  for (size_t i = 0; i < averages().size(); ++i) {
+    auto& expected = i < state_->num_parameters ? parameters : buffers;
+    expected[averages()[i].name] = averages()[i].tensor;
   }
-  if (!check.all_or_none(expected) && !expected.empty()) {
-    throw MismatchError("state of ema: " + expected.begin()->first + " is missing");
+  if (!check.all_or_none(parameters) && !parameters.empty()) {
+    throw MismatchError("state of ema: " + parameters.begin()->first + " is missing");
   }
+  const bool has_buffers = check.all_or_none(buffers) || buffers.empty();
   check.nothing_else();
-  for (auto& [name, tensor] : expected) {
+  for (auto& [name, tensor] : parameters) {
     tensor.copy_(state.tensors.at(name));
+  }
+  if (has_buffers) {
+    for (auto& [name, tensor] : buffers) {
+      tensor.copy_(state.tensors.at(name));
+    }
+  } else {
+    state_->restart_buffers();
   }
 }
 

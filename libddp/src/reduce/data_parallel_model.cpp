@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/training_state.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
@@ -221,6 +222,7 @@ void DataParallelModel::sync_buffers(int root) {
 
 void DataParallelModel::before_forward() {
   if (at::GradMode::is_enabled()) {
+    detail::note_training_state();
     parts_->reducer->join_broken_backward();
   }
   // An evaluation between forward and backward reads buffers too.
@@ -273,6 +275,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
 
 void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
+    detail::note_training_state();
     parts_->reducer->join_broken_backward();
     parts_->frozen->update(parts_->join != nullptr, parts_->reducer->of_model());
     const bool reduces = !parts_->frozen->covers_all();

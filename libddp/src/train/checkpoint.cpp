@@ -247,10 +247,7 @@ void CheckpointerImpl::save_for_stop(int64_t done) {
   }
 }
 
-void CheckpointerImpl::stop(int64_t step, const std::vector<RankStatus>& statuses) {
-  const auto asked = std::find_if(statuses.begin(), statuses.end(),
-                                  [](const RankStatus& status) { return status.stop; });
-  const auto who = concat("rank ", asked - statuses.begin(), " was asked to stop");
+void CheckpointerImpl::stop(int64_t step, const std::string& who) {
   if (!enabled()) {
     call_before_stop(step + 1);
     // Not Stop: its exit code requests a restart, which would begin at step 0 forever.
@@ -288,9 +285,10 @@ void CheckpointerImpl::save_if_due(int64_t step) {
     const auto statuses = exchange();
     schedule_.end_exchange(done, Clock::now(), slowest_step(statuses), statuses[0].pause_seconds);
     due = due || statuses[0].due_by_time;
-    if (std::any_of(statuses.begin(), statuses.end(),
-                    [](const RankStatus& status) { return status.stop; })) {
-      stop(step, statuses);
+    const auto asked = std::find_if(statuses.begin(), statuses.end(),
+                                    [](const RankStatus& status) { return status.stop; });
+    if (asked != statuses.end()) {
+      stop(step, concat("rank ", asked - statuses.begin(), " was asked to stop"));
     }
     call_after_save();
   }
@@ -328,6 +326,9 @@ void Checkpointer::save_if_due(int64_t step) {
 }
 void Checkpointer::save(int64_t step, std::optional<double> metric) {
   impl_->save(step, metric);
+}
+void Checkpointer::stop(int64_t step, const std::string& who) {
+  impl_->stop(step, who);
 }
 void Checkpointer::wait() {
   impl_->wait();

@@ -41,6 +41,7 @@ class CheckpointerImpl {
   int64_t restore();
   void save_if_due(int64_t step);
   void save(int64_t step, std::optional<double> metric);
+  [[noreturn]] void stop(int64_t step, const std::string& who);
   void wait();
 
   int64_t last_saved_step() const { return history_.newest().done; }
@@ -62,7 +63,6 @@ class CheckpointerImpl {
   /// Does not call after_save_.
   void finish_pending();
   void save_for_stop(int64_t done);
-  void stop(int64_t step, const std::vector<RankStatus>& statuses);
   void call_hooks_of_stop(int64_t done);
   void call_before_stop(int64_t done);
   void defer_failure(const SaveFailure& failure) const;

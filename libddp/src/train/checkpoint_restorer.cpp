@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/checkpoint_restorer.hpp"
 
+#include <algorithm>
 #include <filesystem>
 #include <map>
 
@@ -228,6 +229,7 @@ class Restorer : private RestoreParts {
     if (options.read_only) {  // the warnings below concern training
       log_info(concat("loaded ", path, ", of ", manifest.step, " steps",
                       manifest.metric ? concat(", metric ", *manifest.metric) : ""));
+      warn_of_unused_averages(path, unused);
       return;
     }
     log_info(concat("resumed from ", path, " after ", manifest.step, " steps"));
@@ -241,6 +243,16 @@ class Restorer : private RestoreParts {
       log_warning(concat("the checkpoint was saved by ", manifest.world_size,
                          " ranks and is resumed by ", control_plane.world_size(),
                          ": training continues with other random numbers (dropout, augmentation)"));
+    }
+  }
+
+  // Programs evaluate the averages, if they have any: the metric may be theirs.
+  void warn_of_unused_averages(const std::string& path,
+                               const std::vector<std::string>& unused) const {
+    if (std::find(unused.begin(), unused.end(), "ema") != unused.end()) {
+      log_warning(concat(path, " also has averaged weights ('ema'), which this program does not ",
+                         "use: it evaluates the weights that were trained",
+                         is_best() ? ", and the metric may be that of the averages" : ""));
     }
   }
 

@@ -330,10 +330,13 @@ void Config::fill_in(const Settings& settings) {
         train.max_steps;  // with epochs only the program knows the run's length
   }
   detail::validate(optimizer);
-  metrics.run.precision = precision_name(amp.dtype);
-  metrics.run.batch_size_per_rank = train.batch_size * train.grad_accum_steps;
-  metrics.run.global_batch_size = loader.global_batch_size * train.grad_accum_steps;
-  metrics.run.bucket_cap_mb = ddp.bucket_cap_mb.value_or(0);
+  metrics.configured = {.precision = precision_name(amp.dtype),
+                        .amp = amp.usage,
+                        .batch_size_per_rank = train.batch_size * train.grad_accum_steps,
+                        .global_batch_size = loader.global_batch_size * train.grad_accum_steps,
+                        .loader = loader.usage,
+                        .bucket_cap_mb = ddp.bucket_cap_mb.value_or(0),
+                        .ddp = ddp.usage};
   metrics.run.settings_text = to_table();
   checkpoint.settings_text = to_yaml();
 }

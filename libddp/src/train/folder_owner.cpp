@@ -18,8 +18,8 @@
 #include <utility>
 
 #include "core/tcp_socket.hpp"
+#include "core/training_state.hpp"
 #include "ddp/core/logging.hpp"
-#include "ddp/core/stop_signal.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -114,7 +114,7 @@ FolderOwner::FolderOwner(FileOps& ops, const Folder& folder, const OwnerTimes& t
           .process = ::getpid(),
           .machine = this_machine(),
           .start = random_suffix(),
-          .ending = stop_requested()};
+          .ending = is_stop_requested()};
 }
 
 std::shared_ptr<FolderOwner> FolderOwner::take(FileOps& ops, const Folder& folder,
@@ -203,7 +203,7 @@ void FolderOwner::claim() {
 
 // Not ddp::Stop: only rank 0 waits, and ddp::run publishes every other error to the other ranks.
 void FolderOwner::require_no_stop(const OwnerRecord& other) const {
-  if (stop_requested()) {
+  if (is_stop_requested()) {
     throw FolderTakenError(
         ExitCode::SavedRequeue,
         concat("a stop was requested while this process waited for ", folder_.words,
@@ -258,7 +258,7 @@ void FolderOwner::beat() {
   lost_ = !start.empty() && start != own_.start;
   if (start == own_.start) {
     ++own_.beats;
-    own_.ending = stop_requested();
+    own_.ending = is_stop_requested();
     const auto record = own_.to_text();
     [[maybe_unused]] const auto written = ::pwrite(fd, record.data(), record.size(), 0);
   }

@@ -159,6 +159,7 @@ void MetricsImpl::add_losses(const StepMetrics& metrics) {
 void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   files_.begin(step);
   steps_done_ = step + 1;
+  ++steps_in_epoch_;
   add_losses(metrics);
   own_.poll();
   own_of_epoch_.poll();
@@ -298,6 +299,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
     files_.add_epoch({.epoch = epoch,
                       .steps_done = steps_done_,
                       .num_steps = steps_per_epoch_,
+                      .num_steps_in_row = std::exchange(steps_in_epoch_, 0),
                       .gpu_type = device_.is_cuda() ? sensors_.gpu_name() : "cpu",
                       .uses_gpus = device_.is_cuda(),
                       .test_loss = metrics.test_loss,

@@ -30,6 +30,23 @@ RunFolder make_folder(const MetricsOptions& options, const LaunchEnvironment& la
   return {options.dir, name, launch.job_id};
 }
 
+// What the program states, else what its used settings say.
+RunInfo constants_of(const MetricsOptions& options) {
+  auto run = options.run;
+  const auto& configured = options.configured;
+  if (run.precision.empty() && configured.amp.is_set()) {
+    run.precision = configured.precision;
+  }
+  if (run.batch_size_per_rank == 0 && run.global_batch_size == 0 && configured.loader.is_set()) {
+    run.batch_size_per_rank = configured.batch_size_per_rank;
+    run.global_batch_size = configured.global_batch_size;
+  }
+  if (run.bucket_cap_mb == 0 && configured.ddp.is_set()) {
+    run.bucket_cap_mb = configured.bucket_cap_mb;
+  }
+  return run;
+}
+
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -138,7 +155,7 @@ std::vector<std::string> MetricsFiles::columns_of_epochs() const {
 }
 
 Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
-  const auto& run = options_.run;
+  const auto run = constants_of(options_);
   const int64_t batch =
       run.global_batch_size > 0 ? run.global_batch_size : run.batch_size_per_rank * job.world_size;
   const auto rate_name = run.sample_unit + "_per_second";
@@ -161,6 +178,7 @@ Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
       {.name = "steps_per_epoch",
        .integer = epoch.num_steps > 0 ? std::optional(epoch.num_steps) : std::nullopt},
       {.name = "epoch", .integer = epoch.epoch},
+      {.name = "epoch_steps", .integer = epoch.num_steps_in_row},
       {.name = "train_loss", .number = job.loss()},
       {.name = "train_accuracy", .number = job.accuracy()},
       {.name = "test_loss", .number = epoch.test_loss},

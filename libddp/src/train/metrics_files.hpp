@@ -41,10 +41,11 @@ class MetricsFiles {
 
   struct Epoch {
     int64_t epoch = 0;
-    int64_t steps_done = 0;     ///< of the run
-    int64_t num_steps = 0;      ///< 0: unknown
-    std::string gpu_type = "";  ///< "cpu" without a GPU
-    bool uses_gpus = false;     ///< one per rank
+    int64_t steps_done = 0;        ///< of the run
+    int64_t num_steps = 0;         ///< 0: unknown
+    int64_t num_steps_in_row = 0;  ///< since the last row or the start: fewer if an epoch is cut
+    std::string gpu_type = "";     ///< "cpu" without a GPU
+    bool uses_gpus = false;        ///< one per rank
     std::optional<double> test_loss = {};
     std::optional<double> test_accuracy = {};
   };

@@ -59,6 +59,7 @@ class MetricsImpl {
   std::function<double()> exposed_comm_;
   std::function<double()> loader_wait_;
   int64_t steps_done_ = 0;
+  int64_t steps_in_epoch_ = 0;    // since the last row, of this start
   int64_t evaluated_steps_ = -1;  // done at the last add_evaluation
   int64_t num_steps_ = 0, steps_per_epoch_ = 0;
 

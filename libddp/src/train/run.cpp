@@ -14,10 +14,12 @@
 #include "core/exit_deadline.hpp"
 #include "core/failure_cause.hpp"
 #include "core/setting_row.hpp"
+#include "core/training_state.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/answers.hpp"
 #include "train/save_history.hpp"
+#include "train/stop_before_training.hpp"
 
 namespace ddp {
 namespace {
@@ -33,6 +35,7 @@ std::string message_of(const std::exception& exception) {
 }
 
 constexpr std::chrono::seconds kUnwindGrace{10};
+constexpr std::chrono::seconds kStopGrace{3};  // nothing is unwound that a restart needs
 // A broken collective may surface before the control plane has the cause, which is more precise.
 constexpr std::chrono::milliseconds kCauseWait{300};
 
@@ -102,15 +105,17 @@ void publish(ControlPlane& plane, const std::exception* exception) {
 // Arms the deadline as soon as any rank fails, even if this rank is busy.
 class FailureWatch {
  public:
-  explicit FailureWatch(ControlPlane& plane) : plane_(plane), deadline_(kUnwindGrace) {
-    token_ = plane_.add_failure_callback(
-        [this](const FailureCause& cause) { deadline_.arm(static_cast<int>(cause.exit_code)); });
+  explicit FailureWatch(ControlPlane& plane) : plane_(plane) {
+    token_ =
+        plane_.add_failure_callback([this](const FailureCause& cause) { arm(cause.exit_code); });
   }
   ~FailureWatch() { detach(); }
   FailureWatch(const FailureWatch&) = delete;
   FailureWatch& operator=(const FailureWatch&) = delete;
 
-  void arm(ExitCode code) { deadline_.arm(static_cast<int>(code)); }
+  void arm(ExitCode code) {
+    (code == ExitCode::SavedRequeue ? stop_deadline_ : deadline_).arm(static_cast<int>(code));
+  }
   /// Call before the control plane is destroyed; an armed deadline stays.
   void detach() {
     if (token_) {
@@ -121,7 +126,8 @@ class FailureWatch {
 
  private:
   ControlPlane& plane_;
-  detail::ExitDeadline deadline_;
+  detail::ExitDeadline deadline_{kUnwindGrace};
+  detail::ExitDeadline stop_deadline_{kStopGrace};
   std::optional<int> token_;
 };
 
@@ -156,6 +162,7 @@ class UnusedSettingsCheck {
   explicit UnusedSettingsCheck(const Config& config) : config_(config) {}
 
   void before_step(int64_t step) {
+    detail::note_training_state();
     newest_ = step;
     if (first_ < 0) {
       first_ = step;
@@ -225,9 +232,12 @@ ExitCode run_job(const Config& config, const RunFunction& function) {
   ContextOptions options = config.context;
   UnusedSettingsCheck use_check(config);
   options.before_step = [&use_check](int64_t step) { use_check.before_step(step); };
+  detail::StopBeforeTraining early_stop(kStopGrace);
   std::optional<Context> context(Context::create(options));
   FailureWatch watch(context->control_plane());
+  early_stop.watch(context->control_plane());
   ExitCode code = run_in_context(*context, config, function, use_check);
+  early_stop.finish();
   const bool failed = context->control_plane().failed();
   if (failed) {
     watch.arm(code);  // its callback may not have run yet

@@ -6,6 +6,7 @@
 #include <torch/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "models/language_model.hpp"
@@ -35,12 +36,17 @@ class CausalLm : public LanguageModel {
   LmOutput forward(const TokenInput& input, const torch::Tensor& labels) override;
 };
 
-/// Continues one prompt greedily (batch 1) by up to `max_new_tokens` tokens. Returns the new
-/// tokens, including the one of `end_tokens` that ended the answer. Runs the model in evaluation
-/// mode.
+/// Asked after each token; true ends the generation early.
+using StopCheck = std::function<bool()>;
+
+/// Continues one prompt greedily (batch 1) by up to `max_new_tokens` tokens, at most to the model's
+/// last position. Returns the new tokens, including the one of `end_tokens` that ended the answer.
+/// Ids from LanguageModelOptions::num_tokens on are never chosen. Runs the model in evaluation
+/// mode; afterwards each submodule has its own mode again. Throws std::invalid_argument for a
+/// prompt that is empty or fills all positions.
 std::vector<int64_t> generate_greedy(CausalLm& model, const std::vector<int64_t>& prompt,
-                                     int64_t max_new_tokens,
-                                     const std::vector<int64_t>& end_tokens);
+                                     int64_t max_new_tokens, const std::vector<int64_t>& end_tokens,
+                                     const StopCheck& stops = {});
 
 /// Continues several prompts at once and returns the answers in their order. Every step covers all
 /// prompts, and the longest answer sets the number of steps. If a prompt with max_new_tokens would
@@ -49,7 +55,8 @@ std::vector<int64_t> generate_greedy(CausalLm& model, const std::vector<int64_t>
 std::vector<std::vector<int64_t>> generate_greedy(CausalLm& model,
                                                   const std::vector<std::vector<int64_t>>& prompts,
                                                   int64_t max_new_tokens,
-                                                  const std::vector<int64_t>& end_tokens);
+                                                  const std::vector<int64_t>& end_tokens,
+                                                  const StopCheck& stops = {});
 
 /// Draws from softmax(logits / temperature) of the `top_k` largest (0: all) instead. The call has
 /// its own generator, seeded with `seed`.
@@ -62,6 +69,6 @@ struct SamplingOptions {
 std::vector<int64_t> generate_sampled(CausalLm& model, const std::vector<int64_t>& prompt,
                                       int64_t max_new_tokens,
                                       const std::vector<int64_t>& end_tokens,
-                                      const SamplingOptions& options);
+                                      const SamplingOptions& options, const StopCheck& stops = {});
 
 }  // namespace models

@@ -39,7 +39,8 @@ inline void for_each_tensor(LmOutput& output, const ddp::TensorVisitor& visit) {
   visit(output.loss_sum);
 }
 
-/// How results are computed. Only the last two change the results, in training.
+/// How results are computed. Label smoothing and z loss change the results of training, and
+/// num_tokens those of generation.
 struct LanguageModelOptions {
   ddp::ops::AttentionBackend attention = ddp::ops::AttentionBackend::Auto;  ///< of all layers
   int64_t loss_chunk_tokens = 0;  ///< tokens per chunk of logits; 0: the whole batch at once
@@ -47,6 +48,8 @@ struct LanguageModelOptions {
   double head_share = 1;          ///< share of tokens that the head sees, for flops_per_token()
   double label_smoothing = 0;     ///< of the loss in training mode: see ops::linear_cross_entropy
   double z_loss = 0;              ///< likewise
+  /// Ids of the vocabulary, if the head has more rows: generation never chooses the rest. 0: all.
+  int64_t num_tokens = 0;
 };
 
 class LanguageModel : public torch::nn::Module {

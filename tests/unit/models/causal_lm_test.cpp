@@ -194,6 +194,76 @@ TEST_CASE("greedy decoding takes the largest logit until an end token") {
   }
 }
 
+TEST_CASE("decoding leaves each module's mode as it was") {
+  for (auto& [name, model] : all_models()) {
+    CAPTURE(name);
+    model->train();
+    const auto modes = [&model = model] {
+      std::vector<bool> all;
+      for (const auto& module : model->modules()) {
+        all.push_back(module->is_training());
+      }
+      return all;
+    };
+    model->train();
+    model->children().front()->eval();
+    const auto before = modes();
+    models::generate_greedy(*model, std::vector<int64_t>{5, 9}, 3, {});
+    CHECK(modes() == before);
+    models::generate_greedy(*model, std::vector<std::vector<int64_t>>{{5, 9}, {1}}, 3, {});
+    CHECK(modes() == before);
+    models::generate_sampled(*model, {5, 9}, 3, {}, {});
+    CHECK(modes() == before);
+  }
+}
+
+TEST_CASE("a prompt that leaves no position for an answer is refused") {
+  for (auto& [name, model] : all_models()) {
+    CAPTURE(name);
+    const std::vector<int64_t> full(64, 5);
+    const auto message = Catch::Contains(
+        "the prompt has 64 tokens, but the model has 64 positions, so that none is left");
+    CHECK_THROWS_WITH(models::generate_greedy(*model, full, 3, {}), message);
+    CHECK_THROWS_WITH(
+        models::generate_greedy(*model, std::vector<std::vector<int64_t>>{{1}, full}, 3, {}),
+        message);
+    CHECK_THROWS_WITH(models::generate_sampled(*model, full, 3, {}, {}), message);
+    const std::vector<int64_t> almost(63, 5);
+    CHECK(models::generate_greedy(*model, almost, 3, {}).size() == 1);
+  }
+}
+
+TEST_CASE("padded rows of the vocabulary are never chosen") {
+  for (auto& [name, model] : all_models()) {
+    CAPTURE(name);
+    const std::vector<int64_t> prompt = {5, 9, 1};
+    const auto largest = [&] {
+      const torch::NoGradGuard no_grad;
+      const auto ids = torch::tensor(prompt, torch::kLong).unsqueeze(0);
+      model->eval();
+      return model->logits(model->hidden_states({.input_ids = ids}))[0][-1];
+    };
+    const auto best = largest().argmax().item<int64_t>();
+    model->computation().num_tokens = best;  // ids 0 … best - 1 are tokens
+    if (best == 0) {
+      continue;
+    }
+    const auto expected = largest().narrow(0, 0, best).argmax().item<int64_t>();
+    CHECK(models::generate_greedy(*model, prompt, 1, {}).at(0) == expected);
+    CHECK(models::generate_greedy(*model, std::vector<std::vector<int64_t>>{prompt}, 1, {})
+              .at(0)
+              .at(0) == expected);
+    for (uint64_t seed = 0; seed < 5; ++seed) {
+      for (const auto token :
+           models::generate_sampled(*model, prompt, 20, {}, {.temperature = 10, .seed = seed})) {
+        CHECK(token < best);
+      }
+    }
+    model->computation().num_tokens = 0;
+    CHECK(models::generate_greedy(*model, prompt, 1, {}).at(0) == best);
+  }
+}
+
 TEST_CASE("several prompts are decoded at once as each alone") {
   for (auto& [name, model] : all_models()) {
     CAPTURE(name);

@@ -153,5 +153,28 @@ TEST_CASE("the loss of mixed images is linear in the weight") {
   const auto [loss, num_correct] = examples::classification_loss(
       logits, target, smoothing, torch::tensor({weight, 1 - weight}, torch::kFloat32));
   CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-5));
-  CHECK(num_correct.item<int64_t>() == logits.argmax(1).eq(target).sum().item<int64_t>());
+  CHECK(num_correct.item<int64_t>() == logits.argmax(1).eq(target.flip(0)).sum().item<int64_t>());
+}
+
+TEST_CASE("the accuracy of mixed images counts the label of the larger weight") {
+  // Rows 0 and 2 predict their own labels, rows 1 and 3 those of their partners (2 and 0).
+  const auto logits = torch::one_hot(torch::tensor({0, 2, 2, 0}), 5).to(torch::kFloat32);
+  const auto target = torch::tensor({0, 1, 2, 3}, torch::kInt64);
+  const auto hits = [&](double weight) {
+    return examples::classification_loss(logits, target, 0,
+                                         torch::tensor({weight, 1 - weight}, torch::kFloat32))
+        .num_correct.item<int64_t>();
+  };
+  for (const double weight : {0.0, 0.3, 0.6, 1.0}) {
+    CAPTURE(weight);
+    const auto mixed =
+        weight * torch::one_hot(target, 5) + (1 - weight) * torch::one_hot(target.flip(0), 5);
+    // torchvision's utils.accuracy takes the largest entry of a mixed target.
+    CHECK(hits(weight) == logits.argmax(1).eq(mixed.argmax(1)).sum().item<int64_t>());
+  }
+  CHECK(hits(0.9) == 2);
+  CHECK(hits(0.1) == 2);
+  const auto flipped = torch::one_hot(target.flip(0), 5).to(torch::kFloat32);
+  const auto all = examples::classification_loss(flipped, target, 0, torch::tensor({0.2F, 0.8F}));
+  CHECK(all.num_correct.item<int64_t>() == 4);
 }

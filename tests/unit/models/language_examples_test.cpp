@@ -300,6 +300,7 @@ TEST_CASE("a language task counts real tokens, and every evaluation target once"
         result.num_targets = {.on_host = batch.num_targets()};
       }
       sums.add(result);
+      return true;
     });
   }
   for (int i = 0; i < 3; ++i) {

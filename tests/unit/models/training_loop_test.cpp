@@ -2,11 +2,14 @@
 // The training loop with clipping and with train.non_finite.
 #include <torch/torch.h>
 
+#include <numeric>
+
 #include "common/training_loop.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
+#include "unit/train/temporary_folder.hpp"
 
 namespace {
 
@@ -25,14 +28,19 @@ class LinearTask : public examples::TrainingTask<LinearBatch> {
  public:
   using Model = ddp::DistributedDataParallel<torch::nn::Linear>;
   using Spoil = std::function<torch::Tensor(int64_t forward, const torch::Tensor& loss)>;
-  explicit LinearTask(Model& model, bool sum = false, Spoil spoil = {})
-      : model_(model), sum_(sum), spoil_(std::move(spoil)) {}
+  /// An epoch is one step, of micro-batches with these numbers of rows.
+  explicit LinearTask(Model& model, std::vector<int64_t> rows, bool sum = false, Spoil spoil = {})
+      : model_(model), rows_(std::move(rows)), sum_(sum), spoil_(std::move(spoil)) {}
 
-  int64_t num_batches() const override { return 2; }
+  int64_t num_batches() const override { return static_cast<int64_t>(rows_.size()); }
   bool loss_is_sum() const override { return sum_; }
+  /// Every division of an epoch into micro-batches has the same rows.
   LinearBatch load(int64_t draw) override {
-    torch::manual_seed(static_cast<uint64_t>(draw));
-    return {.data = torch::randn({4, 3})};
+    const auto part = draw % num_batches();
+    torch::manual_seed(static_cast<uint64_t>(draw / num_batches()));
+    const auto all = torch::randn({std::accumulate(rows_.begin(), rows_.end(), int64_t{0}), 3});
+    return {.data = all.narrow(0, std::accumulate(rows_.begin(), rows_.begin() + part, int64_t{0}),
+                               rows_[static_cast<std::size_t>(part)])};
   }
   examples::BatchResult forward(const LinearBatch& batch) override {
     auto loss = loss_of(batch);
@@ -40,12 +48,18 @@ class LinearTask : public examples::TrainingTask<LinearBatch> {
     ++num_forwards_;
     return result_of(batch, loss);
   }
-  void for_each_evaluation_batch(const std::function<void(LinearBatch)>& evaluate) override {
-    evaluate(load(0));
+  void for_each_evaluation_batch(const std::function<bool(LinearBatch)>& evaluate) override {
+    for (int64_t i = 0; i < 3 && evaluate(load(i)); ++i) {
+    }
   }
   examples::BatchResult evaluate(const LinearBatch& batch) override {
+    if (before_evaluation_batch) {
+      before_evaluation_batch();
+    }
     return result_of(batch, loss_of(batch));
   }
+
+  std::function<void()> before_evaluation_batch = {};
 
  private:
   torch::Tensor loss_of(const LinearBatch& batch) {
@@ -58,6 +72,7 @@ class LinearTask : public examples::TrainingTask<LinearBatch> {
             .num_targets = {.on_host = batch.num_targets()}};
   }
   Model& model_;
+  std::vector<int64_t> rows_;
   bool sum_;
   Spoil spoil_;
   int64_t num_forwards_ = 0;  // training forwards
@@ -96,6 +111,7 @@ struct Result {
   torch::Tensor weight;
   bool clips;
   std::vector<torch::Tensor> weights;
+  examples::TrainingSummary summary;
 };
 
 struct Wanted {
@@ -106,6 +122,12 @@ struct Wanted {
   ddp::NonFinite non_finite = ddp::NonFinite::Error;
   double lr = 0.1;
   int64_t num_steps = 6;
+  std::vector<int64_t> rows = {4, 4};  ///< of the micro-batches of a step
+  int64_t eval_every_steps = 0;
+  ddp::CheckpointOptions checkpoint = {};
+  std::string metrics_dir = "";
+  std::function<void()> before_evaluation_batch = {};
+  std::function<void(int64_t steps_done, const examples::EvalResult&)> on_evaluation = {};
   // The third argument is the module's bias.
   std::function<torch::Tensor(int64_t forward, const torch::Tensor& loss, const torch::Tensor&)>
       spoil = {};
@@ -129,21 +151,26 @@ Result train(const Wanted& wanted) {
       return wanted.spoil(forward, loss, module->bias);
     };
   }
-  LinearTask task(model, wanted.sum, spoil);
+  LinearTask task(model, wanted.rows, wanted.sum, spoil);
   ddp::LrScheduleOptions rate;
   rate.lr = wanted.lr;
   const ddp::LrSchedule lr_schedule(rate);
   ddp::GradScaler scaler(wanted.amp);
   ddp::MetricsOptions metrics_options;
-  metrics_options.dir = "";
+  metrics_options.dir = wanted.metrics_dir;
+  metrics_options.run_name = "run";
   ddp::Metrics metrics(ctx, metrics_options);
   examples::TrainingSettings settings;
-  settings.train.grad_accum_steps = 2;
+  settings.train.grad_accum_steps = static_cast<int64_t>(wanted.rows.size());
   settings.train.max_grad_norm = wanted.max_grad_norm;
   settings.train.non_finite = wanted.non_finite;
   settings.amp = wanted.amp;
   settings.num_steps = wanted.num_steps;
   settings.log_every = 2;
+  settings.stop_check_seconds = 0;
+  settings.keep_best = wanted.checkpoint.keep_best;
+  settings.train.eval_every_steps = wanted.eval_every_steps;
+  task.before_evaluation_batch = wanted.before_evaluation_batch;
   examples::TrainingLoop loop(task,
                               {.context = ctx,
                                .model = model,
@@ -151,11 +178,13 @@ Result train(const Wanted& wanted) {
                                .optimizer = optimizer,
                                .lr_schedule = lr_schedule,
                                .scaler = scaler,
-                               .metrics = metrics},
+                               .metrics = metrics,
+                               .on_evaluation = wanted.on_evaluation},
                               settings);
-  ddp::Checkpointer checkpointer(ctx, {}, {model});
-  loop.run(checkpointer, 0);
-  return {module->weight.detach().clone(), optimizer.clips, optimizer.weights};
+  ddp::Checkpointer checkpointer(ctx, wanted.checkpoint, {model, optimizer});
+  const auto first_step = checkpointer.restore();
+  auto summary = loop.run(checkpointer, first_step);
+  return {module->weight.detach().clone(), optimizer.clips, optimizer.weights, summary};
 }
 
 // With two forwards per step: the first forward of the third and of the fourth step.
@@ -193,6 +222,22 @@ TEST_CASE("steps with and without a gradient norm are different kinds of steps")
   };
   CHECK(kind_of(true) == kind_of(true));
   CHECK(kind_of(true) != kind_of(false));
+}
+
+TEST_CASE("a step is that of its samples, however they are cut into micro-batches") {
+  const bool sum = GENERATE(false, true);
+  const auto rows = GENERATE(std::vector<int64_t>{6, 2}, std::vector<int64_t>{8, 2},
+                             std::vector<int64_t>{3, 3, 1}, std::vector<int64_t>{4, 4});
+  const auto total = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  CAPTURE(sum, rows);
+  const auto whole = train({.sum = sum, .rows = {total}});
+  const auto parts = train({.sum = sum, .rows = rows});
+  // Sums in another order: a few roundings of float32 in each of six steps.
+  CHECK(torch::allclose(parts.weight, whole.weight, 1e-5, 1e-6));
+  CHECK(*parts.summary.first_epoch->train_loss ==
+        Approx(*whole.summary.first_epoch->train_loss).epsilon(1e-6));
+  CHECK(*parts.summary.last_epoch.train_loss ==
+        Approx(*whole.summary.last_epoch.train_loss).epsilon(1e-5));
 }
 
 TEST_CASE("a sharded optimizer trains the same weights") {
@@ -278,4 +323,47 @@ TEST_CASE("a step that the loss scaler skips is not an error") {
   wanted.spoil = bad_loss(kLogged);
   CHECK_THAT(end_of(wanted), Catch::Contains("step 4 is not finite") &&
                                  Catch::Contains("the loss of rank 0 is inf"));
+}
+
+TEST_CASE("a stop in an evaluation saves the last step; the next start repeats the evaluation") {
+  // Evaluations after steps 2, 4 and 6, each an epoch's end; 6 is the run's last step.
+  const int64_t stopped_after = GENERATE(2, 6);
+  CAPTURE(stopped_after);
+  testing::TemporaryFolder folder;
+  std::vector<std::pair<int64_t, double>> evaluated;
+  Wanted wanted;
+  wanted.eval_every_steps = 2;
+  wanted.on_evaluation = [&](int64_t steps_done, const examples::EvalResult& result) {
+    evaluated.emplace_back(steps_done, result.loss);
+  };
+  const auto whole = train(wanted);
+  const auto all = std::exchange(evaluated, {});
+  REQUIRE(all.size() == 3);
+
+  wanted.checkpoint.dir = folder.file("checkpoints");
+  wanted.checkpoint.keep_best = ddp::KeepBest::Min;
+  wanted.checkpoint.keep_last = 10;
+  wanted.metrics_dir = folder.file("runs");
+  int64_t num_batches = 0;
+  wanted.before_evaluation_batch = [&] {
+    if (++num_batches == 3 * (stopped_after / 2 - 1) + 2) {  // the second batch of three
+      ddp::request_stop();
+    }
+  };
+  CHECK_THAT(message_of<ddp::Stop>([&] { train(wanted); }),
+             Catch::Contains(ddp::concat("rank 0 was asked to stop: stopped after ", stopped_after,
+                                         " steps, saved in ")));
+  ddp::clear_stop_request();
+  CHECK(num_batches == 3 * (stopped_after / 2 - 1) + 2);  // not the third
+  CHECK(evaluated.size() == all.size() - (stopped_after == 2 ? 3 : 1));
+  const auto epochs = testing::read_file(folder.file("runs/run/epochs.csv"));
+  CHECK(std::count(epochs.begin(), epochs.end(), '\n') == 1 + stopped_after);
+
+  wanted.before_evaluation_batch = {};
+  const auto resumed = train(wanted);
+  CHECK(evaluated == all);
+  CHECK(torch::equal(resumed.weight, whole.weight));
+  CHECK(resumed.summary.test.loss == all.back().second);
+  const auto evals = testing::read_file(folder.file("runs/run/evals.csv"));
+  CHECK(std::count(evals.begin(), evals.end(), '\n') == 1 + 3);
 }

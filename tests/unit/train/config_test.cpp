@@ -57,7 +57,7 @@ TEST_CASE("overrides reach every section") {
              "loader.num_workers=3", "optimizer.type=adamw", "lr_schedule.lr=0.01",
              "metrics.log_every=5", "checkpoint.dir=/c", "ddp.bucket_cap_mb=50"});
   CHECK(config.ddp.bucket_cap_mb == 50);
-  CHECK(config.metrics.run.bucket_cap_mb == 50);
+  CHECK(config.metrics.configured.bucket_cap_mb == 50);
   CHECK(config.train.batch_size == 128);
   CHECK(config.amp.dtype == AmpDtype::Bf16);
   CHECK(config.data.format == DataFormat::Synthetic);
@@ -92,11 +92,11 @@ TEST_CASE("some settings follow from others") {
   const std::vector<Section> accumulates = {uses({"train.grad_accum_steps"})};
   const Config config =
       parse({"train.batch_size=64", "train.grad_accum_steps=4", "amp.dtype=fp16"}, accumulates);
-  CHECK(config.metrics.run.batch_size_per_rank == 256);
-  CHECK(config.metrics.run.global_batch_size == 0);
+  CHECK(config.metrics.configured.batch_size_per_rank == 256);
+  CHECK(config.metrics.configured.global_batch_size == 0);
   CHECK(parse({"loader.global_batch_size=100", "train.grad_accum_steps=2"}, accumulates)
-            .metrics.run.global_batch_size == 200);
-  CHECK(config.metrics.run.precision == "fp16");
+            .metrics.configured.global_batch_size == 200);
+  CHECK(config.metrics.configured.precision == "fp16");
   has(config.metrics.run.settings_text, "* train.batch_size");
   has(config.checkpoint.settings_text, "batch_size: 64");
 }

@@ -5,6 +5,7 @@
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/weights.hpp"
 #include "support/catch.hpp"
+#include "support/stderr_of.hpp"
 #include "unit/train/resume_run.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
@@ -165,22 +166,79 @@ TEST_CASE("messages of a backward name the model as the checkpointer's list does
                                       : "parameter used of model 'generator': gradients"));
 }
 
-TEST_CASE("averages are saved with the module's buffers while they are swapped in") {
+TEST_CASE("averages of a model include its buffers") {
   testing::TemporaryFolder folder;
   torch::nn::BatchNorm1d module(2);
   ddp::DistributedDataParallel model(module, ddp::make_single_communicator(at::kCPU));
   ddp::Ema ema(model, {.decay = 0.5});
-  {
+  const auto change = [&](double weight, double mean) {
     const torch::NoGradGuard no_grad;
-    module->weight.fill_(3);
-    module->running_mean.fill_(7);
-  }
+    module->weight.fill_(weight);
+    module->running_mean.fill_(mean);
+    module->num_batches_tracked += 1;
+  };
+  change(3, 8);  // from 1 and 0
+  ema.update();
+  change(4, 12);
   ema.update();
   {
     const auto swap = ema.swap_in();
     ddp::save_weights(*module, folder.file("ema.safetensors"));
   }
   const auto saved = ddp::load_safetensors(folder.file("ema.safetensors")).tensors;
-  CHECK(saved.at("weight").equal(torch::full({2}, 2.0)));
-  CHECK(saved.at("running_mean").equal(torch::full({2}, 7.0)));
+  CHECK(saved.at("weight").equal(torch::full({2}, 3.0)));
+  CHECK(saved.at("running_mean").equal(torch::full({2}, 8.0)));
+  CHECK(saved.at("running_var").equal(torch::ones({2})));
+  CHECK(saved.at("num_batches_tracked").item<int64_t>() == 2);
+  CHECK(module->running_mean.equal(torch::full({2}, 12.0)));
+
+  const auto state = ema.state_dict();
+  CHECK(state.tensors.at("running_mean").equal(torch::full({2}, 8.0)));
+  ddp::Ema other(model, {.decay = 0.5});
+  other.load_state_dict(state);
+  CHECK(other.state_dict().tensors.at("running_mean").equal(torch::full({2}, 8.0)));
+}
+
+TEST_CASE("averages saved without buffers load, and say so") {
+  torch::nn::BatchNorm1d module(2);
+  ddp::DistributedDataParallel model(module, ddp::make_single_communicator(at::kCPU));
+  ddp::Ema ema(model);
+  const auto old = torch::full({2}, 5.0);
+  {
+    const torch::NoGradGuard no_grad;
+    module->running_mean.fill_(7);
+  }
+  const auto log = testing::stderr_of([&] {
+    ema.load_state_dict({.tensors = {{"weight", old}, {"bias", old}}, .values = {}});
+  });
+  CHECK_THAT(log, Catch::Contains("averages of 3 buffers") &&
+                      Catch::Contains("start again at the model's current values"));
+  const auto state = ema.state_dict();
+  CHECK(state.tensors.at("weight").equal(old));
+  CHECK(state.tensors.at("running_mean").equal(torch::full({2}, 7.0)));
+  auto partial = state;
+  partial.tensors.erase("running_var");
+  CHECK_THROWS_WITH(ema.load_state_dict(partial), Catch::Contains("running_var is missing"));
+}
+
+TEST_CASE("averages follow buffers that a module replaces") {
+  struct Replacing : torch::nn::Module {
+    torch::Tensor forward(const torch::Tensor& x) {
+      mean = x.mean(0).detach();
+      return x * weight;
+    }
+    torch::Tensor weight = register_parameter("weight", torch::ones({2}));
+    torch::Tensor& mean = register_buffer("mean", torch::zeros({2}));
+  };
+  const auto module = std::make_shared<Replacing>();
+  ddp::DistributedDataParallel model(module, ddp::make_single_communicator(at::kCPU));
+  ddp::Ema ema(model, {.decay = 0.5});
+  model.forward(torch::full({3, 2}, 4.0));
+  ema.update();
+  CHECK(ema.state_dict().tensors.at("mean").equal(torch::full({2}, 2.0)));
+  {
+    const auto swap = ema.swap_in();
+    CHECK(module->mean.equal(torch::full({2}, 2.0)));
+  }
+  CHECK(module->mean.equal(torch::full({2}, 4.0)));
 }

@@ -2,10 +2,13 @@
 // Runs ddp::run in child processes, because it decides how a process ends.
 #include <torch/torch.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "core/setting_row.hpp"
@@ -14,6 +17,7 @@
 #include "ddp/core/stop_signal.hpp"
 #include "ddp/detail/check.hpp"
 #include "ddp/optim/lr_schedule.hpp"
+#include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
@@ -267,6 +271,38 @@ TEST_CASE("a signal sets a flag; a second Ctrl-C ends the program") {
     raise(SIGINT);
   });
   CHECK(twice.code() == -SIGINT);
+}
+
+TEST_CASE("a stop before the first step ends a program that checks nothing") {
+  const auto begin = std::chrono::steady_clock::now();
+  const Ended ended = run_program([](Context&, const Config&) {
+    raise(SIGTERM);
+    std::this_thread::sleep_for(std::chrono::seconds(60));  // loads weights, for example
+  });
+  INFO(ended.output);
+  CHECK(ended.code() == 75);
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
+
+TEST_CASE("a stop leaves programs alone that may have something to save") {
+  using Mark = std::function<void(Context&)>;
+  const Mark announces = [](Context& context) { context.set_progress(0, "training"); };
+  const Mark asks = [](Context&) { stop_requested(); };
+  const Mark trains = [](Context& context) {
+    DistributedDataParallel model(torch::nn::Linear(1, 1), context.communicator());
+    model.forward(torch::ones({1, 1})).sum().backward();
+  };
+  for (const Mark& mark : {announces, asks, trains}) {
+    const Ended ended = run_program([&](Context& context, const Config&) {
+      mark(context);
+      raise(SIGTERM);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1300));
+      std::fprintf(stderr, "ended: %d\n", context.control_plane().failed());
+    });
+    INFO(ended.output);
+    CHECK(ended.says("ended: 0"));
+    CHECK(ended.code() == 0);
+  }
 }
 
 TEST_CASE("the failure is published before the context is destroyed") {

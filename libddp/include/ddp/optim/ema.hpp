@@ -16,12 +16,14 @@ struct EmaOptions {
 
 /// Exponential moving average of weights: average += (1 - decay) * (weight - average).
 /// Averages are float32 for bfloat16 and float16 weights, else of the weight's dtype. Integers
-/// (batch counters) are copied. Buffers in the list are averaged too (AveragedModel's use_buffers).
-/// Otherwise the averages and their checkpoint hold no buffers: save_weights() during swap_in()
-/// writes the averages with the module's current buffers (BatchNorm's statistics) as one file.
+/// (batch counters) are copied. The averages of a model include its buffers (BatchNorm's running
+/// statistics), as torchvision's ExponentialMovingAverage: statistics of other weights do not fit.
+/// Ranks average their own buffers. Call sync_buffers() after swap_in() to evaluate with rank 0's,
+/// which a checkpoint holds. save_weights() during swap_in() writes parameters and buffers.
 class Ema : public Stateful {
  public:
-  /// Starts the averages as copies of `tensors`, or of the model's trained parameters.
+  /// Starts the averages as copies of `tensors`, or of the model's trained parameters and buffers.
+  /// The model outlives the Ema and does not move.
   explicit Ema(const NamedParameters& tensors, const EmaOptions& options = {});
   explicit Ema(const DataParallelModel& model, const EmaOptions& options = {});
   ~Ema() override;
@@ -38,6 +40,8 @@ class Ema : public Stateful {
 
   std::string state_name() const override { return "ema"; }
   StateDict state_dict() const override;
+  /// If a checkpoint of an older program has no buffers, their averages start again at the model's
+  /// current ones, and a line is logged. So name the model before its Ema in a Checkpointer.
   void load_state_dict(const StateDict& state) override;
 
  private:

@@ -74,6 +74,11 @@ class Checkpointer {
   /// metric.
   void save(int64_t step, std::optional<double> metric = std::nullopt);
 
+  /// Ends the run like save_if_due() at an agreed stop: saves the state after step `step` (-1:
+  /// before the first step) and throws Stop, or Error with an empty dir. For stops that the ranks
+  /// agreed on elsewhere. `who` is StopPoll::who(), for the message.
+  [[noreturn]] void stop(int64_t step, const std::string& who);
+
   /// Waits until a save in progress is committed. Throws WriteError (73), once, if the newest save
   /// failed: the steps since the last good checkpoint are then in no checkpoint. Call it at the end
   /// of training, because the destructor cannot throw.

@@ -87,7 +87,8 @@ struct CheckpointOptions {
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
 
-/// Constants of a run, written to every epoch row. Empty or 0 if unknown.
+/// Constants of a run that a program states, written to every epoch row. Without a statement a row
+/// has the settings' values of the sections that the program used, and else leaves them empty.
 struct RunInfo {
   std::string precision{};              ///< "fp32", "bf16", "fp16"
   int64_t batch_size_per_rank = 0;      ///< samples per optimizer step and rank
@@ -96,6 +97,19 @@ struct RunInfo {
   std::string sample_unit = "samples";  ///< of StepMetrics::num_samples; rates: samples_per_second
   std::string settings_text{};          ///< the resolved settings, saved in the run folder
 };
+
+namespace detail {
+/// A run's constants by its settings. Each holds if a library object received the section.
+struct ConfiguredRun {
+  std::string precision{};  ///< of `amp`
+  UsageMark amp{};
+  int64_t batch_size_per_rank = 0;  ///< of `loader`, samples per optimizer step
+  int64_t global_batch_size = 0;    ///< of `loader`
+  UsageMark loader{};
+  double bucket_cap_mb = 0;  ///< of `ddp`
+  UsageMark ddp{};
+};
+}  // namespace detail
 
 /// Auto: a bar on a terminal, plain lines elsewhere.
 enum class ProgressStyle { Auto, Bar, Plain, Off };
@@ -113,7 +127,8 @@ struct MetricsOptions {
   int64_t trace_steps = 0;       ///< number of traced steps; 0: no trace
   bool nvtx = false;             ///< NVTX ranges, for Nsight
 
-  RunInfo run;                ///< not settings: set by ddp::Config or by the program
+  RunInfo run;  ///< not settings: set by the program; settings_text by ddp::Config
+  detail::ConfiguredRun configured{};  ///< not settings: set by ddp::Config
   detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 void describe_fields(MetricsOptions& options, FieldVisitor& visitor);

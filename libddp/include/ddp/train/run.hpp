@@ -23,6 +23,9 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 ///   steps: `if (ctx.control_plane().agree_any(ddp::stop_requested())) { throw ddp::Stop("…"); }`.
 ///   Save your state first: `ddp::Stop` ends the job in order with code 75, "saved, requeue". A
 ///   second Ctrl-C exits at once.
+///   Before the first step there is nothing to save: a stop then ends all ranks with 75 in a few
+///   seconds. A step is announced by Metrics, Checkpointer::restore or Context::set_progress, or
+///   begins with a wrapped model's forward. A program that called stop_requested() handles stops.
 /// - SIGPIPE is ignored, unless the program handles it: output that nobody reads is lost.
 /// - An exception from `function` is published to all ranks. Every rank returns the code of the
 ///   first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows the cause's message and

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/stop_poll.hpp"
+
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/exchange_pace.hpp"
+#include "core/message_codec.hpp"
+#include "core/rank_position.hpp"
+
+namespace ddp {
+namespace {
+
+struct RankRequest {
+  bool stops = false;
+  bool has_finished = false;
+  friend auto message_fields(RankRequest& request) {
+    return std::tie(request.stops, request.has_finished);
+  }
+};
+
+struct Agreement {
+  int64_t asked = -1;  // the first rank that was asked to stop
+  bool all_finished = true;
+  friend auto message_fields(Agreement& agreement) {
+    return std::tie(agreement.asked, agreement.all_finished);
+  }
+};
+
+Agreement agree(const std::vector<RankRequest>& requests) {
+  Agreement result;
+  for (std::size_t rank = 0; rank < requests.size(); ++rank) {
+    result.all_finished = result.all_finished && requests[rank].has_finished;
+    if (requests[rank].stops && result.asked < 0) {
+      result.asked = static_cast<int64_t>(rank);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+StopPoll::StopPoll(const Context& context, double seconds, const std::string& activity)
+    : StopPoll(context.control_plane(), seconds, activity) {}
+
+StopPoll::StopPoll(ControlPlane& control_plane, double seconds, const std::string& activity,
+                   std::function<bool()> stop_requested)
+    : control_plane_(control_plane),
+      interval_(seconds),
+      activity_(activity),
+      stop_requested_(std::move(stop_requested)),
+      pace_(std::make_unique<detail::ExchangePace>()),
+      due_(Clock::now() + std::chrono::duration_cast<Clock::duration>(interval_)) {}
+
+StopPoll::~StopPoll() = default;
+
+bool StopPoll::stops() {
+  if (who_.empty() && Clock::now() >= due_) {
+    exchange(/*has_finished=*/false);
+  }
+  return !who_.empty();
+}
+
+bool StopPoll::finish() {
+  while (who_.empty() && !exchange(/*has_finished=*/true)) {
+  }
+  return !who_.empty();
+}
+
+// A rank's exchange ends with the slowest rank's, so all ranks have made equally many.
+bool StopPoll::exchange(bool has_finished) {
+  const detail::ActivityScope scope(control_plane_, activity_);
+  const auto begin = Clock::now();
+  const auto requests = detail::gather_messages(
+      control_plane_, RankRequest{.stops = stop_requested_(), .has_finished = has_finished});
+  const auto agreed = detail::broadcast_message(control_plane_, agree(requests));
+  if (agreed.asked >= 0) {
+    who_ = concat("rank ", agreed.asked, " was asked to stop");
+  }
+  const auto end = Clock::now();
+  pace_->note(end - begin);
+  due_ = end + std::chrono::duration_cast<Clock::duration>(pace_->pause(interval_));
+  return agreed.all_finished;
+}
+
+}  // namespace ddp
