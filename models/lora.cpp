@@ -175,9 +175,11 @@ void LinearImpl::merge_lora() {
     return;
   }
   const torch::NoGradGuard no_grad;
-  // Adds in float32 and rounds once; a bfloat16 product would round twice.
-  const auto change = torch::mm(lora_b.to(torch::kFloat), lora_a.to(torch::kFloat));
-  weight.copy_(weight.to(torch::kFloat).add_(change, lora_scale_));
+  // Adds in float32 or wider and rounds once; a bfloat16 product would round twice.
+  const auto wide = c10::promoteTypes(
+      torch::kFloat, c10::promoteTypes(weight.scalar_type(), lora_a.scalar_type()));
+  const auto change = torch::mm(lora_b.to(wide), lora_a.to(wide));
+  weight.copy_(weight.to(wide).add(change, lora_scale_));
   unregister_module("lora_A");
   unregister_module("lora_B");
   lora_a = torch::Tensor();

@@ -45,10 +45,10 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {  // was: int main()
   net->to(device);
   ddp::DistributedDataParallel model(net, ctx.communicator(), cfg.ddp);  // new
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.05).momentum(0.5));
-  ddp::Metrics metrics(ctx, cfg.metrics);  // new
-  const int64_t num_batches = (sampler.num_samples() + kBatchSize - 1) / kBatchSize;
-  metrics.begin(0, kNumEpochs * num_batches);  // new
-  int64_t step = 0;                            // new
+  ddp::Metrics metrics(ctx, cfg.metrics);                                          // new
+  const auto num_batches = (sampler.num_samples() + kBatchSize - 1) / kBatchSize;  // new: per epoch
+  metrics.begin(0, kNumEpochs * num_batches);                                      // new
+  int64_t step = 0;                                                                // new
   for (int64_t epoch = 0; epoch < kNumEpochs; ++epoch) {
     for (auto& batch : *loader) {
       const auto data = batch.data.to(device), target = batch.target.to(device);

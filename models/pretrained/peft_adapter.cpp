@@ -228,15 +228,33 @@ PeftAdapter read_adapter(const std::string& folder) {
   return adapter;
 }
 
-std::string base_identity(const torch::nn::Module& module) {
+namespace {
+
+ddp::NamedParameters base_parameters(const torch::nn::Module& module) {
   ddp::NamedParameters base;
   for (const auto& item : module.named_parameters()) {
-    if (!item.key().ends_with("lora_a") && !item.key().ends_with("lora_b")) {
+    const auto key = '.' + item.key();  // a linear layer alone has no name
+    if (!key.ends_with(kA) && !key.ends_with(kB)) {
       base.push_back({item.key(), item.value()});
     }
   }
+  return base;
+}
+
+}  // namespace
+
+std::string base_identity(const torch::nn::Module& module) {
+  const auto base = base_parameters(module);
   return base.empty() ? ""
                       : base_identity(base.front().tensor.scalar_type(), ddp::fingerprint_of(base));
+}
+
+std::string base_identity(const torch::nn::Module& module, torch::Dtype dtype) {
+  auto base = base_parameters(module);
+  for (auto& [name, tensor] : base) {
+    tensor = tensor.detach().to(dtype);
+  }
+  return base_identity(dtype, ddp::fingerprint_of(base));
 }
 
 std::string base_identity(torch::Dtype dtype, const std::string& fingerprint) {

@@ -39,6 +39,34 @@ TEST_CASE("a sharded optimizer gives the weights and the state of a whole one") 
   }
 }
 
+TEST_CASE("a sharded optimizer takes a bucket without elements") {
+  struct PairImpl : torch::nn::Module {
+    torch::Tensor forward(int64_t step) {
+      return (full * integers({5}, step)).sum() + none.to(torch::kFloat).sum();
+    }
+    torch::Tensor full = register_parameter("full", torch::ones({5}, on_device()));
+    torch::Tensor none =
+        register_parameter("none", torch::ones({2, 0}, on_device().dtype(torch::kBFloat16)));
+  };
+  StateDict states[2];
+  torch::Tensor weights[2];
+  for (const int i : {0, 1}) {
+    const auto module = std::make_shared<PairImpl>();
+    DistributedDataParallel model(module, group());
+    const auto optimizer = make_optimizer(model, rule(OptimizerType::AdamW, i == 0));
+    for (int step = 0; step < 3; ++step) {
+      model.zero_grad();
+      model.forward(step).backward();
+      optimizer->step(0.0625);
+    }
+    states[i] = copy_of(optimizer->state_dict());
+    weights[i] = module->full.detach();
+  }
+  CHECK(torch::equal(weights[0], weights[1]));
+  CHECK(states[0].tensors.at("state.none.step").item<float>() == 3);
+  require_same_state(states[0], states[1]);
+}
+
 TEST_CASE("a sharded optimizer takes weighted means and unused parameters") {
   for (const bool unused : {false, true}) {
     DdpOptions options;

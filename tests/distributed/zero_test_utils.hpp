@@ -10,11 +10,13 @@
 
 namespace ddp::test {
 
-// Parameters whose sizes make bucket parts end inside them; one has channels_last memory.
+// Parameters whose sizes make bucket parts end inside them; one has channels_last memory, and one
+// has no elements.
 struct PiecesImpl : torch::nn::Module {
   explicit PiecesImpl(torch::ScalarType dtype = torch::kFloat) {
-    const std::vector<std::vector<int64_t>> shapes{{3, 5, 3, 3}, {7}, {33, 9}, {}, {130}, {1, 2}};
-    const char* const names[] = {"w0", "w1", "w2", "w3", "w4", "w5"};
+    const std::vector<std::vector<int64_t>> shapes{{3, 5, 3, 3}, {7},    {33, 9}, {},
+                                                   {130},        {1, 2}, {0, 3}};
+    const char* const names[] = {"w0", "w1", "w2", "w3", "w4", "w5", "w6"};
     for (size_t i = 0; i < shapes.size(); ++i) {
       auto value = integers(shapes[i], 40 + static_cast<int64_t>(i)) * 0.25 + 1;
       if (i == 0) {
@@ -48,7 +50,7 @@ inline OptimizerOptions rule(OptimizerType type, bool zero1) {
   options.decay_norm_and_bias = false;
   options.implementation = OptimizerImplementation::Flat;
   options.zero1 = zero1;
-  options.groups = {{.patterns = {"w2"}, .lr_scale = 0.5, .weight_decay = 0.125}};
+  options.groups = {{.patterns = {"w2", "full"}, .lr_scale = 0.5, .weight_decay = 0.125}};
   return options;
 }
 

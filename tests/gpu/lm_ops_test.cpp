@@ -140,6 +140,46 @@ TEST_CASE("linear_cross_entropy with smoothed labels and z-loss equals float64")
   }
 }
 
+TEST_CASE("linear_cross_entropy is as near to float64 as PyTorch's loss of the same logits") {
+  torch::manual_seed(9);
+  constexpr int64_t rows = 64, vocab = 1024;
+  const auto labels =
+      torch::randint(vocab, {rows}, torch::dtype(torch::kLong).device(torch::kCUDA));
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16, torch::kHalf}) {
+    // With the identity as weight, hidden is the logits, and has their gradient.
+    const auto weight = torch::eye(vocab, torch::dtype(dtype).device(torch::kCUDA));
+    for (const double smoothing : {0.0, 0.1, 1.0}) {
+      for (const double offset : {0.0, 40.0}) {
+        for (const bool is_sure : {false, true}) {  // of the labels: the loss is small
+          CAPTURE(dtype, smoothing, offset, is_sure);
+          auto values = torch::randn({rows, vocab}, torch::kCUDA);
+          if (is_sure) {
+            values = torch::zeros_like(values).scatter_(1, labels.unsqueeze(1), 12);
+          }
+          const auto hidden = (values + offset).to(dtype).requires_grad_();
+          const auto of_torch = [&](torch::Dtype wide) {
+            const auto logits = hidden.detach().to(wide).requires_grad_();
+            const auto loss =
+                torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, -100, smoothing);
+            return std::pair{loss, grad({loss}, {logits})[0]};
+          };
+          const auto [exact_loss, exact] = of_torch(torch::kDouble);
+          const auto [plain_loss, plain] = of_torch(torch::kFloat);
+          const auto result = ddp::ops::linear_cross_entropy(hidden, weight, labels,
+                                                             {.label_smoothing = smoothing});
+          const auto own = grad({result.loss_sum}, {hidden})[0];
+          const auto error = [](const torch::Tensor& value, const torch::Tensor& right) {
+            return (value.to(torch::kDouble) - right).abs().max().item<double>();
+          };
+          CHECK(error(own, exact) <= 2 * error(plain.to(dtype), exact) + 1e-7);
+          CHECK(error(result.loss_sum, exact_loss) <=
+                2 * error(plain_loss, exact_loss) + 2e-6 * exact_loss.item<double>());
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("linear_cross_entropy under autocast gives float32 leaves float32 gradients") {
   torch::manual_seed(2);
   const auto hidden = leaf({200, 64}, torch::kFloat), weight = leaf({1001, 64}, torch::kFloat, 0.1);

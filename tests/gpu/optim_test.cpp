@@ -179,6 +179,46 @@ TEST_CASE("GPU steps equal CPU steps", "[gpu]") {
   }
 }
 
+TEST_CASE("GPU steps of float64 weights take the learning rate in float64", "[gpu]") {
+  auto all = rules();
+  for (const auto type : {OptimizerType::Lars, OptimizerType::Lamb}) {
+    OptimizerOptions options;
+    options.type = type;
+    options.momentum = 0.9;
+    options.trust_coefficient = 0.125;
+    options.weight_decay = 0.01;
+    options.groups = {{.patterns = {"bias"}, .lr_scale = 0.3}};
+    all.push_back({type == OptimizerType::Lars ? "lars" : "lamb", options});
+  }
+  for (const Rule& rule : all) {
+    INFO(rule.name);
+    const auto double_parameters = [](at::Device device) {
+      const auto leaf = [&](at::IntArrayRef shape, int64_t k) {
+        return weights(shape, k).detach().to(device, at::kDouble).requires_grad_();
+      };
+      return NamedParameters{{"matrix", leaf({7, 13}, 0)}, {"bias", leaf({33}, 1)}};
+    };
+    NamedParameters cpu = double_parameters(at::kCPU);
+    NamedParameters gpu = double_parameters(at::kCUDA);
+    auto on_cpu = ddp::make_optimizer(cpu, rule.options);
+    auto on_gpu = ddp::make_optimizer(gpu, rule.options);
+    for (int64_t step = 0; step < 12; ++step) {
+      for (size_t k = 0; k < cpu.size(); ++k) {
+        const auto value = gradient(cpu[k].tensor.sizes(), static_cast<int64_t>(k), step);
+        cpu[k].tensor.mutable_grad() = value.to(at::kDouble);
+        gpu[k].tensor.mutable_grad() = value.to(at::kCUDA, at::kDouble);
+      }
+      const double lr = 0.1 / static_cast<double>(1 + step);  // float32 has no such number
+      on_cpu->step(lr);
+      on_gpu->step(lr);
+    }
+    for (size_t k = 0; k < cpu.size(); ++k) {
+      const auto difference = (gpu[k].tensor.cpu() - cpu[k].tensor).abs().max().item<double>();
+      CHECK(difference <= 1e-12);
+    }
+  }
+}
+
 TEST_CASE("An eager GPU step never makes the host wait", "[gpu]") {
   for (const Rule& rule : rules()) {
     if (rule.options.dampening != 0.0) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <utility>
@@ -25,7 +26,13 @@ namespace detail {
 void check_and_unscale_composed_(at::TensorList grads, at::Tensor& found_inf,
                                  const at::Tensor& inverse_scale) {
   // The largest magnitude is finite exactly if all are; NaN propagates.
-  const auto largest = at::stack(at::_foreach_norm(grads, std::numeric_limits<double>::infinity()));
+  std::vector<at::Tensor> full;  // an empty tensor has no largest magnitude
+  std::copy_if(grads.begin(), grads.end(), std::back_inserter(full),
+               [](const at::Tensor& grad) { return grad.numel() > 0; });
+  if (full.empty()) {
+    return;
+  }
+  const auto largest = at::stack(at::_foreach_norm(full, std::numeric_limits<double>::infinity()));
   found_inf.copy_(at::maximum(
       found_inf, at::isfinite(largest).all().logical_not().to(found_inf.scalar_type())));
   for (const at::Tensor& grad : grads) {

@@ -52,6 +52,7 @@ std::vector<at::Tensor> shards_of(const DataParallelModel& model) {
       shards.push_back(gradients.bucket_shard(static_cast<int>(b)));
     }
   }
+  std::erase_if(shards, [](const at::Tensor& shard) { return shard.numel() == 0; });
   return shards;
 }
 
@@ -87,7 +88,9 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
           "clip_grad_norm_: with optimizer.zero1=true each rank has a part of the gradient of ",
           parameter.name, ": give clip_grad_norm_ the model, not a list of parameters"));
     }
-    grads.push_back(grad);
+    if (grad.numel() > 0) {  // an empty tensor has no infinity norm
+      grads.push_back(grad);
+    }
   }
   if (grads.empty()) {
     const auto device = parameters.empty() ? at::kCPU : parameters.front().tensor.device();

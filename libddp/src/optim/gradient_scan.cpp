@@ -2,6 +2,7 @@
 // Optimizer::scan_gradients for all kinds of gradients, with ATen's foreach operations.
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "ddp/core/error.hpp"
@@ -16,14 +17,15 @@ namespace ddp {
 namespace {
 
 // The `order`-norm of every gradient as one float64 tensor [parameters] on `device`; 0 for
-// undefined ones. Summed in float64 because the square of a gradient may overflow float32.
+// undefined and empty ones. Summed in float64 because the square of a gradient may overflow
+// float32.
 at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device device) {
   const at::Tensor zero = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
   std::vector<at::Tensor> norms(parameters.size(), zero);
   std::vector<at::Tensor> gradients;
   for (const NamedParameter& parameter : parameters) {
     const at::Tensor& grad = detail::checked_gradient(parameter.name, parameter.tensor);
-    if (grad.defined()) {
+    if (grad.defined() && grad.numel() > 0) {
       gradients.push_back(grad);
     }
   }
@@ -32,7 +34,8 @@ at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device 
     size_t next = 0;
     for (size_t i = 0; i < parameters.size(); ++i) {
       const at::Tensor& grad = parameters[i].tensor.grad();
-      if (grad.defined() && grad.device() == group.device && grad.scalar_type() == group.dtype) {
+      if (grad.defined() && grad.numel() > 0 && grad.device() == group.device &&
+          grad.scalar_type() == group.dtype) {
         norms[i] = found[next++].to(device, /*non_blocking=*/true);
       }
     }
@@ -42,11 +45,12 @@ at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device 
 
 }  // namespace
 
-void detail::conclude_norm(GradientScan& scan, const at::Tensor& norm, double max_norm) {
+void detail::conclude_norm(GradientScan& scan, const at::Tensor& norm, double max_norm,
+                           at::ScalarType dtype) {
   scan.norm = norm.to(at::kFloat);
   scan.clip_factor = max_norm > 0.0
-                         ? at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0).to(at::kFloat)
-                         : at::ones_like(scan.norm);
+                         ? at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0).to(dtype)
+                         : at::ones_like(norm, dtype);
 }
 
 GradientScan Optimizer::scan_gradients(const StepScalar& inverse_scale, double max_norm) {
@@ -61,7 +65,10 @@ GradientScan Optimizer::scan_gradients(const StepScalar& inverse_scale, double m
   if (inverse_scale.defined()) {
     norm = norm * inverse_scale.tensor(device).to(at::kDouble);
   }
-  detail::conclude_norm(scan, norm, max_norm);
+  const bool wide = std::any_of(parameters.begin(), parameters.end(), [](const auto& parameter) {
+    return parameter.tensor.scalar_type() == at::kDouble;
+  });
+  detail::conclude_norm(scan, norm, max_norm, wide ? at::kDouble : at::kFloat);
   // The largest magnitude is finite exactly if all are; NaN propagates.
   const at::Tensor bad = at::logical_not(
       at::isfinite(norms_of(parameters, std::numeric_limits<double>::infinity(), device)));

@@ -5,7 +5,9 @@
 
 namespace ddp::detail {
 
-/// Sets norm and clip_factor of a scan from the float64 norm of the unscaled gradients.
-void conclude_norm(GradientScan& scan, const at::Tensor& norm, double max_norm);
+/// Sets norm and clip_factor of a scan from the float64 norm of the unscaled gradients. The factor
+/// is of `dtype`.
+void conclude_norm(GradientScan& scan, const at::Tensor& norm, double max_norm,
+                   at::ScalarType dtype);
 
 }  // namespace ddp::detail

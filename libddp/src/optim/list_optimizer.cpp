@@ -15,14 +15,27 @@
 namespace ddp::detail {
 namespace {
 
-// The fused kernels index raw memory and require one dtype and equal strides. One foreach copy
-// converts gradients that differ.
+// The product of the step's factors; nothing without factors.
+std::optional<at::Tensor> factor_of(const StepScalars& scalars, at::Device device) {
+  const StepScalar& a = scalars.inverse_scale;
+  const StepScalar& b = scalars.clip_factor;
+  if (a.defined() && b.defined()) {
+    return at::mul(a.tensor(device), b.tensor(device));
+  }
+  return a.defined() || b.defined() ? std::optional((a.defined() ? a : b).tensor(device))
+                                    : std::nullopt;
+}
+
+// The gradients times `factor`. The fused kernels index raw memory and require one dtype and equal
+// strides; with a factor of their own they would overwrite `.grad`. So one foreach copy takes those
+// that differ, and with a factor all.
 std::vector<at::Tensor> gradients_like(const std::vector<at::Tensor>& params,
-                                       std::vector<at::Tensor> grads) {
+                                       std::vector<at::Tensor> grads,
+                                       const std::optional<at::Tensor>& factor) {
   std::vector<at::Tensor> copies;
   std::vector<at::Tensor> originals;
   for (size_t i = 0; i < params.size(); ++i) {
-    if (grads[i].scalar_type() != params[i].scalar_type() ||
+    if (factor || grads[i].scalar_type() != params[i].scalar_type() ||
         !same_memory_layout(grads[i], params[i])) {
       originals.push_back(grads[i]);
       grads[i] = copies.emplace_back(at::empty_like(params[i]));
@@ -33,20 +46,10 @@ std::vector<at::Tensor> gradients_like(const std::vector<at::Tensor>& params,
   if (!copies.empty()) {
     at::_foreach_copy_(copies, originals);
   }
+  if (factor) {
+    at::_foreach_mul_(copies, *factor);
+  }
   return grads;
-}
-
-// The divisor of gradients for fused kernels, from the factors of the step.
-std::optional<at::Tensor> grad_scale_of(const StepScalars& scalars, at::Device device) {
-  const StepScalar& a = scalars.inverse_scale;
-  const StepScalar& b = scalars.clip_factor;
-  if (!a.defined() && !b.defined()) {
-    return std::nullopt;
-  }
-  if (!b.defined() || !a.defined()) {
-    return at::reciprocal((a.defined() ? a : b).tensor(device));
-  }
-  return at::reciprocal(at::mul(a.tensor(device), b.tensor(device)));
 }
 
 }  // namespace
@@ -170,9 +173,8 @@ void ListOptimizer::update(Chunk& chunk, const std::vector<ParameterState*>& act
   batch.lr_scale = chunk.lr_scale;
   batch.weight_decay = chunk.weight_decay;
   batch.adapts = chunk.adapts;
-  batch.grad_scale = grad_scale_of(scalars, chunk.device);
   if (scalars.found_inf.defined()) {
-    batch.found_inf = scalars.found_inf.tensor(chunk.device);
+    batch.found_inf = scalars.found_inf.tensor(chunk.device).to(at::kFloat);
   }
   batch.slots.resize(rule_->slots().size());
   std::vector<at::Tensor> grads;
@@ -190,7 +192,7 @@ void ListOptimizer::update(Chunk& chunk, const std::vector<ParameterState*>& act
       masters.push_back(member->updated);
     }
   }
-  batch.grads = gradients_like(batch.params, std::move(grads));
+  batch.grads = gradients_like(batch.params, std::move(grads), factor_of(scalars, chunk.device));
   if (rule_->counts_steps()) {
     count_steps(chunk, batch);
   }

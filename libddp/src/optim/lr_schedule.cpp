@@ -158,11 +158,13 @@ void describe_fields(LrScheduleOptions& o, FieldVisitor& v) {
           o.min_lr);
   v.field({.name = "gamma", .doc = "step, multi_step: factor of each decay.", .min = 0.0}, o.gamma);
   v.field({.name = "step_size",
-           .doc = "step: number of steps between decays.",
+           .doc = "step: number of steps between decays, from the end of warm-up.",
            .unit = "steps",
            .min = 0},
           o.step_size);
-  v.field({.name = "milestones", .doc = "multi_step: steps at which lr decays.", .unit = "steps"},
+  v.field({.name = "milestones",
+           .doc = "multi_step: steps at which lr decays, from step 0, warm-up included.",
+           .unit = "steps"},
           o.milestones);
   v.field({.name = "pct_start",
            .doc = "one_cycle: share of the steps in which lr rises.",

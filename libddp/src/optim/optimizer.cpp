@@ -10,7 +10,8 @@ namespace ddp {
 at::Tensor StepScalar::tensor(at::Device device) const {
   DDP_CHECK(defined());
   if (tensor_.defined()) {
-    return tensor_.to(device, at::kFloat, /*non_blocking=*/true);
+    const bool is_double = tensor_.scalar_type() == at::kDouble;
+    return tensor_.to(device, is_double ? at::kDouble : at::kFloat, /*non_blocking=*/true);
   }
   // A fill on the device instead of a copy from pageable memory: the host does not wait.
   return at::full({}, *value_, at::TensorOptions().dtype(at::kFloat).device(device));

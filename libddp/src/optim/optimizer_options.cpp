@@ -2,6 +2,7 @@
 #include "ddp/optim/make_optimizer.hpp"
 
 #include <charconv>
+#include <cmath>
 #include <sstream>
 
 #include "ddp/core/error.hpp"
@@ -114,8 +115,8 @@ void describe_groups(std::vector<ParameterGroup>& groups, FieldVisitor& visitor)
 }
 
 void require_not_negative(const std::string& setting, double value) {
-  if (!(value >= 0.0)) {
-    fail_optimizer(setting, value, "must be 0 or more");
+  if (!(value >= 0.0 && std::isfinite(value))) {
+    fail_optimizer(setting, value, "must be finite and 0 or more");
   }
 }
 

@@ -3,7 +3,9 @@
 
 #include <fnmatch.h>
 
+#include <map>
 #include <set>
+#include <utility>
 
 #include "ddp/core/error.hpp"
 
@@ -43,6 +45,15 @@ void check_groups_used(const std::set<const ParameterGroup*>& used,
   }
 }
 
+void check_same_group(const std::string& first, const ParameterGroup* first_group,
+                      const std::string& second, const ParameterGroup* second_group) {
+  if (first_group != second_group) {
+    throw SettingsError(concat("optimizer.groups: ", first, " and ", second,
+                               " are one shared parameter, but belong to different groups; fix: "
+                               "give one group patterns for both names"));
+  }
+}
+
 }  // namespace
 
 std::vector<ParameterSettings> settings_of_parameters(const NamedParameters& parameters,
@@ -50,7 +61,7 @@ std::vector<ParameterSettings> settings_of_parameters(const NamedParameters& par
   validate(options);
   std::vector<ParameterSettings> settings;
   std::set<std::string> names;
-  std::set<const c10::TensorImpl*> tensors;
+  std::map<const c10::TensorImpl*, std::pair<std::string, const ParameterGroup*>> tensors;
   std::set<const ParameterGroup*> used_groups;
   for (const NamedParameter& parameter : parameters) {
     check_parameter(parameter);
@@ -59,8 +70,11 @@ std::vector<ParameterSettings> settings_of_parameters(const NamedParameters& par
     }
     const ParameterGroup* group = find_group(parameter.name, options);
     used_groups.insert(group);
-    if (!tensors.insert(parameter.tensor.unsafeGetTensorImpl()).second) {
-      continue;  // a shared weight is updated once, under its first name
+    const auto [first, is_new] =
+        tensors.try_emplace(parameter.tensor.unsafeGetTensorImpl(), parameter.name, group);
+    if (!is_new) {  // a shared weight is updated once, under its first name
+      check_same_group(first->second.first, first->second.second, parameter.name, group);
+      continue;
     }
     double weight_decay = options.weight_decay;
     if (!options.decay_norm_and_bias && parameter.tensor.dim() <= 1) {

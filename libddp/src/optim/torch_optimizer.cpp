@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "core/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
@@ -17,58 +18,111 @@ namespace ddp {
 namespace detail {
 namespace {
 
-double relative_lr(double lr, double first_lr) {
-  return first_lr == 0.0 ? 1.0 : lr / first_lr;
+// The rate that a step's `lr` replaces: that of the first group with one. 0: no group has one.
+double base_lr_of(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  const auto base = std::find_if(groups.begin(), groups.end(),
+                                 [](const auto& group) { return group.options().get_lr() != 0.0; });
+  return base == groups.end() ? 0.0 : base->options().get_lr();
 }
 
 double host_value(const StepScalar& scalar) {
   return scalar.value() ? *scalar.value() : scalar.tensor(at::kCPU).item<double>();
 }
 
-void multiply_gradients(const std::vector<at::Tensor>& gradients, const StepScalar& factor) {
-  if (!factor.defined()) {
-    return;
+// Replaces each gradient by its product with the step's factors, until the object is destroyed.
+class ScaledGradients {
+ public:
+  ScaledGradients(const NamedParameters& parameters, const StepScalars& scalars) {
+    const StepScalar* const factors[] = {&scalars.inverse_scale, &scalars.clip_factor};
+    for (const NamedParameter& parameter : parameters) {
+      at::Tensor scaled = parameter.tensor.grad();
+      if (!scaled.defined()) {
+        continue;
+      }
+      for (const StepScalar* factor : factors) {
+        scaled = factor->defined() ? at::mul(scaled, factor->tensor(scaled.device())) : scaled;
+      }
+      originals_.emplace_back(parameter.tensor,
+                              std::exchange(parameter.tensor.mutable_grad(), scaled));
+    }
   }
-  for (const at::Tensor& gradient : gradients) {
-    gradient.mul_(factor.tensor(gradient.device()));
+  ~ScaledGradients() {
+    for (auto& [parameter, gradient] : originals_) {
+      parameter.mutable_grad() = std::move(gradient);
+    }
   }
-}
+  ScaledGradients(const ScaledGradients&) = delete;
+  ScaledGradients& operator=(const ScaledGradients&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> originals_;  // parameter, gradient
+};
 
 }  // namespace
 
 TorchOptimizer::TorchOptimizer(std::shared_ptr<torch::optim::Optimizer> optimizer,
                                const NamedParameters& parameters)
     : optimizer_(std::move(optimizer)) {
-  for (auto& group : optimizer_->param_groups()) {
-    lr_ratios_.push_back(relative_lr(group.options().get_lr(),
-                                     optimizer_->param_groups().front().options().get_lr()));
+  const double base_lr = base_lr_of(optimizer_->param_groups());
+  for (const auto& group : optimizer_->param_groups()) {
+    lr_ratios_.push_back(base_lr == 0.0 ? 0.0 : group.options().get_lr() / base_lr);
     for (const at::Tensor& tensor : group.params()) {
-      const auto named = std::find_if(
-          parameters.begin(), parameters.end(),
-          [&](const NamedParameter& parameter) { return parameter.tensor.is_same(tensor); });
+      const auto is_tensor = [&](const NamedParameter& parameter) {
+        return parameter.tensor.is_same(tensor);
+      };
+      const auto named = std::find_if(parameters.begin(), parameters.end(), is_tensor);
       if (named == parameters.end()) {
         throw SettingsError(concat("wrap_optimizer: a parameter of shape ", tensor.sizes(),
                                    " has no name; pass the names of all its parameters"));
+      }
+      if (std::any_of(parameters_.begin(), parameters_.end(), is_tensor)) {
+        throw SettingsError(concat("wrap_optimizer: the optimizer has parameter ", named->name,
+                                   " twice, so a step would move it twice; fix: give it to one "
+                                   "group"));
       }
       parameters_.push_back(*named);
     }
   }
 }
 
+// add_param_group() or params().push_back() would add parameters without name and ratio.
+void TorchOptimizer::check_groups() const {
+  size_t count = 0;
+  for (const auto& group : optimizer_->param_groups()) {
+    count += group.params().size();
+  }
+  if (optimizer_->param_groups().size() != lr_ratios_.size() || count != parameters_.size()) {
+    throw SettingsError(
+        "wrap_optimizer: the optimizer's parameter groups changed after it was wrapped; fix: add "
+        "groups first, then wrap it");
+  }
+}
+
+void TorchOptimizer::set_lr(double lr) {
+  const bool any =
+      std::any_of(lr_ratios_.begin(), lr_ratios_.end(), [](double r) { return r != 0.0; });
+  if (!any) {
+    throw SettingsError(
+        "Optimizer::step has a learning rate, but every group of the wrapped optimizer was made "
+        "with 0, so their ratios are unknown; fix: make the optimizer with the groups' rates, or "
+        "call step({}) to keep them");
+  }
+  for (size_t i = 0; i < lr_ratios_.size(); ++i) {
+    optimizer_->param_groups()[i].options().set_lr(lr * lr_ratios_[i]);
+  }
+}
+
 void TorchOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
   const at::NoGradGuard no_grad;
+  check_groups();
   if (scalars.found_inf.defined() && host_value(scalars.found_inf) != 0.0) {
     return;
   }
-  multiply_gradients(gradients(), scalars.inverse_scale);
-  multiply_gradients(gradients(), scalars.clip_factor);
   if (scalars.lr.defined()) {
-    const double lr = host_value(scalars.lr);
-    for (size_t i = 0; i < lr_ratios_.size(); ++i) {
-      optimizer_->param_groups()[i].options().set_lr(lr * lr_ratios_[i]);
-    }
+    set_lr(host_value(scalars.lr));
   }
+  const ScaledGradients scaled(parameters_, scalars);
   optimizer_->step();
 }
 

@@ -25,9 +25,12 @@ class TorchOptimizer final : public Optimizer {
   void load_state_dict(const StateDict& state) override;
 
  private:
+  void check_groups() const;
+  void set_lr(double lr);
+
   std::shared_ptr<torch::optim::Optimizer> optimizer_;
   NamedParameters parameters_;
-  std::vector<double> lr_ratios_;  // [groups]
+  std::vector<double> lr_ratios_;  // [groups], to the first rate that is not 0
 };
 
 }  // namespace ddp::detail

@@ -9,13 +9,13 @@ namespace ddp::detail {
 namespace {
 
 // Calls `kernel` with the learning rate as a double, or as a tensor if only the device knows it.
-// Both are rounded to float32, so that eager and captured steps give the same bits. The CPU never
-// captures, so its float64 weights use the unrounded rate.
+// Both are rounded to float32, so that eager and captured steps give the same bits. For float64
+// weights that rounding would be their largest error, so their eager steps use the unrounded rate.
 template <typename Kernel>
 void with_lr(const UpdateBatch& batch, const StepScalar& lr, Kernel kernel) {
   const auto lr_scale = static_cast<float>(batch.lr_scale);
   const at::Tensor& first = batch.params.front();
-  if (lr.value() && first.is_cpu() && first.scalar_type() == at::kDouble) {
+  if (lr.value() && first.scalar_type() == at::kDouble) {
     kernel(*lr.value() * batch.lr_scale);
     return;
   }
@@ -23,7 +23,7 @@ void with_lr(const UpdateBatch& batch, const StepScalar& lr, Kernel kernel) {
     kernel(static_cast<double>(static_cast<float>(*lr.value()) * lr_scale));
     return;
   }
-  const at::Tensor tensor = lr.tensor(first.device());
+  const at::Tensor tensor = lr.tensor(first.device()).to(at::kFloat);
   kernel(lr_scale == 1.0F ? tensor : at::mul(tensor, at::Scalar(lr_scale)));
 }
 
@@ -48,8 +48,8 @@ class SgdRule final : public UpdateRule {
         momentum_ == 0.0 ? at::TensorList{} : at::TensorList(batch.slots.front());
     with_lr(batch, lr, [&](const auto& rate) {
       at::_fused_sgd_(batch.params, batch.grads, buffers, batch.weight_decay, momentum_, rate,
-                      dampening_, nesterov_, /*maximize=*/false, is_first_step, batch.grad_scale,
-                      batch.found_inf);
+                      dampening_, nesterov_, /*maximize=*/false, is_first_step,
+                      /*grad_scale=*/std::nullopt, batch.found_inf);
     });
   }
 
@@ -85,7 +85,7 @@ class AdamRule final : public UpdateRule {
       const auto kernel = [&](auto fused) {
         fused(batch.params, batch.grads, batch.slots[0], batch.slots[1], max_exp_avg_sqs,
               batch.steps, rate, beta1_, beta2_, batch.weight_decay, eps_, amsgrad_,
-              /*maximize=*/false, batch.grad_scale, batch.found_inf);
+              /*maximize=*/false, /*grad_scale=*/std::nullopt, batch.found_inf);
       };
       if (decoupled_) {
         kernel([](auto&&... args) { at::_fused_adamw_(args...); });
@@ -103,10 +103,6 @@ class AdamRule final : public UpdateRule {
   bool amsgrad_;
 };
 
-at::Tensor scaled_gradient(const UpdateBatch& batch, size_t i) {
-  return batch.grad_scale ? at::div(batch.grads[i], *batch.grad_scale) : batch.grads[i];
-}
-
 // Leaves `tensor` unchanged if found_inf is set, which only the device may know.
 void assign(const UpdateBatch& batch, const at::Tensor& tensor, const at::Tensor& value) {
   tensor.copy_(batch.found_inf ? at::where(at::ne(*batch.found_inf, 0.0), tensor, value) : value);
@@ -121,6 +117,14 @@ at::Tensor norm_of(const at::Tensor& tensor) {
 // `ratio` if both norms are more than 0, else 1.
 at::Tensor trust_ratio(const at::Tensor& ratio, const at::Tensor& a, const at::Tensor& b) {
   return at::where(at::logical_and(at::gt(a, 0.0), at::gt(b, 0.0)), ratio, at::ones_like(ratio));
+}
+
+// `moved`, or 0 where the rate is 0: a momentum of earlier rates moves no weight then.
+at::Tensor unless_zero(double rate, const at::Tensor& moved) {
+  return rate == 0.0 ? at::zeros_like(moved) : moved;
+}
+at::Tensor unless_zero(const at::Tensor& rate, const at::Tensor& moved) {
+  return at::where(at::eq(rate, 0.0), at::zeros_like(moved), moved);
 }
 
 // One parameter at a time, in elementary operations: the reference for the flat optimizer.
@@ -138,7 +142,7 @@ class LarsRule final : public UpdateRule {
   void update(const UpdateBatch& batch, const StepScalar& lr) const override {
     for (size_t i = 0; i < batch.params.size(); ++i) {
       const at::Tensor& weight = batch.params[i];
-      const at::Tensor gradient = scaled_gradient(batch, i);
+      const at::Tensor& gradient = batch.grads[i];
       at::Tensor update = gradient + batch.weight_decay * weight;
       if (batch.adapts) {
         const at::Tensor w = norm_of(weight);
@@ -149,7 +153,7 @@ class LarsRule final : public UpdateRule {
       const at::Tensor& slot = batch.slots[0][i];
       with_lr(batch, lr, [&](const auto& rate) {
         const at::Tensor moved = momentum_ * slot + rate * update;
-        assign(batch, weight, weight - moved);
+        assign(batch, weight, weight - unless_zero(rate, moved));
         assign(batch, slot, moved);
       });
     }
@@ -173,7 +177,7 @@ class LambRule final : public UpdateRule {
   void update(const UpdateBatch& batch, const StepScalar& lr) const override {
     for (size_t i = 0; i < batch.params.size(); ++i) {
       const at::Tensor& weight = batch.params[i];
-      const at::Tensor gradient = scaled_gradient(batch, i);
+      const at::Tensor& gradient = batch.grads[i];
       const at::Tensor mean = beta1_ * batch.slots[0][i] + (1.0 - beta1_) * gradient;
       const at::Tensor square = beta2_ * batch.slots[1][i] + (1.0 - beta2_) * gradient * gradient;
       const at::Tensor count = batch.steps[i].to(at::kDouble);

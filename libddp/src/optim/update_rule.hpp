@@ -17,15 +17,14 @@ namespace ddp::detail {
 /// Tensors of one device, dtype and group: entry i of each list belongs to parameter i.
 struct UpdateBatch {
   std::vector<at::Tensor> params;              // fp32 leaves or masters
-  std::vector<at::Tensor> grads;               // strides and dtype of params
+  std::vector<at::Tensor> grads;               // strides and dtype of params; not changed
   std::vector<std::vector<at::Tensor>> slots;  // [slot][parameter]
   std::vector<at::Tensor> steps;               // 0-dim float32, updates made including this one
   bool first = false;                          // no parameter was updated before
   double lr_scale = 1.0;
   double weight_decay = 0.0;
-  bool adapts = true;                    // LARS, LAMB: the parameters have trust ratios
-  std::optional<at::Tensor> grad_scale;  // gradients are divided by it
-  std::optional<at::Tensor> found_inf;   // 1: change nothing
+  bool adapts = true;                   // LARS, LAMB: the parameters have trust ratios
+  std::optional<at::Tensor> found_inf;  // 1: change nothing
 };
 
 class UpdateRule {

@@ -292,8 +292,7 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
   for (const OwnResult& result : results_of(given.own)) {
     job.own.push_back(result);
   }
-  counter_.end_epoch();  // also ends the interval of the log line, so own metrics follow
-  own_.take();
+  counter_.end_epoch();
   sensors_.begin_epoch(SteadyClock::now());
   if (is_main()) {
     files_.add_epoch({.epoch = epoch,

@@ -64,9 +64,7 @@ class RankCounter {
     at_log_ = now_;
     log_losses_ = {};
   }
-  /// Also ends the interval of the log line.
   void end_epoch() {
-    end_log();
     at_epoch_ = now_;
     epoch_losses_ = {};
   }

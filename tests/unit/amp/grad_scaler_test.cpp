@@ -156,6 +156,47 @@ TEST_CASE("clip_and_step measures unscaled gradients, whatever the scale is", "[
   CHECK(f.weight[0].item<double>() == Approx(1.0 - 0.5 / std::sqrt(3.0)).epsilon(1e-6));
 }
 
+TEST_CASE("clip_and_step writes no gradient", "[amp]") {
+  const std::string kind = GENERATE("list", "flat", "torch");
+  const bool is_enabled = GENERATE(false, true);
+  const auto type = GENERATE(ddp::OptimizerType::Sgd, ddp::OptimizerType::AdamW,
+                             ddp::OptimizerType::Lars, ddp::OptimizerType::Lamb);
+  CAPTURE(kind, is_enabled, type);
+  GradScaler scaler(is_enabled ? enabled() : AmpOptions());
+  Fixture f;
+  ddp::OptimizerOptions options;
+  options.type = type;
+  options.implementation =
+      kind == "list" ? ddp::OptimizerImplementation::List : ddp::OptimizerImplementation::Flat;
+  f.optimizer =
+      kind == "torch"
+          ? ddp::wrap_optimizer(std::make_shared<torch::optim::SGD>(std::vector{f.weight}, 1.0),
+                                {{"w", f.weight}})
+          : ddp::make_optimizer({{"w", f.weight}}, options);
+  f.backward(scaler);
+  const at::Tensor gradient = f.weight.grad();
+  const at::Tensor before = gradient.clone();
+  scaler.clip_and_step(*f.optimizer, {.lr = 1.0}, 0.5);
+  scaler.update();
+  CHECK(f.weight.grad().is_same(gradient));
+  CHECK(at::equal(gradient, before));
+  CHECK_FALSE(at::equal(f.weight.detach(), at::ones({3})));
+}
+
+TEST_CASE("clip_and_step clips float64 gradients in float64", "[amp]") {
+  const bool is_wrapped = GENERATE(false, true);
+  GradScaler scaler;
+  Fixture f(at::kDouble);
+  if (is_wrapped) {
+    f.optimizer = ddp::wrap_optimizer(
+        std::make_shared<torch::optim::SGD>(std::vector{f.weight}, 1.0), {{"w", f.weight}});
+  }
+  f.weight.sum().backward();
+  scaler.clip_and_step(*f.optimizer, {.lr = 1.0}, 0.1);
+  const double expected = 1.0 - 0.1 / (std::sqrt(3.0) + 1e-6);
+  CHECK(f.weight[0].item<double>() == Approx(expected).epsilon(1e-15).margin(0));
+}
+
 TEST_CASE("clip_and_step skips non-finite steps on request", "[amp]") {
   const bool skips = GENERATE(false, true);
   const double max_norm = GENERATE(0.0, 1.0);

@@ -362,6 +362,29 @@ TEST_CASE("LoRA starts as the base, trains two thin matrices a layer, and merges
   CHECK_THROWS_WITH(models::add_lora(*model, {.rank = 0}), Catch::Contains("rank = 0"));
 }
 
+TEST_CASE("merge_lora rounds once, in the widest dtype that takes part") {
+  torch::manual_seed(8);
+  for (const auto base : {torch::kDouble, torch::kFloat, torch::kBFloat16}) {
+    for (const auto adapter : {torch::kDouble, torch::kFloat}) {
+      CAPTURE(base, adapter);
+      models::Linear linear(13, 7, false, torch::TensorOptions(base));
+      const torch::NoGradGuard no_grad;
+      linear->weight.normal_();
+      linear->add_lora({.rank = 3, .alpha = 5, .dtype = adapter});
+      linear->lora_b.normal_();
+      const auto exact =
+          linear->weight.to(torch::kDouble) +
+          torch::mm(linear->lora_b.to(torch::kDouble), linear->lora_a.to(torch::kDouble)) *
+              (5.0 / 3.0);
+      linear->merge_lora();
+      CHECK(linear->weight.scalar_type() == base);
+      const bool is_exact = base == torch::kDouble;
+      CHECK(torch::allclose(linear->weight.to(torch::kDouble), exact.to(base).to(torch::kDouble),
+                            is_exact ? 1e-14 : 1e-6, is_exact ? 1e-14 : 1e-6));
+    }
+  }
+}
+
 TEST_CASE("LoRA with recomputed layers has the gradients of LoRA without") {
   torch::manual_seed(6);
   models::Qwen2 model(tiny_qwen2());

@@ -109,6 +109,37 @@ TEST_CASE("linear_cross_entropy smooths labels and adds the z-loss") {
   }
 }
 
+TEST_CASE("linear_cross_entropy with smoothed labels is as near to float64 as PyTorch") {
+  torch::manual_seed(9);
+  constexpr int64_t rows = 64, vocab = 2048;
+  // With the identity as weight, the gradient of hidden is that of the logits.
+  const auto weight = torch::eye(vocab);
+  const auto labels = torch::randint(vocab, {rows}, torch::kLong);
+  for (const double smoothing : {0.0, 0.1, 0.5, 1.0}) {
+    for (const double offset : {0.0, 40.0}) {
+      CAPTURE(smoothing, offset);
+      const auto hidden = (torch::randn({rows, vocab}) + offset).requires_grad_();
+      const auto of_torch = [&](torch::Dtype dtype) {
+        const auto logits = hidden.to(dtype);
+        const auto loss =
+            torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum, -100, smoothing);
+        return std::pair{loss, grad({loss}, {hidden.dtype() == dtype ? hidden : logits})[0]};
+      };
+      const auto [exact_loss, exact] = of_torch(torch::kDouble);
+      const auto [plain_loss, plain] = of_torch(torch::kFloat);
+      const auto result =
+          ddp::ops::linear_cross_entropy(hidden, weight, labels, {.label_smoothing = smoothing});
+      const auto own = grad({result.loss_sum}, {hidden})[0];
+      const auto error = [&](const torch::Tensor& value, const torch::Tensor& right) {
+        return (value.to(torch::kDouble) - right).abs().max().item<double>();
+      };
+      CHECK(error(own, exact) <= 2 * error(plain, exact) + 1e-12);
+      CHECK(error(result.loss_sum, exact_loss) <=
+            2 * error(plain_loss, exact_loss) + 1e-6 * exact_loss.item<double>());
+    }
+  }
+}
+
 TEST_CASE("linear_cross_entropy makes only the gradients that are wanted") {
   torch::manual_seed(2);
   const auto labels = torch::tensor({1, 2, 0}, torch::kLong);

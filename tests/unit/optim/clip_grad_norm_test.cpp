@@ -98,3 +98,23 @@ TEST_CASE("An inf gradient gives an inf norm and no exception", "[optim]") {
   parameters[0].tensor.mutable_grad().fill_(std::numeric_limits<float>::infinity());
   CHECK(std::isinf(ddp::clip_grad_norm_(parameters, 1.0).item<float>()));
 }
+
+TEST_CASE("Empty gradients have no part in norms and checks", "[optim]") {
+  const double norm_type = GENERATE(2.0, std::numeric_limits<double>::infinity());
+  const auto implementation =
+      GENERATE(ddp::OptimizerImplementation::List, ddp::OptimizerImplementation::Flat);
+  NamedParameters parameters{{"empty", at::zeros({0, 3}).requires_grad_()},
+                             {"w", at::zeros({1}).requires_grad_()}};
+  auto optimizer = ddp::make_optimizer(parameters, {.implementation = implementation});
+  for (const auto& parameter : parameters) {
+    parameter.tensor.mutable_grad() = at::full(parameter.tensor.sizes(), 4.0);
+  }
+  const ddp::GradientScan scan = optimizer->scan_gradients({}, 1.0);
+  CHECK(scan.norm.item<float>() == 4.0F);
+  CHECK(scan.found_inf.item<float>() == 0.0F);
+  CHECK(scan.first_non_finite.item<int>() == -1);
+  CHECK(ddp::clip_grad_norm_(parameters, 2.0, norm_type).item<float>() == 4.0F);
+  CHECK(parameters[1].tensor.grad().item<float>() == Approx(2.0));
+  parameters[1].tensor.mutable_grad().fill_(std::numeric_limits<float>::quiet_NaN());
+  CHECK(optimizer->scan_gradients().first_non_finite.item<int>() == 1);
+}

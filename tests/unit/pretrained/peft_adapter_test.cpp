@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "core/log_file.hpp"
 #include "support/file_rights.hpp"
 #include "unit/pretrained/pretrained_test_support.hpp"
 
@@ -356,4 +357,55 @@ TEST_CASE("base and adapter merge into a full folder") {
       models::merge_adapter(folder.file("base"), folder.file("nothing"), folder.file("none")),
       ddp::ReadError);
   CHECK_FALSE(std::filesystem::exists(folder.file("none")));
+}
+
+TEST_CASE("an adapter does not change its base's identity") {
+  auto base = model();
+  const auto before = models::base_identity(*base);
+  models::add_lora(*base, kLora);
+  randomize_adapter(*base);
+  CHECK(models::base_identity(*base) == before);
+  models::Linear linear(3, 2, true);
+  const auto alone = models::base_identity(*linear);
+  linear->add_lora(kLora);
+  CHECK(models::base_identity(*linear) == alone);
+}
+
+// Training and merging may cast the same base to other dtypes.
+TEST_CASE("a merge sums in float32, rounds once and knows its base in every dtype") {
+  const auto stored = GENERATE(at::kFloat, at::kBFloat16);
+  const auto trained = GENERATE(at::kFloat, at::kBFloat16, at::kHalf);
+  const auto output = GENERATE(at::kFloat, at::kBFloat16, at::kHalf);
+  CAPTURE(stored, trained, output);
+  TemporaryFolder folder;
+  auto base = model();
+  base->to(stored);
+  const auto config = models::make_hf_config(tiny(), stored);
+  models::save_pretrained(*base, config, folder.file("base"));
+  auto in_training = models::make_causal_lm(config, trained);
+  models::load_pretrained(*in_training, folder.file("base"));
+  models::save_adapter(*adapted(kLora), folder.file("adapter"), "base",
+                       models::base_identity(*in_training));
+  ddp::detail::append_log_to(folder.file("log.txt"));
+  models::merge_adapter(folder.file("base"), folder.file("adapter"), folder.file("merged"),
+                        {.dtype = output});
+  CHECK_THAT(read_file(folder.file("log.txt")), !Catch::Contains("another base"));
+  auto expected = models::make_causal_lm(config, at::kFloat);
+  models::load_pretrained(*expected, folder.file("base"));
+  models::add_adapter(*expected, folder.file("adapter"));
+  models::merge_lora(*expected);
+  expected->to(output);
+  auto merged = models::make_causal_lm(config, output);
+  models::load_pretrained(*merged, folder.file("merged"));
+  CHECK(same_weights(*merged, *expected));
+}
+
+TEST_CASE("a merge over another base is refused whatever dtype the weights are merged in") {
+  TemporaryFolder folder;
+  const auto base = model();
+  models::save_pretrained(*base, models::make_hf_config(tiny(), at::kFloat), folder.file("base"));
+  models::save_adapter(*adapted(kLora), folder.file("adapter"), "base", "Float 0123");
+  CHECK_THROWS_AS(models::merge_adapter(folder.file("base"), folder.file("adapter"),
+                                        folder.file("merged"), {.dtype = at::kBFloat16}),
+                  ddp::MismatchError);
 }

@@ -93,24 +93,36 @@ TEST_CASE("own metrics of an interval are reduced over its steps and all ranks")
              Catch::EndsWith(",d_loss,seen,least,most,pairs_per_second,time"));
 }
 
-TEST_CASE("loss and own metrics of a line cover the same steps after an epoch's end") {
+// An epoch's end leaves the interval of the log line open: every step is in one row.
+TEST_CASE("loss and own metrics of a line cover the same steps over an epoch's end") {
   TemporaryFolder folder;
-  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
+  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
     auto metrics = testing::metrics_on(plane, every_second_step(folder));
-    for (int step = 0; step < 4; ++step) {
+    for (int step = 0; step < 6; ++step) {
       metrics.log("mse", 1.0 + step);
+      metrics.log("seen", 1, {.reduction = MetricReduction::Sum});
       metrics.log("tokens", 100, {.reduction = MetricReduction::Rate});
       metrics.end_step(step, {.loss = 1.0 + step, .num_samples = 1});
-      if (step == 2) {
-        metrics.end_epoch(0);
+      if (step % 3 == 2) {
+        metrics.end_epoch(step / 3);
       }
     }
   }));
-  const auto row = rows_of(folder.file("run/steps.jsonl")).at(1);
-  CHECK(row.at("loss") == 4);
-  CHECK(row.at("mse") == 4);
-  CHECK(row.at("tokens_per_second").get<double>() * row.at("interval_seconds").get<double>() ==
-        Approx(100));
+  const auto rows = rows_of(folder.file("run/steps.jsonl"));
+  REQUIRE(rows.size() == 3);
+  for (int row = 0; row < 3; ++row) {
+    CAPTURE(row);
+    CHECK(rows[row].at("loss") == 1.5 + 2 * row);
+    CHECK(rows[row].at("mse") == 1.5 + 2 * row);
+    CHECK(rows[row].at("seen") == 4);
+    // The first step of a run is not timed.
+    CHECK(rows[row].at("tokens_per_second").get<double>() *
+              rows[row].at("interval_seconds").get<double>() ==
+          Approx(row == 0 ? 200 : 400));
+  }
+  const auto epochs = rows_of(folder.file("run/epochs.jsonl"));
+  CHECK(epochs.at(0).at("train_loss") == 2);
+  CHECK(epochs.at(1).at("train_loss") == 5);
 }
 
 TEST_CASE("a tensor may be overwritten after the call, as a replayed graph does") {

@@ -51,7 +51,7 @@ TEST_CASE("a log line has its own interval within the epoch") {
   REQUIRE(counter.since_epoch().loss_sum == 45);
   counter.end_epoch();
   REQUIRE(counter.since_epoch().samples == 0);
-  REQUIRE(counter.since_log().samples == 0);
+  REQUIRE(counter.since_log().samples == 8);  // a line may cover an epoch's end
 }
 
 TEST_CASE("a NaN loss stays in its own interval and epoch") {
@@ -62,8 +62,8 @@ TEST_CASE("a NaN loss stays in its own interval and epoch") {
   REQUIRE(counter.since_log().loss_sum == 3);
   REQUIRE(std::isnan(counter.since_epoch().loss_sum));
   counter.end_epoch();
-  REQUIRE(counter.since_log().loss_sum == 0);
   counter.read({.losses = {.loss_sum = 4, .loss_samples = 1}});
+  REQUIRE(counter.since_log().loss_sum == 7);
   REQUIRE(counter.since_epoch().loss_sum == 4);
 }
 

@@ -52,7 +52,7 @@ class Autocast {
 ///     scaler.step(*optimizer, lr);
 ///     scaler.update();              // once, after all optimizers
 ///
-/// To clip, prefer clip_and_step(), which reads the gradients once less and does not write them. A
+/// To clip, prefer clip_and_step(), which reads the gradients once less and writes no gradient. A
 /// disabled scaler passes everything through. All ranks decide alike, because the scaler checks
 /// reduced gradients. The host waits only in get_scale(), state_dict(), and step() of an optimizer
 /// without device found_inf.
@@ -71,9 +71,9 @@ class GradScaler : public Stateful {
   void step(Optimizer& optimizer, const StepScalars& scalars);
   void step(Optimizer& optimizer, StepScalar lr);
 
-  /// Returns the unscaled norm before clipping. `max_norm` <= 0 only measures. `.grad` is
-  /// unspecified afterwards. With `skip_non_finite` a disabled scaler also skips a step with inf or
-  /// NaN; without, it steps with any norm.
+  /// Returns the unscaled norm before clipping. `max_norm` <= 0 only measures. `.grad` keeps what
+  /// backward wrote (with zero1: undefined). With `skip_non_finite` a disabled scaler also skips a
+  /// step with inf or NaN; without, it steps with any norm.
   GradientScan clip_and_step(Optimizer& optimizer, const StepScalars& scalars, double max_norm,
                              bool skip_non_finite = false);
 

@@ -18,7 +18,7 @@ class StepScalar {
 
   bool defined() const { return value_.has_value() || tensor_.defined(); }
   const std::optional<double>& value() const { return value_; }  ///< if the host knows it
-  /// A 0-dim float32 tensor on `device`, made without a host wait. Requires defined().
+  /// A 0-dim tensor on `device`, float32 unless given as float64, without a host wait.
   at::Tensor tensor(at::Device device) const;
 
  private:

@@ -20,8 +20,8 @@ enum class LrScheduleType {
 };
 
 /// Lengths count optimizer steps. Warm-up is linear from lr * warmup_start_factor at step 0 to lr
-/// at step warmup_steps (LinearLR). The schedule then runs as if it started there (SequentialLR);
-/// milestones stay absolute. OneCycle has its own warm-up and accepts none.
+/// at step warmup_steps (LinearLR). The schedule then runs as if it started there (SequentialLR).
+/// Milestones count from step 0, warm-up included. OneCycle has its own warm-up and accepts none.
 struct LrScheduleOptions {
   LrScheduleType type = LrScheduleType::Constant;
   double lr = 0.1;          ///< base learning rate
@@ -30,8 +30,8 @@ struct LrScheduleOptions {
   double warmup_start_factor = 0.01;  ///< first step's share of lr
   double min_lr = 0.0;                ///< Cosine, Linear: value at total_steps and after
   double gamma = 0.1;                 ///< Step, MultiStep
-  int64_t step_size = 0;              ///< Step
-  std::vector<int64_t> milestones{};  ///< MultiStep; ascending
+  int64_t step_size = 0;              ///< Step: steps between decays, from the end of warm-up
+  std::vector<int64_t> milestones{};  ///< MultiStep: steps from 0, warm-up included; ascending
   double pct_start = 0.3;             ///< OneCycle: rising share of the cycle
   double div_factor = 25.0;           ///< OneCycle: starts at lr / div_factor
   double final_div_factor = 1e4;      ///< OneCycle: ends at lr / div_factor / final_div_factor

@@ -32,7 +32,7 @@ enum class OptimizerImplementation {
 struct ParameterGroup {
   /// Shell patterns (`*`, `?`, `[…]`) that match whole parameter names: "fc.*", "*.bias".
   std::vector<std::string> patterns{};
-  double lr_scale = 1.0;                 ///< factor of the step's learning rate
+  double lr_scale = 1.0;                 ///< factor of the step's learning rate; 0: does not move
   std::optional<double> weight_decay{};  ///< replaces OptimizerOptions::weight_decay
 };
 
@@ -91,10 +91,10 @@ std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
 /// reads found_inf on the host before each step. `parameters` names the optimizer's parameters (a
 /// model's list; others in it are ignored), else throws SettingsError.
 ///
-/// A step with `lr` sets every parameter group's learning rate to lr, times the ratio of the
-/// group's learning rate to the first group's at construction. A step without lr leaves the groups
-/// unchanged. State of SGD, Adam, AdamW, RMSprop and Adagrad uses PyTorch's slot names;
-/// state_dict() of other optimizers throws SettingsError.
+/// A step with `lr` sets every group's learning rate to lr, times the ratio of the group's rate to
+/// that of the first group with a rate above 0, both at construction. It throws SettingsError if
+/// all were 0. A step without lr uses the groups' rates. Groups added later are refused. State of
+/// SGD, Adam, AdamW, RMSprop and Adagrad has PyTorch's slot names; others' throws SettingsError.
 std::unique_ptr<Optimizer> wrap_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer,
                                           const NamedParameters& parameters);
 

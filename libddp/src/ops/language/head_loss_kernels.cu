@@ -22,12 +22,13 @@ constexpr float kLowest = -8e37F;              // below all logits, and its diff
 constexpr float kLog2e = 1.4426950408889634F;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// The largest logit, its first place, the sum of exp(x - largest), and with label smoothing the
-/// sum of x.
+/// The largest logit, its first place and the sum of exp(x - largest). With label smoothing also
+/// the sum of x - largest and the number of its terms: a sum of x would round off a common offset.
 struct Softmax {
   float largest = kLowest;
   float sum = 0;
   float total = 0;
+  float count = 0;
   int place = std::numeric_limits<int>::max();
 };
 
@@ -38,11 +39,17 @@ __device__ float fast_exp(float x) {
   return result;
 }
 
+/// `total` over `count` terms for another largest logit.
+__device__ float total_for(float largest, const Softmax& of) {
+  return of.count == 0 ? 0 : of.total + of.count * (of.largest - largest);
+}
+
 __device__ Softmax merge(const Softmax& a, const Softmax& b) {
   const bool takes_b = b.largest > a.largest || (b.largest == a.largest && b.place < a.place);
   const float largest = takes_b ? b.largest : a.largest;
   return {largest, a.sum * fast_exp(a.largest - largest) + b.sum * fast_exp(b.largest - largest),
-          a.total + b.total, takes_b ? b.place : a.place};
+          total_for(largest, a) + total_for(largest, b), a.count + b.count,
+          takes_b ? b.place : a.place};
 }
 
 __device__ Softmax of_block(Softmax own) {
@@ -51,7 +58,8 @@ __device__ Softmax of_block(Softmax own) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     own = merge(own,
                 {__shfl_xor_sync(~0U, own.largest, offset), __shfl_xor_sync(~0U, own.sum, offset),
-                 __shfl_xor_sync(~0U, own.total, offset), __shfl_xor_sync(~0U, own.place, offset)});
+                 __shfl_xor_sync(~0U, own.total, offset), __shfl_xor_sync(~0U, own.count, offset),
+                 __shfl_xor_sync(~0U, own.place, offset)});
   }
   if (threadIdx.x % kWarp == 0) {
     of_warps[threadIdx.x / kWarp] = own;
@@ -80,6 +88,9 @@ __device__ void add(const float (&x)[kCount], int64_t c, Softmax& own) {
     largest = fmaxf(largest, x[j]);
   }
   if (largest > own.largest) {
+    if constexpr (kTerms) {
+      own.total = total_for(largest, own);
+    }
     own.sum *= fast_exp(own.largest - largest);
     own.largest = largest;
 #pragma unroll
@@ -87,12 +98,15 @@ __device__ void add(const float (&x)[kCount], int64_t c, Softmax& own) {
       own.place = x[j] == largest ? static_cast<int>(c) + j : own.place;
     }
   }
+  float total = 0;
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
     own.sum += fast_exp(x[j] - own.largest);
-    if constexpr (kTerms) {
-      own.total += x[j];
-    }
+    total += x[j] - own.largest;
+  }
+  if constexpr (kTerms) {
+    own.total += total;
+    own.count += kCount;
   }
 }
 
@@ -147,8 +161,9 @@ struct RowResult {
 /// With `kTerms` there is label smoothing or a z-loss.
 template <bool kTerms>
 __device__ RowResult finish_row(const HeadLogits& in, const Softmax& softmax, float of_label) {
-  const float log_sum = softmax.largest + logf(softmax.sum);
-  const float loss = log_sum - of_label;
+  const float log_rest = logf(softmax.sum);
+  const float log_sum = softmax.largest + log_rest;
+  const float loss = softmax.largest - of_label + log_rest;  // log_sum would round a small loss off
   const float at_label = expm1f(-loss);  // near 1 a rounded probability would lose the difference
   if constexpr (!kTerms) {
     return {loss, {log_sum, at_label}};
@@ -156,8 +171,13 @@ __device__ RowResult finish_row(const HeadLogits& in, const Softmax& softmax, fl
   const float smoothing = in.label_smoothing;
   const auto vocab = static_cast<float>(in.vocab);
   const float spread = smoothing / vocab, slope = 2 * in.z_loss * log_sum;
-  return {loss + smoothing * (of_label - softmax.total / vocab) + in.z_loss * log_sum * log_sum,
-          {log_sum, at_label + slope * expf(-loss) + smoothing - spread, 1 + slope, spread}};
+  const float mean_loss = log_rest - softmax.total / vocab;  // over all labels
+  const float likelihood = expf(-loss);
+  const float smooth = smoothing > 0 ? smoothing * mean_loss : 0;  // a logit may be -inf
+  return {(1 - smoothing) * loss + smooth + in.z_loss * log_sum * log_sum,
+          {log_sum,
+           (1 - smoothing) * at_label + smoothing * (likelihood - 1 / vocab) + slope * likelihood,
+           1 + slope, spread}};
 }
 
 /// Replaces the row's logits by their gradient, and the padding's by 0.

@@ -65,21 +65,25 @@ void loss_by_aten(const at::Tensor& logits, const at::Tensor& labels, int64_t vo
   }
   sums.loss += losses.squeeze(1).masked_fill(counts.logical_not(), 0).sum();
   if (make_grad) {
-    // softmax (1 + 2 z L) - (1 - s) onehot - s / vocab. The label's entry is computed in float32:
-    // near 1 a rounded softmax would lose the difference.
+    // p (1 + 2 z L) - (1 - s) onehot - s / vocab with p = softmax. Near 1 a rounded p would lose
+    // the difference p - 1. So the label's entry has (1 - s) expm1(log p) + s (p - 1 / vocab).
+    const double uniform = 1 / static_cast<double>(vocab);
+    const auto likelihood = log_likelihood.exp();
     auto at_label = log_likelihood.expm1();
-    at::exp_out(valid, log_softmax);
+    auto gradient = log_softmax.exp_();
+    if (smoothing > 0) {
+      at_label = at_label * (1 - smoothing) + (likelihood - uniform) * smoothing;
+    }
     if (z > 0) {
-      at_label += log_likelihood.exp() * log_sum * (2 * z);
-      valid *= log_sum * (2 * z) + 1;
+      at_label += likelihood * log_sum * (2 * z);
+      gradient *= log_sum * (2 * z) + 1;
     }
     if (smoothing > 0) {
-      const double spread = smoothing / static_cast<double>(vocab);
-      at_label += smoothing - spread;
-      valid -= spread;
+      gradient -= smoothing * uniform;
     }
-    valid.scatter_(1, target, at_label.to(valid.scalar_type()));
-    valid.masked_fill_(counts.logical_not().unsqueeze(1), 0);
+    gradient.scatter_(1, target, at_label);
+    gradient.masked_fill_(counts.logical_not().unsqueeze(1), 0);
+    valid.copy_(gradient);  // the only rounding to the logits' dtype
   }
 }
 

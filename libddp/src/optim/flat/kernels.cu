@@ -326,6 +326,9 @@ cudaError_t launch_flat_update(const FlatStep& step, const FlatGradients& gradie
     const int blocks = (gradients.num_segments + kFlatThreads - 1) / kFlatThreads;
     flat_count_updates<<<blocks, kFlatThreads, 0, stream>>>(step, gradients);
   }
+  if (gradients.num_chunks == 0) {
+    return cudaGetLastError();  // empty parameters only count their updates
+  }
   with_flat_rule(step.rule, [&](auto rule) {
     using Rule = decltype(rule);
     if constexpr (Rule::kMeasures) {

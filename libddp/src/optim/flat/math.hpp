@@ -161,10 +161,10 @@ DDP_HOST_DEVICE_INLINE void flat_count(const FlatStep& step, int32_t index) {
 DDP_HOST_DEVICE_INLINE void flat_trust(const FlatStep& step, int32_t index, double weight_square,
                                        double update_square) {
   const FlatSegment& segment = step.segments[index];
+  const auto weight = static_cast<float>(sqrt(weight_square));
+  const auto update = static_cast<float>(sqrt(update_square));
   float ratio = 1.0F;
-  if (segment.adapts && weight_square > 0.0 && update_square > 0.0) {
-    const auto weight = static_cast<float>(sqrt(weight_square));
-    const auto update = static_cast<float>(sqrt(update_square));
+  if (segment.adapts && weight > 0.0F && update > 0.0F) {
     ratio = step.rule.type == FlatRuleType::Lars
                 ? step.rule.trust_coefficient * weight /
                       (update + segment.weight_decay * weight + step.rule.eps)
@@ -235,7 +235,7 @@ struct FlatLars : FlatRuleBase {
                                            float gradient, float& weight, float* slots) {
     const float update = gradient * f.gradient + f.weight_decay * weight;
     slots[0] = f.momentum * slots[0] + f.lr * f.trust_ratio * update;
-    weight -= slots[0];
+    weight -= f.lr == 0.0F ? 0.0F : slots[0];  // a momentum of earlier rates moves no weight then
   }
 };
 

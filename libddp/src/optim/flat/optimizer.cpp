@@ -273,7 +273,10 @@ void FlatOptimizer::read_gradients() {
 void FlatOptimizer::set_gradient(size_t index, const at::Tensor& grad) {
   FlatGradients& run = gradients_[index / kFlatMaxGradients];
   const size_t local = index % kFlatMaxGradients;
-  run.data[local] = grad.defined() ? grad.data_ptr() : nullptr;
+  // An empty gradient has no address, and nullptr means that there is none. Nothing reads it.
+  run.data[local] = !grad.defined()     ? nullptr
+                    : grad.numel() == 0 ? segments_.data_ptr()
+                                        : grad.data_ptr();
   run.dtype[local] = grad.defined() ? flat_dtype(grad.scalar_type()) : FlatDtype::Float32;
   run.aligned[local] = grad.defined() && is_aligned(run.data[local], grad.scalar_type());
 }
@@ -285,7 +288,7 @@ FlatScalar FlatOptimizer::scalar(const StepScalar& given, float absent) {
   if (given.value()) {
     return {.host = static_cast<float>(*given.value())};
   }
-  return {.device = kept_.emplace_back(given.tensor(device_)).data_ptr<float>()};
+  return {.device = kept_.emplace_back(given.tensor(device_).to(at::kFloat)).data_ptr<float>()};
 }
 
 FlatStep FlatOptimizer::arguments(const StepScalars& scalars) {

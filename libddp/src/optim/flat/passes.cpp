@@ -163,9 +163,6 @@ void run_on(c10::Device device, Host host, [[maybe_unused]] Launch launch) {
 }  // namespace
 
 void flat_update(const FlatStep& step, const FlatGradients& gradients, c10::Device device) {
-  if (gradients.num_chunks == 0) {
-    return;
-  }
   run_on(
       device, [&] { host_update(step, gradients); },
       [&](auto stream) { return launch_flat_update(step, gradients, stream); });

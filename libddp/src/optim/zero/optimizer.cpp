@@ -178,7 +178,7 @@ bool ZeroOptimizer::read_gradients() {
       any = any || grad.defined();
       const void* const expected = static_cast<const char*>(bucket.buffer.const_data_ptr()) +
                                    bucket.offsets[i] * bucket.buffer.element_size();
-      if (grad.defined() && grad.const_data_ptr() != expected) {
+      if (grad.defined() && grad.numel() > 0 && grad.const_data_ptr() != expected) {
         throw SettingsError(concat("optimizer.zero1=true: the gradient of ", parameter.name,
                                    " is not the one that backward reduced: change gradients in "
                                    "place, or set optimizer.zero1=false"));
@@ -296,7 +296,7 @@ GradientScan ZeroOptimizer::scan_gradients(const StepScalar& inverse_scale, doub
     minimum->wait();
   }
   GradientScan scan;
-  conclude_norm(scan, sums.select(0, 0).sqrt(), max_norm);
+  conclude_norm(scan, sums.select(0, 0).sqrt(), max_norm, at::kFloat);
   const at::Tensor any = sums.select(0, 1) > 0;
   scan.found_inf = any.to(at::kFloat);
   first = first.select(0, 0);

@@ -36,7 +36,7 @@ std::vector<ZeroBucket> shard_buckets(const GradientArena& gradients,
       next.leaves.push_back(leaf);
       const int64_t first = std::max(offset, begin);
       const int64_t numel = std::min(offset + leaf.numel(), begin + part) - first;
-      if (numel > 0) {
+      if (numel > 0 || (numel == 0 && leaf.numel() == 0)) {  // an empty parameter has state too
         next.pieces.push_back({.parameter = parameter,
                                .begin = first - offset,
                                .offset = first - begin,

@@ -29,6 +29,8 @@ PeftAdapter read_adapter(const std::string& folder);
 
 /// Identifies the weights of a base: dtype and fingerprint of all parameters except adapters'.
 std::string base_identity(const torch::nn::Module& module);
+/// The same with the weights cast to `dtype`, as training in that dtype has them.
+std::string base_identity(const torch::nn::Module& module, torch::Dtype dtype);
 /// The same from a known fingerprint: ddp::DataParallelModel::frozen_fingerprint().
 std::string base_identity(torch::Dtype dtype, const std::string& fingerprint);
 
@@ -63,8 +65,9 @@ void save_adapter(const torch::nn::Module& module, const std::string& folder,
                   const std::string& base_model = "", const std::string& base_identity = "");
 
 /// Saves the full model `base` + `adapter` as a new folder `output` that transformers loads. The
-/// folder holds merged weights (dtype as in the base, unless `options` say another; summed in
-/// float32), config.json, and the base's tokenizer files. All or nothing. Throws as
+/// folder holds merged weights, config.json, and the base's tokenizer files. Weights are summed in
+/// float32 and rounded once, to the dtype of most of the base's bytes or of `options`. The base may
+/// be stored in another dtype than the adapter was trained over. All or nothing. Throws as
 /// load_pretrained, require_base, add_adapter and save_pretrained do.
 void merge_adapter(const std::string& base, const std::string& adapter, const std::string& output,
                    const PretrainedSaveOptions& options = {});
