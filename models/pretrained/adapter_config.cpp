@@ -60,24 +60,34 @@ void refuse_unsupported(const JsonObject& json) {
   }
 }
 
+// PEFT's names of layers: a list, or a text, which is a regular expression or "all-linear".
+// Returns whether it is a list.
+bool read_modules(const JsonObject& json, const std::string& key,
+                  std::vector<std::string>& modules) {
+  const auto& value = json.json().at(key);
+  if (value.is_string()) {
+    return false;
+  }
+  bool all_names = value.is_array();
+  for (const auto& name : value) {
+    all_names = all_names && name.is_string();
+  }
+  if (!all_names) {
+    json.fail(key, json.shown(key) + ", expected a list of names");
+  }
+  modules = value.get<std::vector<std::string>>();
+  return true;
+}
+
 void read_targets(const JsonObject& json, AdapterConfig& config) {
   config.lora.target_modules.clear();
   if (!json.has("target_modules")) {
     json.fail("target_modules", "is missing");
   }
-  const auto& targets = json.json().at("target_modules");
-  config.lists_modules = targets.is_array();
-  if (targets.is_string()) {
-    return;
+  config.lists_modules = read_modules(json, "target_modules", config.lora.target_modules);
+  if (json.has("exclude_modules")) {
+    config.lists_excluded = read_modules(json, "exclude_modules", config.exclude_modules);
   }
-  bool all_names = targets.is_array();
-  for (const auto& target : targets) {
-    all_names = all_names && target.is_string();
-  }
-  if (!all_names) {
-    json.fail("target_modules", json.shown("target_modules") + ", expected a list of names");
-  }
-  config.lora.target_modules = targets.get<std::vector<std::string>>();
 }
 
 }  // namespace

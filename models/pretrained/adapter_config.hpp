@@ -16,6 +16,8 @@ struct AdapterConfig {
   LoraOptions lora;  ///< target_modules: PEFT's list; empty where it is a pattern
   std::string base_model;
   bool lists_modules = true;  ///< false: target_modules is a regular expression or "all-linear"
+  std::vector<std::string> exclude_modules;  ///< PEFT's list of layers without adapters
+  bool lists_excluded = true;                ///< false: exclude_modules is a regular expression
 };
 
 /// See read_adapter().

@@ -2,6 +2,7 @@
 #include "pretrained/json_file.hpp"
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/file_content.hpp"
 #include "pretrained/positioned_file.hpp"
 
 namespace models::detail {
@@ -41,7 +42,8 @@ JsonObject::JsonObject(const std::string& path, uint64_t max_bytes) : path_(path
       return true;
     });
   } catch (const Json::parse_error& error) {
-    throw ddp::ReadError(concat(path, " is not JSON: broken at byte ", error.byte));
+    throw ddp::ReadError(concat(path, " is not JSON: broken at byte ", error.byte,
+                                text.starts_with('{') ? "" : ddp::content_note(text)));
   } catch (const Json::exception& error) {  // a number outside the range of double
     throw ddp::ReadError(concat(path, " is not JSON: ", error.what()));
   }

@@ -71,25 +71,35 @@ void check_tensor(const AdapterFiles& files, const std::string& key, int64_t ran
   }
 }
 
+// The weights name the adapted layers. The config must agree: PEFT adapts the layers of
+// target_modules, but none of exclude_modules.
 void check_targets(const AdapterFiles& files) {
-  if (!files.config.lists_modules) {
-    return;
-  }
-  const auto& targets = files.config.lora.target_modules;
+  const auto& config = files.config;
   const auto fail = [&](const std::string& what) {
     throw ddp::ReadError(files.folder + ": " + detail::kAdapterConfig + " and " +
                          detail::kAdapterWeights + " disagree: " + what);
   };
-  for (const auto& target : targets) {
-    if (std::none_of(files.layers.begin(), files.layers.end(),
-                     [&](const auto& layer) { return detail::names_layer(target, layer); })) {
-      fail("no layer of target_modules' \"" + target + "\" is in the file");
+  const auto names = [](const std::vector<std::string>& modules, const std::string& layer) {
+    return std::any_of(modules.begin(), modules.end(),
+                       [&](const auto& module) { return detail::names_layer(module, layer); });
+  };
+  const auto& targets = config.lora.target_modules;
+  for (const auto& layer : files.layers) {
+    if (config.lists_modules && !names(targets, layer)) {
+      fail("the layer '" + layer + "' is not of target_modules");
+    }
+    if (names(config.exclude_modules, layer)) {
+      fail("the layer '" + layer + "' is of exclude_modules");
     }
   }
-  for (const auto& layer : files.layers) {
-    if (std::none_of(targets.begin(), targets.end(),
-                     [&](const auto& target) { return detail::names_layer(target, layer); })) {
-      fail("the layer '" + layer + "' is not of target_modules");
+  for (const auto& target : targets) {
+    const auto is_target = [&](const auto& name) { return detail::names_layer(target, name); };
+    // A target without layers may have lost them all to exclude_modules.
+    const bool may_be_excluded =
+        !config.lists_excluded || names(config.exclude_modules, target) ||
+        std::any_of(config.exclude_modules.begin(), config.exclude_modules.end(), is_target);
+    if (!may_be_excluded && std::none_of(files.layers.begin(), files.layers.end(), is_target)) {
+      fail("no layer of target_modules' \"" + target + "\" is in the file");
     }
   }
 }

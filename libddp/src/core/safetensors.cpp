@@ -13,6 +13,7 @@
 #include "core/serialize_tensors.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
+#include "ddp/detail/file_content.hpp"
 #include "ddp/detail/list_safetensors.hpp"
 
 namespace ddp {
@@ -38,7 +39,18 @@ at::ScalarType to_scalar_type(const std::string& dtype) {
   throw InternalError("unchecked safetensors dtype " + dtype);
 }
 
+// The JSON of a safetensors file begins after its length. Another file is named for what it is.
+void check_content(std::string_view start, const std::string& path) {
+  if (start.size() > 8 && start[8] == '{') {
+    return;
+  }
+  if (const std::string content = describe_content(start); !content.empty()) {
+    throw ReadError(path + " is not a valid safetensors file: it is " + content);
+  }
+}
+
 detail::SafetensorsHeader read_header(const detail::FileMapping& mapping, const std::string& path) {
+  check_content({reinterpret_cast<const char*>(mapping.data()), mapping.size()}, path);
   const uint64_t length = detail::parse_safetensors_length(mapping.data(), mapping.size(), path);
   const std::string_view json(reinterpret_cast<const char*>(mapping.data()) + 8, length);
   return detail::parse_safetensors_header(json, mapping.size(), path);
@@ -55,15 +67,16 @@ std::string start_of(const std::string& path, std::size_t num_bytes) {
 
 // Reads only the header: a system without overcommit refuses to map a file larger than the memory.
 detail::SafetensorsHeader read_header(const std::string& path) {
-  std::string first8 = start_of(path, 8);
-  first8.resize(8);
+  std::string first = start_of(path, kContentBytes);
+  check_content(first, path);
+  first.resize(8);
   std::error_code error;
   const uint64_t file_size = std::filesystem::file_size(path, error);
   if (error) {
     throw ReadError("cannot read " + path + ": " + error.message());
   }
   const uint64_t length = detail::parse_safetensors_length(
-      reinterpret_cast<const unsigned char*>(first8.data()), file_size, path);
+      reinterpret_cast<const unsigned char*>(first.data()), file_size, path);
   const std::string start = start_of(path, 8 + length);
   if (start.size() < 8 + length) {
     throw ReadError(concat(path, " ended at byte ", start.size(), " while it was read"));

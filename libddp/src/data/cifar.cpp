@@ -5,6 +5,7 @@
 #include "data/data_file.hpp"
 #include "data/image_source.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/file_content.hpp"
 
 namespace ddp::detail {
 
@@ -42,7 +43,8 @@ void append_file(const CifarRecords& records, const std::string& path, DecodedIm
     throw DataError(concat(records.name, " file ", path, " is truncated or damaged: ", file.size(),
                            " bytes are not a multiple of a record's ", record_bytes,
                            "; the last complete record ends at offset ",
-                           file.size() / record_bytes * record_bytes, kDataFileFix));
+                           file.size() / record_bytes * record_bytes,
+                           content_note(file.start(kContentBytes)), kDataFileFix));
   }
   std::vector<uint8_t> bytes(static_cast<size_t>(file.size()));
   file.read_at(0, bytes.data(), file.size());
@@ -68,7 +70,7 @@ void append_file(const CifarRecords& records, const std::string& path, DecodedIm
 
 std::string find_cifar10(const std::string& folder) {
   for (const fs::path& candidate : {fs::path(folder), fs::path(folder) / "cifar-10-batches-bin"}) {
-    if (fs::exists(candidate / "data_batch_1.bin") || fs::exists(candidate / "test_batch.bin")) {
+    if (path_exists(candidate / "data_batch_1.bin") || path_exists(candidate / "test_batch.bin")) {
       return candidate.string();
     }
   }
@@ -97,8 +99,8 @@ DecodedImages read_cifar10(const std::string& folder, Split split) {
 std::string find_cifar100(const std::string& folder) {
   for (const fs::path& candidate : {fs::path(folder), fs::path(folder) / "cifar-100-binary"}) {
     // Other data sets also name their files train.bin.
-    if (fs::exists(candidate / "fine_label_names.txt") &&
-        (fs::exists(candidate / "train.bin") || fs::exists(candidate / "test.bin"))) {
+    if (path_exists(candidate / "fine_label_names.txt") &&
+        (path_exists(candidate / "train.bin") || path_exists(candidate / "test.bin"))) {
       return candidate.string();
     }
   }

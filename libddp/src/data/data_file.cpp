@@ -4,9 +4,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
 #include "core/file_ops.hpp"
@@ -14,15 +16,45 @@
 
 namespace ddp::detail {
 
+namespace {
+
+namespace fs = std::filesystem;
+
+}  // namespace
+
+fs::file_type file_type_of(const fs::path& path) {
+  std::error_code error;
+  const fs::file_type type = fs::status(path, error).type();
+  if (type == fs::file_type::none) {
+    throw DataError(concat("cannot read ", path.string(), ": ", error.message(),
+                           "; fix: check the path, its links and its permissions"));
+  }
+  return type;
+}
+
+bool path_exists(const fs::path& path) {
+  return file_type_of(path) != fs::file_type::not_found;
+}
+
 std::vector<std::string> read_names(const std::string& path) {
+  constexpr size_t kMaxBytes = size_t{64} << 20;
   std::string why;
-  const auto text = read_start(path, 64u << 20, why);
-  if (!text) {
+  std::string text = read_start(path, kMaxBytes + 1, why).value_or("");
+  if (text.size() > kMaxBytes) {
+    why = "it is larger than 64 MiB, which no list of names is";
+  }
+  if (!why.empty()) {
     throw DataError(concat("class names ", path, ": ", why, kDataFileFix));
   }
+  if (text.starts_with("\xEF\xBB\xBF")) {  // UTF-8's byte order mark
+    text.erase(0, 3);
+  }
   std::vector<std::string> names;
-  std::istringstream in(*text);
-  for (std::string line; std::getline(in, line) && names.size() < 1'000'000;) {
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    if (line.ends_with('\r')) {
+      line.pop_back();
+    }
     if (!line.empty()) {
       names.push_back(line);
     }
@@ -75,6 +107,12 @@ void DataFile::read_at(int64_t offset, void* out, int64_t num_bytes) const {
     offset += n;
     num_bytes -= n;
   }
+}
+
+std::string DataFile::start(int64_t num_bytes) const {
+  std::string bytes(static_cast<size_t>(std::min(num_bytes, size_)), '\0');
+  read_at(0, bytes.data(), std::ssize(bytes));
+  return bytes;
 }
 
 }  // namespace ddp::detail

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,13 @@ namespace ddp::detail {
 inline constexpr const char* kDataFileFix =
     "; fix: fetch or prepare the file again (data/README.md)";
 
-/// The lines of a text file that are not empty, at most a million. Throws DataError naming the path
-/// and the system's reason.
+/// The type of the file at `path`, links followed; not_found if there is none. Throws DataError
+/// with the system's reason if the type cannot be determined, as in a loop of links.
+std::filesystem::file_type file_type_of(const std::filesystem::path& path);
+bool path_exists(const std::filesystem::path& path);  ///< throws as file_type_of
+
+/// The lines of a text file that are not empty, without line ends (LF or CRLF) and byte order mark.
+/// Throws DataError naming the path and the system's reason, also for more than 64 MiB.
 std::vector<std::string> read_names(const std::string& path);
 
 /// Reads a 32-bit unsigned number, most significant byte first.
@@ -37,6 +43,9 @@ class DataFile {
   /// error or an earlier end of the file (the file may have been cut after opening). Callable from
   /// any thread.
   void read_at(int64_t offset, void* out, int64_t num_bytes) const;
+
+  /// The first `num_bytes`, or all if there are fewer.
+  std::string start(int64_t num_bytes) const;
 
   int64_t size() const { return size_; }
   const std::string& path() const { return path_; }

@@ -13,12 +13,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The name only separates images from other files: some ImageNet files have the wrong extension.
-bool is_image_name(const fs::path& folder, const std::string& name) {
-  std::string extension = fs::path(name).extension().string();
-  extension.erase(0, 1);
+constexpr int kMaxDepth = 8;  // of folders in a class folder
+
+std::string extension_of(const std::string& name) {
+  std::string extension = name.substr(name.rfind('.') + 1);
   std::transform(extension.begin(), extension.end(), extension.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return extension;
+}
+
+// The name only separates images from other files: some ImageNet files have the wrong extension.
+bool is_image_name(const fs::path& folder, const std::string& name) {
+  const std::string extension = extension_of(name);
   const FileKind kind = kind_of_extension(extension);
   if (kind == FileKind::UnsupportedImage) {
     throw DataError((folder / name).string() + why_unsupported(extension));
@@ -49,11 +55,14 @@ std::vector<FolderEntry> sorted_entries(const fs::path& folder) {
   return entries;
 }
 
-std::vector<std::string> class_names_in(const fs::path& root) {
+std::vector<std::string> class_names_in(const fs::path& root, LeftOut& left_out) {
   std::vector<std::string> names;
   for (FolderEntry& entry : sorted_entries(root)) {
     if (entry.is_folder) {
       names.push_back(std::move(entry.name));
+    } else {
+      left_out.add("files outside class folders", entry.name,
+                   kind_of_extension(extension_of(entry.name)) != FileKind::Other);
     }
   }
   return names;
@@ -62,9 +71,10 @@ std::vector<std::string> class_names_in(const fs::path& root) {
 class FolderSource : public ImageSource {
  public:
   /// `known` numbers the classes; if empty, their sorted names do.
-  FolderSource(const fs::path& root, std::vector<std::string> known, SourcePart part)
+  FolderSource(const fs::path& root, std::vector<std::string> known, SourcePart part,
+               LeftOut& left_out)
       : names_(std::move(known)), part_(part) {
-    const std::vector<std::string> folders = class_names_in(root);
+    const std::vector<std::string> folders = class_names_in(root, left_out);
     if (names_.empty()) {
       names_ = folders;
     }
@@ -75,7 +85,7 @@ class FolderSource : public ImageSource {
             concat("class folder ", (root / name).string(),
                    ": the training split has no class of this name; fix: add it there"));
       }
-      add_class(root / name, found - names_.begin());
+      add_class(root / name, found - names_.begin(), left_out);
       if (is_enough()) {
         break;
       }
@@ -102,9 +112,9 @@ class FolderSource : public ImageSource {
   }
 
  private:
-  void add_class(const fs::path& folder, int64_t label) {
+  void add_class(const fs::path& folder, int64_t label, LeftOut& left_out) {
     const size_t before = paths_.size();
-    add_files(folder, 0);
+    add_files(folder, 0, left_out);
     if (paths_.size() == before) {
       throw DataError(
           concat("class folder ", folder.string(), " holds no .jpg, .jpeg, .png or .webp file"));
@@ -112,14 +122,20 @@ class FolderSource : public ImageSource {
     labels_.resize(paths_.size(), label);
   }
 
-  void add_files(const fs::path& folder, int depth) {
+  void add_files(const fs::path& folder, int depth, LeftOut& left_out) {
     for (const FolderEntry& entry : sorted_entries(folder)) {
-      if (entry.is_folder) {
-        if (!entry.is_link && depth < 8) {
-          add_files(folder / entry.name, depth + 1);
-        }
+      const fs::path path = folder / entry.name;
+      if (entry.is_folder && entry.is_link) {
+        left_out.add("linked folders inside class folders", path.string(), true);
+      } else if (entry.is_folder && depth == kMaxDepth) {
+        left_out.add(concat("folders more than ", kMaxDepth, " below their class folder"),
+                     path.string(), true);
+      } else if (entry.is_folder) {
+        add_files(path, depth + 1, left_out);
       } else if (is_image_name(folder, entry.name)) {
-        paths_.push_back((folder / entry.name).string());
+        paths_.push_back(path.string());
+      } else {
+        left_out.add("files with other extensions", path.string(), false);
       }
       if (is_enough()) {
         return;
@@ -142,7 +158,7 @@ std::string find_split_folder(const std::string& folder, Split split) {
                                              ? std::vector<std::string>{"train"}
                                              : std::vector<std::string>{"test", "val"};
   for (const std::string& name : names) {
-    if (fs::is_directory(fs::path(folder) / name)) {
+    if (file_type_of(fs::path(folder) / name) == fs::file_type::directory) {
       return (fs::path(folder) / name).string();
     }
   }
@@ -161,9 +177,19 @@ std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split
   std::vector<std::string> known;
   const std::string train = find_split_folder(folder, Split::Train);
   if (split == Split::Test && !train.empty()) {
-    known = class_names_in(train);
+    LeftOut of_training;
+    known = class_names_in(train, of_training);
   }
-  return std::make_unique<FolderSource>(root, std::move(known), part);
+  LeftOut left_out;
+  const fs::path other = fs::path(folder) / "val";
+  if (split == Split::Test && root != other && path_exists(other)) {
+    left_out.add("folders of a second test split", other.string(), true);
+  }
+  auto source = std::make_unique<FolderSource>(root, std::move(known), part, left_out);
+  if (part == SourcePart::Whole) {
+    left_out.log(root);
+  }
+  return source;
 }
 
 }  // namespace ddp::detail

@@ -28,6 +28,21 @@ int64_t num_used(const DataOptions& options, int64_t size, bool train) {
   return options.num_samples > 0 ? std::min(options.num_samples, size) : size;
 }
 
+// Labels that were lost in the making of a data set are one class.
+template <typename LabelOf>
+void warn_of_one_class(const DataOptions& options, int64_t size, bool train,
+                       const LabelOf& label_of) {
+  int64_t same = 0;
+  while (same < size && label_of(same) == label_of(0)) {
+    ++same;
+  }
+  if (size > 1 && same == size) {
+    log_warning(concat("data.path=", options.path, ": all ", size, " samples of the ",
+                       train ? "training" : "test", " split that are used have label ", label_of(0),
+                       ", so there is nothing to learn; check how the labels were written"));
+  }
+}
+
 // Decodes the region of a plan. With an exact plan also resizes it, to [size, size, 3].
 void decode(const std::vector<uint8_t>& bytes, const DataSource& where, const RegionPlan& plan,
             int64_t channels, uint8_t* out) {
@@ -64,6 +79,7 @@ ImageDataset::ImageDataset(std::unique_ptr<ImageSource> source, const DataOption
   size_ = num_used(options_, source_->size(), train);
   num_classes_ = options_.num_classes > 0 ? options_.num_classes : source_->num_classes();
   check_labels();
+  warn_of_one_class(options_, size_, train, [&](int64_t i) { return source_->label(i); });
   if (keep_decoded) {
     decode_all();
   } else if (transform_.needs_square()) {
@@ -90,6 +106,8 @@ ImageDataset::ImageDataset(DecodedImages images, int64_t num_classes, const Data
                              "; fix: leave data.num_classes out"));
     }
   }
+  warn_of_one_class(options_, size_, train,
+                    [&](int64_t i) { return decoded_.labels[static_cast<size_t>(i)]; });
 }
 
 void ImageDataset::check_labels() const {

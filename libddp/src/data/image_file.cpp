@@ -9,6 +9,7 @@
 #include "data/jpeg.hpp"
 #include "data/other_images.hpp"
 #include "ddp/detail/check.hpp"
+#include "ddp/detail/file_content.hpp"
 
 namespace ddp::detail {
 
@@ -28,7 +29,11 @@ std::string first_bytes(const std::vector<uint8_t>& bytes) {
     std::snprintf(hex, sizeof(hex), "%02x ", bytes[i]);
     text += hex;
   }
-  return text.empty() ? "is empty" : "starts with " + text.substr(0, text.size() - 1);
+  if (text.empty()) {
+    return "is empty";
+  }
+  return "starts with " + text.substr(0, text.size() - 1) +
+         content_note({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 }  // namespace

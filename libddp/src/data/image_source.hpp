@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/image_file.hpp"
+#include "data/left_out.hpp"
 #include "ddp/data/dataset.hpp"
 
 namespace ddp::detail {
@@ -56,14 +57,19 @@ enum class SourcePart {
   Whole,
   Beginning  ///< sample 0 and perhaps more
 };
-/// Tar shards in WebDataset layout: KEY.jpg (.jpeg, .png, .webp) with a decimal label in KEY.cls,
-/// or CLASS/KEY.jpg with the class names in classes.txt in the shards' folder.
+/// Tar shards in WebDataset layout: KEY.jpg (.jpeg, .png, .webp) next to a decimal label in
+/// KEY.cls, or CLASS/KEY.jpg with the class names in classes.txt in the shards' folder. Logs which
+/// files a whole scan leaves out.
 std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split,
                                              SourcePart part = SourcePart::Whole);
-std::vector<std::string> find_tar_shards(const std::string& folder, Split split);
+/// train*.tar or train/*.tar; of the test split the first of test*.tar, test/*.tar, val*.tar and
+/// val/*.tar that exists. Adds files beside them to `left_out`, if given.
+std::vector<std::string> find_tar_shards(const std::string& folder, Split split,
+                                         LeftOut* left_out = nullptr);
 
 /// Class folders: the sorted folder names of the training split are the classes of both splits.
-/// Each folder is listed once; only links among its entries are examined further.
+/// Each folder is listed once; only links among its entries are examined further. Logs which files
+/// a whole scan leaves out.
 std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split split,
                                                 SourcePart part = SourcePart::Whole);
 /// folder/train; folder/test or folder/val. Empty if there is none.

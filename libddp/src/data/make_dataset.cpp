@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/data_file.hpp"
 #include "data/image_dataset.hpp"
 #include "data/image_source.hpp"
 #include "ddp/core/error.hpp"
@@ -72,7 +73,7 @@ bool has_class_folders(const std::string& path, Split split) {
 }
 
 DataFormat find_format(const std::string& path) {
-  if (!std::filesystem::exists(path)) {
+  if (!detail::path_exists(path)) {
     throw DataError(
         concat("data.path=", path, " does not exist (data.format=synthetic needs no files)"));
   }

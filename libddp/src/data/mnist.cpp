@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <memory>
 #include <new>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "data/data_file.hpp"
 #include "data/image_source.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/file_content.hpp"
 
 namespace ddp::detail {
 
@@ -24,103 +24,169 @@ constexpr int64_t kSide = 28;
 constexpr int64_t kNumLabels = 10;
 constexpr int64_t kImagesMagic = 0x803;  // bytes of three dimensions
 constexpr int64_t kLabelsMagic = 0x801;
-// A small compressed file must not expand to more.
-constexpr size_t kMaxBytes = size_t{1} << 30;
+constexpr int64_t kMaxBytes = int64_t{1} << 30;
 
 using Bytes = std::vector<uint8_t>;
 
-// The contents of a gzip file of one member.
-Bytes decompress(const Bytes& packed, const std::string& path) {
-  z_stream stream{};
-  if (inflateInit2(&stream, 16 + MAX_WBITS) != Z_OK) {
-    throw std::bad_alloc();
-  }
-  const std::unique_ptr<z_stream, int (*)(z_stream*)> end(&stream, &inflateEnd);
-  Bytes out(std::min(kMaxBytes, 8 * packed.size() + 4096));
-  stream.next_in = const_cast<uint8_t*>(packed.data());
-  stream.avail_in = static_cast<uInt>(packed.size());
-  int status = Z_OK;
-  while (status == Z_OK) {
-    if (stream.total_out == kMaxBytes) {
-      throw DataError(concat("gzip file ", path, " expands to more than ", kMaxBytes,
-                             " bytes, the limit; fix: decompress it"));
+// The bytes of a file in order. A gzip file of one member is decompressed, block by block.
+class IdxReader {
+ public:
+  explicit IdxReader(const std::string& path) : file_(path), start_(file_.start(kContentBytes)) {
+    is_packed_ = start_.starts_with("\x1f\x8b");
+    if (is_packed_ && inflateInit2(&stream_, 16 + MAX_WBITS) != Z_OK) {
+      throw std::bad_alloc();
     }
-    if (stream.total_out == out.size()) {
-      out.resize(std::min(kMaxBytes, 2 * out.size()));
+  }
+  ~IdxReader() {
+    if (is_packed_) {
+      inflateEnd(&stream_);
     }
-    stream.next_out = out.data() + stream.total_out;
-    stream.avail_out = static_cast<uInt>(out.size() - stream.total_out);
-    status = inflate(&stream, Z_NO_FLUSH);
   }
-  if (status == Z_STREAM_END && stream.avail_in != 0) {
-    throw DataError(concat("gzip file ", path, " at offset ", stream.total_in, ": ",
-                           stream.avail_in,
-                           " bytes follow the end of the compressed data; fix: decompress it"));
+  IdxReader(const IdxReader&) = delete;
+  IdxReader& operator=(const IdxReader&) = delete;
+
+  bool is_packed() const { return is_packed_; }
+  int64_t file_bytes() const { return file_.size(); }
+  /// What a file is that begins like none of these.
+  std::string note() const { return is_packed_ ? "" : content_note(start_); }
+
+  /// Returns the number of bytes read: less than num_bytes only at the end.
+  int64_t read(uint8_t* out, int64_t num_bytes) {
+    if (is_packed_) {
+      return decompress(out, num_bytes);
+    }
+    const int64_t count = std::min(num_bytes, file_.size() - offset_);
+    file_.read_at(offset_, out, count);
+    offset_ += count;
+    return count;
   }
-  if (status != Z_STREAM_END) {
-    const char* why = status == Z_BUF_ERROR   ? "the file ends early"
-                      : stream.msg != nullptr ? stream.msg
-                                              : "damaged data";
-    throw DataError(
-        concat("gzip file ", path, " at offset ", stream.total_in, ": ", why, kDataFileFix));
+
+ private:
+  int64_t decompress(uint8_t* out, int64_t num_bytes) {
+    const uLong before = stream_.total_out;
+    stream_.next_out = out;
+    stream_.avail_out = static_cast<uInt>(num_bytes);
+    while (stream_.avail_out > 0 && !is_at_end_) {
+      if (stream_.avail_in == 0) {
+        refill();
+      }
+      const int status = inflate(&stream_, Z_NO_FLUSH);
+      is_at_end_ = status == Z_STREAM_END;
+      if (status != Z_OK && !is_at_end_) {
+        fail(status == Z_BUF_ERROR    ? "the file ends early"
+             : stream_.msg != nullptr ? stream_.msg
+                                      : "damaged data");
+      }
+    }
+    if (const int64_t rest = file_.size() - static_cast<int64_t>(stream_.total_in);
+        is_at_end_ && rest > 0) {
+      throw DataError(concat("gzip file ", file_.path(), " at offset ", stream_.total_in, ": ",
+                             rest,
+                             " bytes follow the end of the compressed data; fix: decompress it"));
+    }
+    return static_cast<int64_t>(stream_.total_out - before);
   }
-  out.resize(stream.total_out);
-  return out;
-}
+
+  void refill() {
+    block_.resize(static_cast<size_t>(std::min<int64_t>(1 << 16, file_.size() - offset_)));
+    file_.read_at(offset_, block_.data(), std::ssize(block_));
+    offset_ += std::ssize(block_);
+    stream_.next_in = block_.data();
+    stream_.avail_in = static_cast<uInt>(block_.size());
+  }
+
+  [[noreturn]] void fail(const std::string& why) const {
+    throw DataError(concat("gzip file ", file_.path(), " at offset ", stream_.total_in, ": ", why,
+                           kDataFileFix));
+  }
+
+  DataFile file_;
+  std::string start_;
+  bool is_packed_ = false;
+  bool is_at_end_ = false;  // of the compressed data
+  int64_t offset_ = 0;
+  z_stream stream_{};
+  Bytes block_;
+};
 
 struct IdxFile {
   std::string path;
-  Bytes bytes = {};  // the whole file, decompressed
+  Bytes items = {};
   int64_t num_items = 0;
   int64_t header_bytes = 0;
 };
 
-// Reads a file of items of `item_sizes` bytes, with or without .gz.
+[[noreturn]] void fail(const IdxFile& idx, int64_t offset, const std::string& why) {
+  throw DataError(concat("MNIST file ", idx.path, " at offset ", offset, ": ", why, kDataFileFix));
+}
+
+// Reads the header of items of `item_sizes` bytes. Returns the bytes of all items.
+int64_t read_idx_header(IdxReader& reader, int64_t magic, const std::vector<int64_t>& item_sizes,
+                        IdxFile& idx) {
+  idx.header_bytes = 8 + 4 * std::ssize(item_sizes);
+  Bytes header(static_cast<size_t>(idx.header_bytes));
+  if (const int64_t count = reader.read(header.data(), idx.header_bytes);
+      count < idx.header_bytes) {
+    fail(idx, count,
+         concat("the file ends within its header of ", idx.header_bytes, " bytes", reader.note()));
+  }
+  if (const int64_t found = big_endian_32(header.data()); found != magic) {
+    fail(idx, 0, concat("its magic number is ", found, " instead of ", magic, reader.note()));
+  }
+  idx.num_items = big_endian_32(header.data() + 4);
+  if (idx.num_items == 0) {
+    fail(idx, 4, "the file has no items");
+  }
+  int64_t num_bytes = idx.num_items;
+  for (size_t i = 0; i < item_sizes.size(); ++i) {
+    const size_t at = 8 + 4 * i;
+    if (const int64_t size = big_endian_32(header.data() + at); size != item_sizes[i]) {
+      fail(idx, static_cast<int64_t>(at),
+           concat("images have ", size, i == 0 ? " rows" : " columns",
+                  "; those of data.format=mnist have ", item_sizes[i]));
+    }
+    num_bytes *= item_sizes[i];
+  }
+  return num_bytes;
+}
+
+// Reads a file of items of `item_sizes` bytes, with or without .gz. The header bounds the memory,
+// so that a small compressed file cannot expand to gigabytes.
 IdxFile read_idx(const std::string& folder, const std::string& name, int64_t magic,
                  const std::vector<int64_t>& item_sizes) {
   IdxFile idx{.path = folder + "/" + name};
-  if (!fs::exists(idx.path) && fs::exists(idx.path + ".gz")) {
+  if (!path_exists(idx.path) && path_exists(idx.path + ".gz")) {
     idx.path += ".gz";
   }
-  const DataFile file(idx.path);
-  if (file.size() > static_cast<int64_t>(kMaxBytes)) {
-    throw DataError(concat("MNIST file ", idx.path, " has ", file.size(), " bytes; the limit is ",
-                           kMaxBytes, kDataFileFix));
-  }
-  idx.bytes.resize(static_cast<size_t>(file.size()));
-  file.read_at(0, idx.bytes.data(), file.size());
-  if (idx.bytes.size() >= 2 && idx.bytes[0] == 0x1f && idx.bytes[1] == 0x8b) {
-    idx.bytes = decompress(idx.bytes, idx.path);
-  }
-  const auto fail = [&](int64_t offset, const auto&... what) {
-    throw DataError(
-        concat("MNIST file ", idx.path, " at offset ", offset, ": ", what..., kDataFileFix));
+  IdxReader reader(idx.path);
+  const int64_t num_bytes = read_idx_header(reader, magic, item_sizes, idx);
+  const int64_t expected = idx.header_bytes + num_bytes;
+  const auto fail_size = [&](int64_t found, const char* more) {
+    fail(idx, std::min(found, expected),
+         concat("the file has ", more, found, " bytes, but its ", idx.num_items, " items need ",
+                expected));
   };
-  const int64_t num_bytes = std::ssize(idx.bytes);
-  idx.header_bytes = 8 + 4 * std::ssize(item_sizes);
-  if (num_bytes < idx.header_bytes) {
-    fail(num_bytes, "the file ends within its header of ", idx.header_bytes, " bytes");
+  if (!reader.is_packed() && reader.file_bytes() != expected) {
+    fail_size(reader.file_bytes(), "");
   }
-  if (const int64_t found = big_endian_32(idx.bytes.data()); found != magic) {
-    fail(0, "its magic number is ", found, " instead of ", magic);
+  if (num_bytes > kMaxBytes) {
+    fail(idx, 4,
+         concat("its ", idx.num_items, " items need ", num_bytes, " bytes; the limit is ",
+                kMaxBytes));
   }
-  idx.num_items = big_endian_32(idx.bytes.data() + 4);
-  if (idx.num_items == 0) {
-    fail(4, "the file has no items");
-  }
-  int64_t item_bytes = 1;
-  for (size_t i = 0; i < item_sizes.size(); ++i) {
-    const size_t at = 8 + 4 * i;
-    if (const int64_t size = big_endian_32(idx.bytes.data() + at); size != item_sizes[i]) {
-      fail(static_cast<int64_t>(at), "images have ", size, i == 0 ? " rows" : " columns",
-           "; those of data.format=mnist have ", item_sizes[i]);
+  constexpr int64_t kBlock = 16 << 20;  // memory grows as data arrives
+  for (int64_t done = 0; done < num_bytes;) {
+    idx.items.resize(static_cast<size_t>(std::min(num_bytes, done + std::max(done, kBlock))));
+    const int64_t wanted = std::ssize(idx.items) - done;
+    const int64_t count = reader.read(idx.items.data() + done, wanted);
+    done += count;
+    if (count < wanted) {
+      fail_size(idx.header_bytes + done, "");
     }
-    item_bytes *= item_sizes[i];
   }
-  if (const int64_t expected = idx.header_bytes + idx.num_items * item_bytes;
-      num_bytes != expected) {
-    fail(std::min(num_bytes, expected), "the file has ", num_bytes, " bytes, but its ",
-         idx.num_items, " items need ", expected);
+  uint8_t surplus = 0;
+  if (reader.read(&surplus, 1) != 0) {
+    fail_size(expected, "more than ");
   }
   return idx;
 }
@@ -131,7 +197,7 @@ std::string find_mnist(const std::string& folder) {
   std::string found;
   for (const char* place : {"", "raw", "MNIST/raw", "FashionMNIST/raw"}) {
     const fs::path candidate = *place == '\0' ? fs::path(folder) : fs::path(folder) / place;
-    const auto has = [&](const char* name) { return fs::exists(candidate / name); };
+    const auto has = [&](const char* name) { return path_exists(candidate / name); };
     if (!has("train-images-idx3-ubyte") && !has("train-images-idx3-ubyte.gz") &&
         !has("t10k-images-idx3-ubyte") && !has("t10k-images-idx3-ubyte.gz")) {
       continue;
@@ -163,7 +229,7 @@ DecodedImages read_mnist(const std::string& folder, Split split) {
                            kDataFileFix));
   }
   DecodedImages decoded;
-  decoded.labels.assign(labels.bytes.begin() + labels.header_bytes, labels.bytes.end());
+  decoded.labels.assign(labels.items.begin(), labels.items.end());
   for (size_t i = 0; i < decoded.labels.size(); ++i) {
     if (decoded.labels[i] >= kNumLabels) {
       throw DataError(concat(
@@ -171,11 +237,10 @@ DecodedImages read_mnist(const std::string& folder, Split split) {
           ": label ", decoded.labels[i], "; labels are 0 to ", kNumLabels - 1, kDataFileFix));
     }
   }
-  decoded.pixels.resize((images.bytes.size() - static_cast<size_t>(images.header_bytes)) * 3);
+  decoded.pixels.resize(images.items.size() * 3);
   uint8_t* out = decoded.pixels.data();
-  for (auto value = images.bytes.begin() + images.header_bytes; value != images.bytes.end();
-       ++value, out += 3) {
-    std::fill_n(out, 3, *value);
+  for (const uint8_t value : images.items) {
+    out = std::fill_n(out, 3, value);
   }
   return decoded;
 }

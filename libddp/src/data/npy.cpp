@@ -17,6 +17,7 @@
 #include "core/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/tensor_dataset.hpp"
+#include "ddp/detail/file_content.hpp"
 
 namespace ddp {
 namespace {
@@ -182,11 +183,8 @@ at::ScalarType dtype_of(const std::string& descr, const std::string& path) {
 
 // Where the header begins, and its length.
 std::pair<std::size_t, std::size_t> find_header(std::string_view file, const std::string& path) {
-  if (file.starts_with("PK")) {
-    refuse(path, "it is a zip archive (.npz)", "save each array with numpy.save()");
-  }
   if (!file.starts_with(kMagic) || file.size() < 10) {
-    refuse(path, "it does not begin like a .npy file");
+    refuse(path, "it does not begin like a .npy file" + content_note(file));
   }
   const auto byte = [&](std::size_t i) { return std::size_t{static_cast<unsigned char>(file[i])}; };
   if (byte(6) < 1 || byte(6) > 3 || byte(7) != 0) {

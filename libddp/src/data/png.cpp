@@ -68,6 +68,9 @@ bool decode_png(PngReader& reader, const ImageHeader& size, uint8_t** rows) {
                       static_cast<png_uint_32>(size.height));
   png_set_chunk_malloc_max(png, kMaxChunkBytes);
   png_set_chunk_cache_max(png, kMaxChunks);
+  // A wrong checksum is damage in every chunk, as in Pillow. By default libpng skips such a chunk
+  // if the image can be decoded without it.
+  png_set_crc_action(png, PNG_CRC_NO_CHANGE, PNG_CRC_ERROR_QUIT);
   png_read_info(png, reader.info);
   reader.is_grey16 = png_get_color_type(png, reader.info) == PNG_COLOR_TYPE_GRAY &&
                      png_get_bit_depth(png, reader.info) == 16;

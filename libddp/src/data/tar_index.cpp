@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/file_content.hpp"
 
 namespace ddp::detail {
 
@@ -178,9 +179,19 @@ class Scanner {
   }
 
  private:
+  // What the file is, if its first block is no header of an archive.
+  std::string note() const {
+    const std::string start = file_.start(kBlock);
+    const bool is_archive =
+        !entries_.empty() ||
+        start.substr(std::min(start.size(), kMagic.offset)).starts_with("ustar");
+    return is_archive ? "" : content_note(start);
+  }
+
   void read_block(Block& block) {
     if (offset_ + kBlock > file_.size()) {
-      fail(file_, offset_, "the archive is truncated (its end mark of two zero blocks is missing)");
+      fail(file_, offset_,
+           "the archive is truncated (its end mark of two zero blocks is missing)" + note());
     }
     file_.read_at(offset_, block.data(), kBlock);
     offset_ += kBlock;
@@ -189,7 +200,7 @@ class Scanner {
   void entry(const Block& block) {
     const int64_t header = offset_ - kBlock;
     if (!checksum_matches(block)) {
-      fail(file_, header, "not a tar header (wrong checksum)");
+      fail(file_, header, "not a tar header (wrong checksum)" + note());
     }
     auto size = number_of(block, kSize);
     const char type = block[kTypeOffset];

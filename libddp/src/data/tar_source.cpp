@@ -35,9 +35,14 @@ void split_name(const std::string& name, std::string& key, std::string& extensio
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
 }
 
+// AppleDouble files ("._KEY.jpg") and other hidden ones. They belong to no sample.
+bool is_hidden(const std::string& name) {
+  return name[name.rfind('/') + 1] == '.';
+}
+
 // Empty if the file does not exist.
 std::vector<std::string> read_class_names(const fs::path& path) {
-  return fs::exists(path) ? read_names(path.string()) : std::vector<std::string>();
+  return path_exists(path) ? read_names(path.string()) : std::vector<std::string>();
 }
 
 int64_t read_label(const DataFile& file, const TarEntry& entry) {
@@ -70,11 +75,11 @@ std::string parent_of(const std::string& key) {
 class TarSource : public ImageSource {
  public:
   TarSource(const std::vector<std::string>& shards, std::vector<std::string> class_names,
-            SourcePart part)
+            SourcePart part, LeftOut& left_out)
       : class_names_(std::move(class_names)) {
     for (const std::string& path : shards) {
       files_.emplace_back(path);
-      add_shard(static_cast<uint32_t>(files_.size() - 1));
+      add_shard(static_cast<uint32_t>(files_.size() - 1), left_out);
       if (part == SourcePart::Beginning && !samples_.empty()) {
         break;
       }
@@ -100,58 +105,97 @@ class TarSource : public ImageSource {
   }
 
  private:
-  // Files of a sample are consecutive; other extensions are ignored.
+  // Files of a sample are consecutive.
   struct Group {
     std::string key;
-    std::optional<TarEntry> image;
-    std::optional<int64_t> label;
+    std::optional<TarEntry> image = std::nullopt;
+    std::optional<TarEntry> label = std::nullopt;
   };
 
-  void add_shard(uint32_t shard) {
+  // Of a class folder.
+  struct FirstImage {
+    int64_t order;  // among those of all folders
+    std::string archive;
+    int64_t offset;
+  };
+
+  [[noreturn]] static void fail(const DataFile& file, const TarEntry& entry,
+                                const std::string& why) {
+    throw DataError(
+        concat("tar archive ", file.path(), " at offset ", entry.offset, ": ", entry.name, why));
+  }
+
+  void add_shard(uint32_t shard, LeftOut& left_out) {
     const DataFile& file = files_[shard];
     Group group;
     std::string key, extension;
     for (TarEntry& entry : read_tar_index(file)) {
+      if (is_hidden(entry.name)) {
+        left_out.add("hidden files", entry.name, false);
+        continue;
+      }
       split_name(entry.name, key, extension);
       if (key != group.key) {
         add_sample(shard, group);
-        group = {.key = key, .image = std::nullopt, .label = std::nullopt};
+        group = {.key = key};
       }
-      if (extension == "cls") {
-        group.label = read_label(file, entry);
-      } else if (const FileKind kind = kind_of_extension(extension); kind == FileKind::Image) {
-        group.image = std::move(entry);
+      const FileKind kind = kind_of_extension(extension);
+      if (extension == "cls" || kind == FileKind::Image) {
+        auto& place = extension == "cls" ? group.label : group.image;
+        if (place) {
+          fail(file, entry,
+               concat(" is the second file of its kind in the sample ", key,
+                      "; fix: give each sample a name of its own"));
+        }
+        place = std::move(entry);
       } else if (kind == FileKind::UnsupportedImage) {
-        throw DataError(concat("tar archive ", file.path(), " at offset ", entry.offset, ": ",
-                               entry.name, why_unsupported(extension)));
+        fail(file, entry, why_unsupported(extension));
+      } else if (kind_of_extension(extension.substr(extension.rfind('.') + 1)) != FileKind::Other) {
+        left_out.add("images with a second dot in their names", entry.name, true);
+      } else {
+        left_out.add("files with other extensions", entry.name, false);
       }
     }
     add_sample(shard, group);
   }
 
   void add_sample(uint32_t shard, const Group& group) {
+    const DataFile& file = files_[shard];
+    if (!group.image && group.label) {
+      fail(file, *group.label,
+           concat(" labels no image: no ", group.key,
+                  ".jpg, .jpeg, .png or .webp is next to it in the archive; fix: write the files "
+                  "of a sample one after the other, as tar does with sorted names"));
+    }
     if (!group.image) {
       return;
     }
     const TarEntry& image = *group.image;
-    int64_t label = group.label.value_or(-1);
-    if (!group.label) {
-      const std::string folder = parent_of(group.key);
-      if (folder.empty()) {
-        throw DataError(concat("tar archive ", files_[shard].path(), " at offset ", image.offset,
-                               ": ", image.name, " has neither a file ", group.key,
-                               ".cls nor a class folder"));
-      }
-      const auto [place, added] =
-          folders_.try_emplace(folder, static_cast<int64_t>(folders_.size()));
-      label = -1 - place->second;  // resolved when all folders are known
-    }
     if (image.size > INT32_MAX) {
-      throw DataError(concat("tar archive ", files_[shard].path(), " at offset ", image.offset,
-                             ": ", image.name, " has ", image.size, " bytes; the limit is 2 GiB"));
+      fail(file, image, concat(" has ", image.size, " bytes; the limit is 2 GiB"));
     }
+    const int64_t label =
+        group.label ? read_label(file, *group.label) : folder_label(file, image, group.key);
     samples_.push_back({shard, static_cast<uint32_t>(image.size), image.offset, label});
     largest_label_ = std::max(largest_label_, label);
+    // A label that was lost would make its image one of the folder's class.
+    if (!folders_.empty() && largest_label_ >= 0) {
+      fail(file, image,
+           concat(group.label ? " has" : " lacks", " a file ", group.key,
+                  ".cls, unlike the samples before it; fix: label all samples by .cls, or all by "
+                  "their folder"));
+    }
+  }
+
+  // The class folder's place in folders_ as -1, -2, …, which label_by_folder() resolves.
+  int64_t folder_label(const DataFile& file, const TarEntry& image, const std::string& key) {
+    const std::string folder = parent_of(key);
+    if (folder.empty()) {
+      fail(file, image, concat(" has neither a file ", key, ".cls nor a class folder"));
+    }
+    const auto [place, added] =
+        folders_.try_emplace(folder, FirstImage{std::ssize(folders_), file.path(), image.offset});
+    return -1 - place->second.order;
   }
 
   // Classes are numbered in the order of classes.txt, else by sorted name.
@@ -160,18 +204,19 @@ class TarSource : public ImageSource {
       return;
     }
     if (class_names_.empty()) {
-      for (const auto& [name, order] : folders_) {
+      for (const auto& [name, first] : folders_) {
         class_names_.push_back(name);
       }
     }
     std::vector<int64_t> label_of(folders_.size());
-    for (const auto& [name, order] : folders_) {
+    for (const auto& [name, first] : folders_) {
       const auto found = std::find(class_names_.begin(), class_names_.end(), name);
       if (found == class_names_.end()) {
-        throw DataError(concat("tar archive ", files_.front().path(), ": class ", name,
+        throw DataError(concat("tar archive ", first.archive, " at offset ", first.offset,
+                               ": class ", name,
                                " is not in classes.txt of the same folder; fix: add it there"));
       }
-      label_of[static_cast<size_t>(order)] = found - class_names_.begin();
+      label_of[static_cast<size_t>(first.order)] = found - class_names_.begin();
     }
     for (Sample& sample : samples_) {
       if (sample.label < 0) {
@@ -181,7 +226,7 @@ class TarSource : public ImageSource {
   }
 
   std::vector<std::string> class_names_;
-  std::map<std::string, int64_t> folders_;  // values: order of first occurrence
+  std::map<std::string, FirstImage> folders_;
   std::vector<DataFile> files_;
   std::vector<Sample> samples_;
   int64_t largest_label_ = -1;
@@ -236,29 +281,41 @@ void require_whole_sequences(const std::vector<std::string>& shards) {
   }
 }
 
+bool contains(const std::string& text, const char* part) {
+  return text.find(part) != std::string::npos;
+}
+
 }  // namespace
 
-std::vector<std::string> find_tar_shards(const std::string& folder, Split split) {
+std::vector<std::string> find_tar_shards(const std::string& folder, Split split,
+                                         LeftOut* left_out) {
   std::vector<std::string> shards;
   std::error_code ignored;
-  auto collect = [&](const fs::path& place, const std::vector<std::string>& prefixes) {
+  auto collect = [&](const fs::path& place, const std::string& prefix, bool wanted) {
     for (const auto& entry : fs::directory_iterator(place, ignored)) {
       const std::string name = entry.path().filename().string();
-      const bool wanted = std::any_of(prefixes.begin(), prefixes.end(),
-                                      [&](const std::string& p) { return name.starts_with(p); });
-      if (wanted && entry.path().extension() == ".tar") {
+      if (!name.starts_with(prefix) || entry.is_directory(ignored)) {
+        continue;
+      }
+      const bool is_hidden = name.starts_with(".");
+      const bool is_shard = !is_hidden && entry.path().extension() == ".tar";
+      if (wanted && is_shard) {
         shards.push_back(entry.path().string());
+      } else if (left_out != nullptr) {
+        const bool is_archive = contains(name, ".tar") || contains(name, ".tgz");
+        left_out->add(is_shard ? "shards of a second test split" : "files that are no .tar shards",
+                      entry.path().string(), !is_hidden && is_archive);
       }
     }
   };
   if (split == Split::Train) {
-    collect(folder, {"train"});
-    collect(fs::path(folder) / "train", {""});
+    collect(folder, "train", true);
+    collect(fs::path(folder) / "train", "", true);
   } else {
-    collect(folder, {"test", "val"});
     for (const char* name : {"test", "val"}) {
-      if (shards.empty()) {
-        collect(fs::path(folder) / name, {""});
+      for (const bool is_folder : {false, true}) {
+        const bool wanted = shards.empty();
+        is_folder ? collect(fs::path(folder) / name, "", wanted) : collect(folder, name, wanted);
       }
     }
   }
@@ -268,15 +325,21 @@ std::vector<std::string> find_tar_shards(const std::string& folder, Split split)
 
 std::unique_ptr<ImageSource> open_tar_source(const std::string& folder, Split split,
                                              SourcePart part) {
-  const auto shards = find_tar_shards(folder, split);
+  LeftOut left_out;
+  const auto shards = find_tar_shards(folder, split, &left_out);
   if (shards.empty()) {
     throw DataError(concat("data.path=", folder, " holds no ",
                            split == Split::Train ? "train*.tar" : "test*.tar or val*.tar",
                            " (data/README.md describes the layout)"));
   }
   require_whole_sequences(shards);
-  return std::make_unique<TarSource>(shards, read_class_names(fs::path(folder) / "classes.txt"),
-                                     part);
+  auto source = std::make_unique<TarSource>(
+      shards, read_class_names(fs::path(folder) / "classes.txt"), part, left_out);
+  if (part == SourcePart::Whole) {
+    left_out.log(
+        concat("data.path=", folder, " (", split == Split::Train ? "training" : "test", " split)"));
+  }
+  return source;
 }
 
 }  // namespace ddp::detail

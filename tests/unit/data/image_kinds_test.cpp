@@ -219,9 +219,9 @@ TEST_CASE("images of kinds that are not read are named, not left out", "[image_k
   TempFolder folder;
   data_test::write_file(folder.path() / "folders/train/a/0.jpg", data_test::make_jpeg(40, 30));
   data_test::write_file(folder.path() / "folders/train/a" / name, "some image");
-  data_test::write_file(folder.path() / "shards/train.tar",
-                        data_test::tar_entry("0.cls", "0") + data_test::tar_entry(name, "image") +
-                            data_test::tar_end());
+  data_test::write_file(folder.path() / "shards/train.tar", data_test::tar_entry(name, "image") +
+                                                                data_test::tar_entry("1.cls", "0") +
+                                                                data_test::tar_end());
   for (const char* kind : {"folders", "shards"}) {
     const std::string message = message_of<ddp::DataError>(
         [&] { (void)ddp::make_dataset({.path = folder.path() / kind, .image_size = 8}); });

@@ -140,6 +140,28 @@ TEST_CASE("a damaged PNG is named with its place", "[png]") {
   REQUIRE(contains(error_of_png(large), "its size is invalid"));
 }
 
+TEST_CASE("a wrong checksum of any chunk is damage", "[png]") {
+  using namespace std::string_literals;
+  const size_t after_header = 33;
+  for (const std::string& body :
+       {"gAMA\0\0\xb1\x8f"s, "pHYs\0\0\xb\x13\0\0\xb\x13\1"s, "tEXtTitle\0x"s, "juNkany"s}) {
+    for (const bool at_end : {false, true}) {
+      if (at_end && body.starts_with("gAMA")) {
+        continue;  // belongs before the pixels
+      }
+      std::string png = golden_png();
+      std::string chunk = png_chunk(body);
+      const size_t at = at_end ? png.size() - 12 : after_header;  // before IEND
+      REQUIRE(error_of_png(std::string(png).insert(at, chunk)).empty());
+      chunk.back() = static_cast<char>(chunk.back() ^ 1);
+      png.insert(at, chunk);
+      CHECK(contains(error_of_png(png), "corrupt or truncated PNG of " +
+                                            std::to_string(png.size()) +
+                                            " bytes: " + body.substr(0, 4) + ": CRC error"));
+    }
+  }
+}
+
 TEST_CASE("a PNG's compressed texts do not fill the memory", "[png]") {
   // 400 texts of 7 MiB each, which deflate to 7 KiB.
   constexpr size_t kTextBytes = size_t{7} << 20, kTexts = 400;

@@ -75,6 +75,13 @@ assert "left out: 1 files" in prepare(f"{work}/split", f"{work}/o4").stdout
 assert "left out" not in prepare(f"{work}/plain.tar", f"{work}/o5").stdout
 
 
+# The same command gives the same bytes.
+result = prepare(f"{work}/plain", f"{work}/o8", "--test", "3")
+for name in sorted(os.listdir(f"{work}/o2")):
+    with open(f"{work}/o2/{name}", "rb") as one, open(f"{work}/o8/{name}", "rb") as other:
+        assert one.read() == other.read(), name
+
+
 def write(name, data):
     os.makedirs(os.path.dirname(f"{work}/{name}"), exist_ok=True)
     with open(f"{work}/{name}", "wb") as f:

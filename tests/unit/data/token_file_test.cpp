@@ -15,6 +15,7 @@
 using namespace token_test;
 using Catch::Contains;
 using data_test::message_of;
+using ddp::concat;
 using ddp::DataError;
 using models::Vocabulary;
 using models::detail::TokenFile;
@@ -172,6 +173,27 @@ at::Tensor longs(const std::vector<int64_t>& values) {
 }
 
 }  // namespace
+
+TEST_CASE("a token file of other contents is named for what it is", "[tokens]") {
+  const File file;
+  for (const auto& [bytes, kind] :
+       {std::pair{"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n",
+                  "a Git LFS pointer"},
+        std::pair{"<html><body>Sign in</body></html>", "an HTML page"},
+        std::pair{"To be, or not to be", "text"}}) {
+    data_test::write_file(file.path(), bytes);
+    CHECK_THAT(refusal(file), Contains(file.path()) && Contains(concat("it is ", kind)));
+  }
+}
+
+TEST_CASE("a vocabulary in a link loop is refused, not left out", "[tokens]") {
+  const TokenFolder folder(make_parts(kTwo));
+  const std::string path = folder.file("vocabulary.safetensors");
+  std::filesystem::create_symlink(path, path);
+  const auto message =
+      message_of<DataError>([&] { (void)folder.open(token_options(models::TokenLayout::Pad, 8)); });
+  CHECK_THAT(message, Contains("cannot read " + path));
+}
 
 TEST_CASE("metadata that a token file lacks or contradicts are named", "[tokens]") {
   check_refused({

@@ -158,6 +158,37 @@ TEST_CASE("layers that short names do not describe are named whole") {
   CHECK(same_weights(*again, *bare));
 }
 
+TEST_CASE("PEFT's exclude_modules takes layers out of target_modules") {
+  TemporaryFolder folder;
+  const auto path = folder.file("adapter");
+  auto options = kLora;
+  options.target_modules = {"q_proj", "model.layers.0.*.down_proj"};
+  models::save_adapter(*adapted(options), path);
+  // PEFT lists the excluded layers among the targets too.
+  const std::vector<std::string> targets{"q_proj", "v_proj", "model.layers.0.mlp.down_proj",
+                                         "model.layers.1.mlp.down_proj"};
+  change_config(path, "target_modules", targets);
+  const auto refusal = [&](const json& excluded) {
+    change_config(path, "exclude_modules", excluded);
+    return message_of<ddp::ReadError>([&] { models::read_adapter(path); });
+  };
+  CHECK(refusal({"v_proj", "layers.1.mlp.down_proj"}).empty());
+  CHECK(refusal({"layers.0.self_attn.v_proj", "layers.1.self_attn.v_proj",
+                 "model.layers.1.mlp.down_proj"})
+            .empty());
+  CHECK(refusal(".*(v_proj|1.mlp.down_proj)").empty());
+  auto bare = model();
+  CHECK(models::add_adapter(*bare, path).layers ==
+        std::vector<std::string>{"model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj",
+                                 "model.layers.1.self_attn.q_proj"});
+  CHECK_THAT(refusal({"v_proj"}),
+             Catch::Contains("no layer of target_modules' \"model.layers.1.mlp.down_proj\" is in"));
+  CHECK_THAT(refusal(nullptr), Catch::Contains("no layer of target_modules' \"v_proj\" is in"));
+  CHECK_THAT(refusal({"v_proj", "down_proj"}),
+             Catch::Contains("the layer 'model.layers.0.mlp.down_proj' is of exclude_modules"));
+  CHECK_THAT(refusal(3), Catch::Contains("key \"exclude_modules\" is 3, expected a list of names"));
+}
+
 TEST_CASE("an adapter of another rank, alpha, layers or base is told, and nothing changes") {
   TemporaryFolder folder;
   const auto path = folder.file("adapter");

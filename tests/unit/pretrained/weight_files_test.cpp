@@ -2,6 +2,7 @@
 // Damaged weight files: the error names file and tensor, before anything changes.
 #include <filesystem>
 
+#include "models/pretrained/hf_config.hpp"
 #include "models/pretrained/hf_weights.hpp"
 #include "support/named_pipe.hpp"
 #include "unit/pretrained/pretrained_test_support.hpp"
@@ -38,6 +39,24 @@ std::string refusal(const std::string& path) {
 }
 
 }  // namespace
+
+TEST_CASE("files of a model that hold something else are named for what they are") {
+  TemporaryFolder folder;
+  for (const auto& [bytes, kind] :
+       {std::pair{"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n",
+                  "it is a Git LFS pointer (git lfs pull fetches the file)"},
+        std::pair{"<html><body>Sign in</body></html>", "it is an HTML page"},
+        std::pair{"Entry not found", "it is text"}}) {
+    write_file(folder.file("model.safetensors"), bytes);
+    write_file(folder.file("config.json"), bytes);
+    CHECK_THAT(refusal(folder.path()),
+               Catch::Contains("model.safetensors") && Catch::Contains(kind));
+    CHECK_THAT(message_of<ddp::ReadError>([&] { models::read_hf_config(folder.path()); }),
+               Catch::Contains("config.json is not JSON") && Catch::Contains(kind));
+  }
+  write_file(folder.file("pytorch_model.bin"), "\x80\2\x8a\nl\xfc\x9c\x46\xf9 j\xa8P\x19.");
+  CHECK_THAT(refusal(folder.file("pytorch_model.bin")), Catch::Contains("it is a pickle"));
+}
 
 TEST_CASE("damaged safetensors files are refused by name") {
   TemporaryFolder folder;
