@@ -92,7 +92,7 @@ std::string describe_content(std::string_view start) {
   // torch.save's archive begins with a folder's data.pkl.
   if (start.starts_with("PK\3\4")) {
     return start.find("/data.pkl") != std::string_view::npos ? kPickle
-                                                             : "a zip archive (.zip, .npz)";
+                                                             : "a zip archive (such as .npz)";
   }
   if (start.size() > 9 && start.starts_with("BM") && start.substr(6).starts_with("\0\0\0\0"sv)) {
     return "a BMP image";

@@ -183,9 +183,6 @@ at::ScalarType dtype_of(const std::string& descr, const std::string& path) {
 
 // Where the header begins, and its length.
 std::pair<std::size_t, std::size_t> find_header(std::string_view file, const std::string& path) {
-  if (file.starts_with("PK")) {
-    refuse(path, "it is a zip archive (.npz)", "save each array with numpy.save()");
-  }
   if (!file.starts_with(kMagic) || file.size() < 10) {
     refuse(path, "it does not begin like a .npy file" + content_note(file));
   }

@@ -14,8 +14,8 @@ SamplerOptions eval_sampler_options(SamplerOptions options) {
 
 static void describe_rand_augment(RandAugmentOptions& o, FieldVisitor& v) {
   v.field({.name = "rand_augment_ops",
-           .doc = "Random operations per training image, as torchvision's v2.RandAugment; usually 2. "
-                  "They run on the CPU. 0: off.",
+           .doc = "Random operations per training image, as torchvision's v2.RandAugment; usually "
+                  "2. They run on the CPU. 0: off.",
            .min = 0,
            .max = detail::kNumAugmentOps},
           o.ops);

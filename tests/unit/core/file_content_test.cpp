@@ -18,7 +18,7 @@ TEST_CASE("a file's first bytes name its contents", "[file_content]") {
       {"[1, 2]", "JSON text"},
       {"a na\xc3\xafve line\r\n", "text"},
       {" \n ", "text of blanks"},
-      {"PK\3\4\x14\0\0\0\0\0x.npy"s, "a zip archive (.zip, .npz)"},
+      {"PK\3\4\x14\0\0\0\0\0x.npy"s, "a zip archive (such as .npz)"},
       {"PK\3\4\0\0\10\10\0\0model/data.pkl"s, "a pickle"},
       {"\x80\4\x95\0"s, "a pickle"},
       {"\x1f\x8b\10", "a gzip archive"},

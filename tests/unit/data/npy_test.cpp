@@ -177,7 +177,9 @@ TEST_CASE("files that are no arrays of numbers are refused", "[npy]") {
         std::string("{'descr': ") + descr + ", 'fortran_order': False, 'shape': (2, 3), }";
     REQUIRE_THAT(files.refusal(npy(header, kSix)), Contains("named fields"));
   }
-  REQUIRE_THAT(files.refusal("PK\x03\x04 and so on"), Contains("zip archive (.npz)"));
+  REQUIRE_THAT(
+      files.refusal("PK\x03\x04 and so on"),
+      Contains("it is a zip archive (such as .npz); fix: write it again with numpy.save()"));
   REQUIRE_THAT(files.refusal("\x93NUMPX and so on"), Contains("does not begin like a .npy file"));
   REQUIRE_THAT(files.refusal(npy(dictionary("|b1", "(4,)"), std::string("\0\1\2\0", 4))),
                Contains("a bool has a byte other than 0 and 1"));

@@ -154,9 +154,10 @@ TEST_CASE("a wrong checksum of any chunk is damage", "[png]") {
       const size_t at = at_end ? png.size() - 12 : after_header;  // before IEND
       REQUIRE(error_of_png(std::string(png).insert(at, chunk)).empty());
       chunk.back() = static_cast<char>(chunk.back() ^ 1);
-      CHECK(contains(error_of_png(png.insert(at, chunk)),
-                     "corrupt or truncated PNG of " + std::to_string(png.size()) +
-                         " bytes: " + body.substr(0, 4) + ": CRC error"));
+      png.insert(at, chunk);
+      CHECK(contains(error_of_png(png), "corrupt or truncated PNG of " +
+                                            std::to_string(png.size()) +
+                                            " bytes: " + body.substr(0, 4) + ": CRC error"));
     }
   }
 }

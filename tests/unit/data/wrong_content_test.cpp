@@ -49,7 +49,7 @@ struct Reader {
 
 std::vector<Reader> readers() {
   const auto images = [](const std::string& folder) {
-    (void)make_dataset({.path = folder, .image_size = 8})->get(0);
+    (void)make_dataset({.path = folder})->get(0);
   };
   return {
       {"weights", "model.safetensors",
@@ -82,10 +82,8 @@ TEST_CASE("every reader names a file of other contents", "[wrong_content]") {
         message = error.what();
       }
       INFO(reader.name << ": " << message);
-      // An archive may begin with the mark of its end.
-      const bool is_empty_archive = reader.name == std::string("shard") && bytes[0] == '\0';
-      CHECK((is_empty_archive || contains(message, "it is " + kind)));
-      CHECK(contains(message, is_empty_archive ? "holds no samples" : reader.file));
+      CHECK(contains(message, "it is " + kind));
+      CHECK(contains(message, reader.file));
     }
   }
 }

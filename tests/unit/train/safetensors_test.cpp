@@ -137,7 +137,8 @@ TEST_CASE("false safetensors headers are refused") {
       {std::string("{}\0 {hidden", 12), "", "a zero byte"},
       {std::string("{}\0", 3), "", "a zero byte"},
       {R"([])", "", "does not start with"},
-      {"", "", "does not start with"},
+      {" ", "", "does not start with"},
+      {"", "", "a file of zero bytes"},
   }));
   INFO(json);
   testing::write_file(path, with_header(json, data));
@@ -172,7 +173,7 @@ TEST_CASE("safetensors lengths are checked before memory is allocated") {
   TemporaryFolder folder;
   const auto path = folder.file("bad.safetensors");
   testing::write_file(path, "");
-  REQUIRE_THAT(refusal(path), Catch::Contains("only 0 bytes"));
+  REQUIRE_THAT(refusal(path), Catch::Contains("an empty file"));
   testing::write_file(path, std::string(8, '\xff') + "{}");
   REQUIRE_THAT(refusal(path), Catch::Contains("the limit is 16777216"));
   testing::write_file(path, std::string("\x10\0\0\0\0\0\0\0{}", 10));
