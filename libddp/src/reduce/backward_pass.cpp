@@ -41,7 +41,9 @@ BackwardPass::BackwardPass(ReducerParts& parts)
     : parts_(parts),
       model_id_(parts.communicator->launch_sequencer().register_model()),
       pass_(parts.gradients.layout()),
-      hooks_(parts.gradients.parameters(), [this](int index) { on_gradient(index); }),
+      hooks_(
+          parts.gradients.parameters(), [this](int index) { on_gradient(index); },
+          [this](int index) { before_addition(index); }),
       forwards_(parts.options, hooks_, [this] { on_forward_reached(); }),
       expected_fires_(parts.gradients.parameters().size(), 1) {}
 
@@ -152,9 +154,26 @@ void BackwardPass::check_gradient(int index) const {
   }
 }
 
+// A fused op may have written the slot on a side stream, and .grad may lie in the slot. Then an
+// addition by AccumulateGrad must follow the op's.
+void BackwardPass::before_addition(int index) {
+  const std::lock_guard lock(mutex_);
+  const auto& slot = parts_.gradients.slot(index);
+  if (slot.written && slot.stream) {
+    wait_for(*slot.stream, current_stream(parts_.communicator->device()));
+  }
+}
+
 void BackwardPass::on_gradient(int index) {
   const std::lock_guard lock(mutex_);
   check_gradient(index);
+  parts_.gradients.refuse_partial(index);
+  if (!pass_.is_expected) {
+    forwards_.check_not_second();
+  }
+  if (belongs_to_another(index)) {
+    return;
+  }
   // AccumulateGrad ignores a parameter that was frozen after the forward.
   if (parts_.gradients.parameters()[static_cast<size_t>(index)].tensor.requires_grad()) {
     parts_.unused.mark_used(index);
@@ -164,6 +183,7 @@ void BackwardPass::on_gradient(int index) {
     on_local_gradient(index);
     return;
   }
+  parts_.gradients.keep_apart(index);
   note_backward();
   if (parts_.options.static_graph) {
     count_static_gradient(index);
@@ -173,12 +193,25 @@ void BackwardPass::on_gradient(int index) {
   mark_ready(index);
 }
 
+// A parameter of several wrapped models gets gradients in the backwards of the others too. These
+// are no gradients of this pass, nor local ones of this model. They stay in .grad, where the next
+// synchronised backward finds them.
+bool BackwardPass::belongs_to_another(int index) const {
+  if (!parts_.gradients.is_shared(index)) {
+    return false;
+  }
+  if (!pass_.is_expected) {
+    return !local_forward_;
+  }
+  // Another model's backward runs, and none has reached this model's outputs.
+  return forwards_.are_tracked() && running_backwards_.empty() && RunningBackwards::any();
+}
+
 // Handles the gradient of a backward under no_sync(), or without a forward of the wrapper. Such
 // gradients are copied into their slots when the backward ends. The first hook of each backward
 // (graph task) queues this copy. In a nested backward it runs early, and a later hook queues it
 // again.
 void BackwardPass::on_local_gradient(int index) {
-  forwards_.check_not_second();
   if (!local_forward_ && parts_.communicator->world_size() > 1 &&
       !std::exchange(has_warned_unannounced_, true)) {
     log_warning(concat(
@@ -187,6 +220,7 @@ void BackwardPass::on_local_gradient(int index) {
         "the replicas diverge; fix: call model.forward(x) instead of module->forward(x), or call "
         "model.prepare_for_backward({loss}) before the backward"));
   }
+  local_gradients_.push_back(index);
   const int task = torch::autograd::get_current_graph_task_id();
   if (std::exchange(local_task_, task) != task) {
     queue_engine_callback([this] {
@@ -194,7 +228,7 @@ void BackwardPass::on_local_gradient(int index) {
       local_task_ = -1;
       ++history_.num_local_passes;
       parts_.timing.end_backward();
-      parts_.gradients.gather_all();
+      parts_.gradients.gather_local(std::exchange(local_gradients_, {}));
     });
   }
 }
@@ -352,17 +386,15 @@ void BackwardPass::run_with_zeros() {
 // is a separate task.
 void BackwardPass::note_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (std::find(running_backwards_.begin(), running_backwards_.end(), task) !=
-      running_backwards_.end()) {
+  if (!running_backwards_.add(task)) {
     return;
   }
-  running_backwards_.push_back(task);
   queue_engine_callback([this, task, alive = std::weak_ptr(lifetime_)] {
     if (alive.expired()) {
       return;
     }
     const std::lock_guard lock(mutex_);
-    std::erase(running_backwards_, task);
+    running_backwards_.remove(task);
     end_backward();
   });
 }
@@ -418,6 +450,7 @@ void BackwardPass::restore(const History& history) {
   history_ = history;
   running_backwards_.clear();
   local_task_ = -1;
+  local_gradients_.clear();
 }
 
 }  // namespace ddp::detail

@@ -80,14 +80,11 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
 GradientArena::~GradientArena() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
-    if (ops::registered_grad_slot(parameter) != &gradients_[i].slot) {
-      continue;  // a newer wrapper of the same module has the entry
-    }
     // When the slot is gone, nothing shows that .grad holds only this rank's part.
-    if (ops::has_sharded_gradient(parameter)) {
+    if (is_sharded_ && lies_in_slot(i)) {
       parameter.mutable_grad() = at::Tensor();
     }
-    ops::set_grad_slot(parameter, nullptr);
+    ops::remove_grad_slot(parameter, gradients_[i].slot);
   }
 }
 
@@ -125,9 +122,10 @@ void GradientArena::cut(BucketLayout layout) {
       const auto parameter = static_cast<size_t>(bucket.parameters[i]);
       const at::Tensor& tensor = parameters_[parameter].tensor;
       auto& slot = gradients_[parameter].slot;
-      slot = {.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i]),
-              .is_sharded = is_sharded_};
-      ops::set_grad_slot(tensor, &slot);
+      slot.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i]);
+      slot.is_sharded = is_sharded_;
+      clear_writes(slot);
+      ops::add_grad_slot(tensor, slot);
       view.gradients.push_back(slot.memory);
       view.parameters.push_back(tensor);
     }
@@ -166,6 +164,9 @@ void GradientArena::gather(int index) {
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(communicator_->device().type());
   const auto& parameters = layout_.buckets[static_cast<size_t>(index)].parameters;
+  for (const int parameter : parameters) {
+    refuse_partial(parameter);
+  }
   collect(parameters);
   for (const int parameter : parameters) {
     const auto i = static_cast<size_t>(parameter);
@@ -175,33 +176,40 @@ void GradientArena::gather(int index) {
   }
 }
 
-void GradientArena::gather_all() {
+void GradientArena::gather_local(std::vector<int> parameters) {
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(communicator_->device().type());
-  for (const auto& bucket : layout_.buckets) {
-    collect(bucket.parameters);
+  std::erase_if(parameters, [&](int parameter) { return is_shared(parameter); });
+  collect(parameters);
+}
+
+bool GradientArena::is_shared(int parameter) const {
+  return ops::has_several_grad_slots(parameters_[static_cast<size_t>(parameter)].tensor);
+}
+
+void GradientArena::keep_apart(int parameter) {
+  const at::NoGradGuard no_grad;
+  if (is_shared(parameter) && lies_in_slot(static_cast<size_t>(parameter))) {
+    at::Tensor& grad = parameters_[static_cast<size_t>(parameter)].tensor.mutable_grad();
+    grad = grad.clone();
   }
 }
 
 // Copies and casts gradients from .grad into their slots with one _foreach_copy_. If a fused op
-// already wrote a slot, .grad is added to it. Then .grad points to the slot.
+// already wrote a slot, .grad is added to it. Then .grad points to the slot, unless another reducer
+// may still have to copy the gradient.
 void GradientArena::collect(const std::vector<int>& indices) {
   const auto device = communicator_->device();
   std::vector<at::Tensor> copy_to, copy_from, add_to, add_from;
   for (const int index : indices) {
     const auto& parameter = parameters_[static_cast<size_t>(index)];
-    auto& [slot, reduced, set_aside] = gradients_[static_cast<size_t>(index)];
+    auto& slot = gradients_[static_cast<size_t>(index)].slot;
     at::Tensor& grad = parameter.tensor.mutable_grad();
     if (!grad.defined() && !slot.written) {
       continue;
     }
-    if (grad.defined() && aliases(grad, slot.memory)) {
-      if (reduced) {
-        refuse_partial(parameter.name);
-      }
-    } else {
-      reduced = false;
-    }
+    const ops::GradSlot* held = ops::slot_of_grad(parameter.tensor);
+    slot.reduced = held != nullptr && held->reduced;
     if (grad.defined() && !aliases(grad, slot.memory)) {
       if (slot.written && slot.stream) {
         wait_for(*slot.stream, current_stream(device));
@@ -209,8 +217,12 @@ void GradientArena::collect(const std::vector<int>& indices) {
       (slot.written ? add_to : copy_to).push_back(slot.memory);
       (slot.written ? add_from : copy_from).push_back(grad);
     }
-    grad = slot.memory;
     clear_writes(slot);
+    if (is_shared(index)) {
+      keep_apart(index);
+    } else {
+      grad = slot.memory;
+    }
   }
   if (!copy_to.empty()) {
     at::_foreach_copy_(copy_to, copy_from);
@@ -221,8 +233,10 @@ void GradientArena::collect(const std::vector<int>& indices) {
 }
 
 // With ZeRO-1 a rank has only its part of the mean, so another backward cannot add to it.
-void GradientArena::refuse_partial(const std::string& name) const {
-  if (is_sharded_) {
+void GradientArena::refuse_partial(int parameter) const {
+  const auto& [name, tensor] = parameters_[static_cast<size_t>(parameter)];
+  const ops::GradSlot* held = ops::slot_of_grad(tensor);
+  if (held != nullptr && held->is_sharded && held->reduced) {
     throw SettingsError(
         "with optimizer.zero1=true the gradient of " + name +
         " from the previous synchronised backward is reduced only in this rank's part, so nothing "
@@ -236,7 +250,7 @@ void GradientArena::publish(const std::vector<bool>& used) {
     auto& gradient = gradients_[i];
     if (used.empty() || used[i]) {
       parameters_[i].tensor.mutable_grad() = gradient.slot.memory;
-      gradient.reduced = true;
+      gradient.slot.reduced = true;
     }
     gradient.slot.written = false;
   }
@@ -257,11 +271,15 @@ void GradientArena::zero() {
 void GradientArena::set_reduced_aside() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < gradients_.size(); ++i) {
-    auto& gradient = gradients_[i];
-    if (gradient.reduced && lies_in_slot(i) && !gradient.set_aside.defined()) {
-      refuse_partial(parameters_[i].name);
-      gradient.set_aside = gradient.slot.memory.clone();
-      gradient.slot.memory.zero_();
+    auto& [slot, set_aside] = gradients_[i];
+    at::Tensor& grad = parameters_[i].tensor.mutable_grad();
+    const ops::GradSlot* held = ops::slot_of_grad(parameters_[i].tensor);
+    if (held != nullptr && held->reduced && !set_aside.defined()) {
+      refuse_partial(static_cast<int>(i));
+      set_aside = grad.clone();
+      slot.memory.zero_();
+      slot.reduced = true;
+      grad = slot.memory;  // from another reducer's slot too
     }
   }
 }
@@ -291,7 +309,6 @@ std::vector<GradientArena::Saved> GradientArena::save(bool copies) const {
                      .slot_values = copies && lies_in_slot(i) ? parameters_[i].tensor.grad().clone()
                                                               : at::Tensor(),
                      .set_aside = gradient.set_aside,
-                     .reduced = gradient.reduced,
                      .slot = gradient.slot});
   }
   return saved;
@@ -303,7 +320,7 @@ void GradientArena::restore(const std::vector<Saved>& saved) {
     auto& gradient = gradients_[i];
     const auto& kept = saved[i];
     const at::Tensor memory = gradient.slot.memory;  // the layout may have changed
-    gradient = {.slot = kept.slot, .reduced = kept.reduced, .set_aside = kept.set_aside};
+    gradient = {.slot = kept.slot, .set_aside = kept.set_aside};
     gradient.slot.memory = memory;
     gradient.slot.is_sharded = is_sharded_;
     if (kept.slot_values.defined()) {
@@ -316,7 +333,7 @@ void GradientArena::restore(const std::vector<Saved>& saved) {
 void GradientArena::drop() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     parameters_[i].tensor.mutable_grad() = at::Tensor();
-    gradients_[i].reduced = false;
+    gradients_[i].slot.reduced = false;
     gradients_[i].set_aside = at::Tensor();
   }
   forget_writes();
