@@ -35,6 +35,29 @@ void forget_dropped_gradients(ReducerParts& parts, const Bucket& bucket) {
   }
 }
 
+// A fused op may have written the slot on a side stream, and .grad may lie in the slot. Then an
+// addition by AccumulateGrad must follow the op's.
+void wait_for_writer(const ReducerParts& parts, int index) {
+  const auto& slot = parts.gradients.slot(index);
+  if (slot.written && slot.stream) {
+    wait_for(*slot.stream, current_stream(parts.communicator->device()));
+  }
+}
+
+void check_gradient(const ReducerParts& parts, int index) {
+  const auto& tensor = parts.gradients.parameters()[static_cast<size_t>(index)].tensor;
+  if (at::GradMode::is_enabled()) {
+    throw SettingsError("backward(create_graph=true) reached parameter " + parts.describe(index) +
+                        ": gradients of gradients are not reduced; fix: use torch::autograd::grad");
+  }
+  if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
+    throw SettingsError(
+        "parameter " + parts.describe(index) +
+        " got a sparse gradient, and only dense ones are reduced; fix: for an embedding "
+        "set sparse(false)");
+  }
+}
+
 }  // namespace
 
 BackwardPass::BackwardPass(ReducerParts& parts)
@@ -43,7 +66,7 @@ BackwardPass::BackwardPass(ReducerParts& parts)
       pass_(parts.gradients.layout()),
       hooks_(
           parts.gradients.parameters(), [this](int index) { on_gradient(index); },
-          [this](int index) { before_addition(index); }),
+          [&parts](int index) { wait_for_writer(parts, index); }),
       forwards_(parts.options, hooks_, [this] { on_forward_reached(); }),
       expected_fires_(parts.gradients.parameters().size(), 1) {}
 
@@ -140,42 +163,20 @@ void BackwardPass::on_forward_reached() {
   }
 }
 
-void BackwardPass::check_gradient(int index) const {
-  const auto& tensor = parts_.gradients.parameters()[static_cast<size_t>(index)].tensor;
-  if (at::GradMode::is_enabled()) {
-    throw SettingsError("backward(create_graph=true) reached parameter " + parts_.describe(index) +
-                        ": gradients of gradients are not reduced; fix: use torch::autograd::grad");
-  }
-  if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
-    throw SettingsError(
-        "parameter " + parts_.describe(index) +
-        " got a sparse gradient, and only dense ones are reduced; fix: for an embedding "
-        "set sparse(false)");
-  }
-}
-
-// A fused op may have written the slot on a side stream, and .grad may lie in the slot. Then an
-// addition by AccumulateGrad must follow the op's.
-void BackwardPass::before_addition(int index) {
-  const std::lock_guard lock(mutex_);
-  const auto& slot = parts_.gradients.slot(index);
-  if (slot.written && slot.stream) {
-    wait_for(*slot.stream, current_stream(parts_.communicator->device()));
-  }
-}
-
 void BackwardPass::on_gradient(int index) {
   const std::lock_guard lock(mutex_);
-  check_gradient(index);
+  check_gradient(parts_, index);
   parts_.gradients.refuse_partial(index);
   if (!pass_.is_expected) {
     forwards_.check_not_second();
   }
-  if (belongs_to_another(index)) {
+  // A parameter of several wrapped models gets gradients in the backwards of the others too. These
+  // stay in .grad, where this model's next synchronised backward finds them.
+  const at::Tensor& parameter = parts_.gradients.parameters()[static_cast<size_t>(index)].tensor;
+  if (ops::has_several_grad_slots(parameter) && !reaches_this_model()) {
     return;
   }
-  // AccumulateGrad ignores a parameter that was frozen after the forward.
-  if (parts_.gradients.parameters()[static_cast<size_t>(index)].tensor.requires_grad()) {
+  if (parameter.requires_grad()) {  // else it was frozen after the forward and got nothing
     parts_.unused.mark_used(index);
   }
   parts_.timing.note_gradient();
@@ -193,18 +194,12 @@ void BackwardPass::on_gradient(int index) {
   mark_ready(index);
 }
 
-// A parameter of several wrapped models gets gradients in the backwards of the others too. These
-// are no gradients of this pass, nor local ones of this model. They stay in .grad, where the next
-// synchronised backward finds them.
-bool BackwardPass::belongs_to_another(int index) const {
-  if (!parts_.gradients.is_shared(index)) {
-    return false;
-  }
+// False if another model's backward runs, and none has reached an output of this model.
+bool BackwardPass::reaches_this_model() const {
   if (!pass_.is_expected) {
-    return !local_forward_;
+    return local_forward_;
   }
-  // Another model's backward runs, and none has reached this model's outputs.
-  return forwards_.are_tracked() && running_backwards_.empty() && RunningBackwards::any();
+  return !forwards_.are_tracked() || !running_backwards_.empty() || !RunningBackwards::any();
 }
 
 // Handles the gradient of a backward under no_sync(), or without a forward of the wrapper. Such

@@ -122,11 +122,9 @@ class BackwardPass {
 
   void start();
   void on_forward_reached();
-  void before_addition(int index);
   void on_gradient(int index);
-  bool belongs_to_another(int index) const;
+  bool reaches_this_model() const;
   void on_local_gradient(int index);
-  void check_gradient(int index) const;
   void count_static_gradient(int index);
   void queue_static_count();
   void end_static_count();

@@ -38,6 +38,11 @@ bool aliases(const at::Tensor& grad, const at::Tensor& slot) {
          grad.is_alias_of(slot);
 }
 
+bool lies_in(const at::Tensor& parameter, const ops::GradSlot& slot) {
+  const at::Tensor& grad = parameter.grad();
+  return grad.defined() && grad.is_alias_of(slot.memory);
+}
+
 void clear_writes(ops::GradSlot& slot) {
   slot.written = false;
   slot.stream = std::nullopt;
@@ -81,7 +86,7 @@ GradientArena::~GradientArena() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
     // When the slot is gone, nothing shows that .grad holds only this rank's part.
-    if (is_sharded_ && lies_in_slot(i)) {
+    if (is_sharded_ && lies_in(parameter, gradients_[i].slot)) {
       parameter.mutable_grad() = at::Tensor();
     }
     ops::remove_grad_slot(parameter, gradients_[i].slot);
@@ -132,16 +137,11 @@ void GradientArena::cut(BucketLayout layout) {
   }
 }
 
-bool GradientArena::lies_in_slot(size_t parameter) const {
-  const at::Tensor& grad = parameters_[parameter].tensor.grad();
-  return grad.defined() && grad.is_alias_of(gradients_[parameter].slot.memory);
-}
-
 void GradientArena::set_layout(BucketLayout layout) {
   const at::NoGradGuard no_grad;
   std::vector<std::pair<size_t, at::Tensor>> kept;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (lies_in_slot(i)) {
+    if (lies_in(parameters_[i].tensor, gradients_[i].slot)) {
       kept.emplace_back(i, parameters_[i].tensor.grad().clone());
     }
   }
@@ -179,19 +179,19 @@ void GradientArena::gather(int index) {
 void GradientArena::gather_local(std::vector<int> parameters) {
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(communicator_->device().type());
-  std::erase_if(parameters, [&](int parameter) { return is_shared(parameter); });
+  std::erase_if(parameters, [&](int parameter) {
+    return ops::has_several_grad_slots(parameters_[static_cast<size_t>(parameter)].tensor);
+  });
   collect(parameters);
-}
-
-bool GradientArena::is_shared(int parameter) const {
-  return ops::has_several_grad_slots(parameters_[static_cast<size_t>(parameter)].tensor);
 }
 
 void GradientArena::keep_apart(int parameter) {
   const at::NoGradGuard no_grad;
-  if (is_shared(parameter) && lies_in_slot(static_cast<size_t>(parameter))) {
-    at::Tensor& grad = parameters_[static_cast<size_t>(parameter)].tensor.mutable_grad();
-    grad = grad.clone();
+  const at::Tensor& tensor = parameters_[static_cast<size_t>(parameter)].tensor;
+  auto& gradient = gradients_[static_cast<size_t>(parameter)];
+  if (ops::has_several_grad_slots(tensor) && lies_in(tensor, gradient.slot)) {
+    tensor.mutable_grad() = tensor.grad().clone();
+    gradient.is_apart = true;
   }
 }
 
@@ -203,13 +203,14 @@ void GradientArena::collect(const std::vector<int>& indices) {
   std::vector<at::Tensor> copy_to, copy_from, add_to, add_from;
   for (const int index : indices) {
     const auto& parameter = parameters_[static_cast<size_t>(index)];
-    auto& slot = gradients_[static_cast<size_t>(index)].slot;
+    auto& gradient = gradients_[static_cast<size_t>(index)];
+    auto& slot = gradient.slot;
     at::Tensor& grad = parameter.tensor.mutable_grad();
     if (!grad.defined() && !slot.written) {
       continue;
     }
     const ops::GradSlot* held = ops::slot_of_grad(parameter.tensor);
-    slot.reduced = held != nullptr && held->reduced;
+    slot.reduced = held != nullptr ? held->reduced : gradient.is_apart && slot.reduced;
     if (grad.defined() && !aliases(grad, slot.memory)) {
       if (slot.written && slot.stream) {
         wait_for(*slot.stream, current_stream(device));
@@ -218,7 +219,7 @@ void GradientArena::collect(const std::vector<int>& indices) {
       (slot.written ? add_from : copy_from).push_back(grad);
     }
     clear_writes(slot);
-    if (is_shared(index)) {
+    if (ops::has_several_grad_slots(parameter.tensor)) {
       keep_apart(index);
     } else {
       grad = slot.memory;
@@ -248,10 +249,11 @@ void GradientArena::refuse_partial(int parameter) const {
 void GradientArena::publish(const std::vector<bool>& used) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& gradient = gradients_[i];
-    if (used.empty() || used[i]) {
+    const bool is_used = used.empty() || used[i];
+    if (std::exchange(gradient.is_apart, false) || is_used) {
       parameters_[i].tensor.mutable_grad() = gradient.slot.memory;
-      gradient.slot.reduced = true;
     }
+    gradient.slot.reduced = gradient.slot.reduced || is_used;
     gradient.slot.written = false;
   }
 }
@@ -271,7 +273,7 @@ void GradientArena::zero() {
 void GradientArena::set_reduced_aside() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < gradients_.size(); ++i) {
-    auto& [slot, set_aside] = gradients_[i];
+    auto& [slot, set_aside, is_apart] = gradients_[i];
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
     const ops::GradSlot* held = ops::slot_of_grad(parameters_[i].tensor);
     if (held != nullptr && held->reduced && !set_aside.defined()) {
@@ -306,8 +308,9 @@ std::vector<GradientArena::Saved> GradientArena::save(bool copies) const {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     const auto& gradient = gradients_[i];
     saved.push_back({.grad = parameters_[i].tensor.grad(),
-                     .slot_values = copies && lies_in_slot(i) ? parameters_[i].tensor.grad().clone()
-                                                              : at::Tensor(),
+                     .slot_values = copies && lies_in(parameters_[i].tensor, gradient.slot)
+                                        ? parameters_[i].tensor.grad().clone()
+                                        : at::Tensor(),
                      .set_aside = gradient.set_aside,
                      .slot = gradient.slot});
   }
@@ -334,6 +337,7 @@ void GradientArena::drop() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     parameters_[i].tensor.mutable_grad() = at::Tensor();
     gradients_[i].slot.reduced = false;
+    gradients_[i].is_apart = false;
     gradients_[i].set_aside = at::Tensor();
   }
   forget_writes();

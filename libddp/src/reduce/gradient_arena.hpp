@@ -65,10 +65,8 @@ class GradientArena {
     return gradients_[static_cast<size_t>(parameter)].slot;
   }
 
-  /// Whether another reducer owns this parameter too.
-  bool is_shared(int parameter) const;
-  /// Moves the gradient of a shared parameter out of its slot, which the reduction overwrites: the
-  /// other reducer may still copy the gradient in this backward.
+  /// Copies the gradient of a parameter that several reducers own out of its slot, which this
+  /// reduction overwrites: another reducer may still read .grad in this backward.
   void keep_apart(int parameter);
   /// Throws SettingsError if .grad, to which a backward adds, is a mean of which this rank has only
   /// its part.
@@ -112,12 +110,12 @@ class GradientArena {
   struct Gradient {
     ops::GradSlot slot;
     at::Tensor set_aside;
+    bool is_apart = false;  ///< .grad is a copy of the slot until publish()
   };
 
   void allocate(const DdpOptions& options);
   void cut(BucketLayout layout);
   void collect(const std::vector<int>& indices);
-  bool lies_in_slot(size_t parameter) const;
 
   NamedParameters parameters_;
   CommunicatorPtr communicator_;

@@ -82,12 +82,12 @@ TEST_CASE("ops find no slot of two arenas, and the other one's after the end of 
   const bool older_ends = GENERATE(true, false);
   auto older = make(), newer = make();
   CHECK(ddp::ops::find_grad_slot(weight) == nullptr);
-  CHECK(older->is_shared(0));
+  CHECK(ddp::ops::has_several_grad_slots(weight));
   auto& ends = older_ends ? older : newer;
   const auto& stays = older_ends ? newer : older;
   ends.reset();
   CHECK(ddp::ops::find_grad_slot(weight) == &stays->slot(0));
-  CHECK_FALSE(stays->is_shared(0));
+  CHECK_FALSE(ddp::ops::has_several_grad_slots(weight));
 }
 
 TEST_CASE("ops find no slot where hooks of the user's read the gradient") {
@@ -185,6 +185,18 @@ TEST_CASE("threads ask for slots while other models come and go") {
   for (auto& thread : others) {
     thread.join();
   }
+}
+
+TEST_CASE("a shared mean of a parameter that a weighted backward does not use stays in .grad") {
+  ArenaOfTwo older;
+  const GradientArena newer(older.parameters, older.communicator, options_of_any_layout());
+  older.reduce_1_and_2();
+  older.arena.set_reduced_aside();
+  older.arena.gather(0);
+  older.arena.add_set_aside();
+  older.arena.publish({true, false});
+  CHECK(all_are(older.grad(1), 2));
+  CHECK(ddp::ops::slot_of_grad(older.parameters[1].tensor)->reduced);
 }
 
 TEST_CASE("a parameter on another device is named") {
