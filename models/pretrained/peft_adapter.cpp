@@ -44,6 +44,26 @@ Linears find_linears(const torch::nn::Module& module) {
   return linears;
 }
 
+// PEFT's files hold nothing else that may be trained too, such as a bias or a norm.
+void warn_of_others(const torch::nn::Module& module) {
+  std::string first;
+  int64_t count = 0;
+  for (const auto& item : module.named_parameters()) {
+    const auto& name = item.key();
+    const bool is_adapter = name.find("lora_A.weight") != std::string::npos ||
+                            name.find("lora_B.weight") != std::string::npos;
+    if (item.value().requires_grad() && !is_adapter) {
+      first = count++ == 0 ? name : first;
+    }
+  }
+  if (count > 0) {
+    ddp::log_warning(concat("save_adapter: ", count,
+                            " trained parameters are no part of an adapter "
+                            "and are not saved, the first is ",
+                            first, "; fix: save a checkpoint of the model too, or freeze them"));
+  }
+}
+
 struct AdapterFiles {
   AdapterConfig config;
   ddp::TensorMap tensors;           // under PEFT's keys
@@ -334,6 +354,7 @@ void save_adapter(const torch::nn::Module& module, const std::string& folder,
   auto config = adapter_of(linears);
   config.base_model = base_model;
   const std::string json = detail::adapter_config_json(config);
+  warn_of_others(module);
   ddp::TensorMap tensors;
   for (const auto& [name, linear] : linears) {
     if (linear->has_lora()) {

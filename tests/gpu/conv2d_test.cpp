@@ -25,7 +25,7 @@ void check_slots(const ConvCase& c, const torch::Tensor& x, torch::Tensor& weigh
     for (const bool concurrent : {false, true}) {
       const ddp::ops::SideStreams streams(concurrent);
       ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7, slot_type)};
-      ddp::ops::set_grad_slot(weight, &slot);
+      ddp::ops::add_grad_slot(weight, slot);
       for (int i = 0; i < 2; ++i) {
         ddp::ops::conv2d(x, weight, c.stride, c.kernel / 2).backward(direction);
       }
@@ -35,7 +35,7 @@ void check_slots(const ConvCase& c, const torch::Tensor& x, torch::Tensor& weigh
       CHECK(slot.written >= concurrent);
       CHECK(relative_error(sum, twice) < bound);
       weight.mutable_grad() = torch::Tensor();
-      ddp::ops::set_grad_slot(weight, nullptr);
+      ddp::ops::remove_grad_slot(weight, slot);
     }
   }
 }
@@ -148,14 +148,14 @@ class SlottedChain {
       const int64_t kernel = i % 2 == 0 ? 3 : 1;
       weights_.push_back(last_leaf({64, 64, kernel, kernel}, torch::kBFloat16, 0.05));
       slots_[i].memory = torch::zeros_like(weights_[i].detach(), torch::kFloat);
-      ddp::ops::set_grad_slot(weights_[i], &slots_[i]);
+      ddp::ops::add_grad_slot(weights_[i], slots_[i]);
     }
   }
   SlottedChain(const SlottedChain&) = delete;
   SlottedChain& operator=(const SlottedChain&) = delete;
   ~SlottedChain() {
-    for (auto& weight : weights_) {
-      ddp::ops::set_grad_slot(weight, nullptr);
+    for (int i = 0; i < kLayers; ++i) {
+      ddp::ops::remove_grad_slot(weights_[i], slots_[i]);
     }
   }
   void step(const torch::Tensor& x, bool concurrent, int64_t limit) {

@@ -105,7 +105,7 @@ void print_times(int64_t batch, const ConvCase& c) {
               static_cast<long>(c.channels), static_cast<long>(c.filters),
               static_cast<long>(c.height), static_cast<long>(c.stride));
   ddp::ops::GradSlot slot{torch::zeros_like(weight.detach())};
-  ddp::ops::set_grad_slot(weight, &slot);
+  ddp::ops::add_grad_slot(weight, slot);
   for (const auto algorithm : {Conv2dAlgorithm::Library, Conv2dAlgorithm::Product}) {
     const auto run = [&](const torch::Tensor& input) {
       return ddp::ops::conv2d(input, weight, c.stride, c.kernel / 2, algorithm);
@@ -128,7 +128,7 @@ void print_times(int64_t batch, const ConvCase& c) {
   }
   std::printf(" us\n");
   std::fflush(stdout);
-  ddp::ops::set_grad_slot(weight, nullptr);
+  ddp::ops::remove_grad_slot(weight, slot);
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ TEST_CASE("the stem's products equal float64 at other sizes and numbers of filte
     const auto direction = torch::randn(expected.sizes(), torch::kCUDA).to(dtype);
     const auto wanted = grad({expected}, {w}, {direction.to(torch::kDouble)})[0];
     ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7, torch::kFloat)};
-    ddp::ops::set_grad_slot(weight, &slot);
+    ddp::ops::add_grad_slot(weight, slot);
     for (int i = 0; i < 2; ++i) {
       const auto out = ddp::ops::stem_convolution(image, weight, StemAlgorithm::Im2col);
       CHECK(relative_error(out, expected) < tolerance(dtype));
@@ -102,7 +102,7 @@ TEST_CASE("the stem's products equal float64 at other sizes and numbers of filte
     CHECK(slot.written != by_library);
     const auto& sum = by_library ? weight.grad() : slot.memory;
     CHECK(relative_error(sum, 2 * wanted) < (by_library ? 2 * tolerance(dtype) : 1e-5));
-    ddp::ops::set_grad_slot(weight, nullptr);
+    ddp::ops::remove_grad_slot(weight, slot);
   }
 }
 
@@ -175,16 +175,16 @@ TEST_CASE("pooled_linear on a GPU equals float64, fused and by products, into sl
         }
         ddp::ops::GradSlot weight_slot{torch::zeros_like(weight.detach(), torch::kFloat)};
         ddp::ops::GradSlot bias_slot{torch::zeros_like(bias.detach(), torch::kFloat)};
-        ddp::ops::set_grad_slot(weight, &weight_slot);
-        ddp::ops::set_grad_slot(bias, &bias_slot);
+        ddp::ops::add_grad_slot(weight, weight_slot);
+        ddp::ops::add_grad_slot(bias, bias_slot);
         for (int i = 0; i < 2; ++i) {
           ddp::ops::pooled_linear(x, weight, bias).backward(direction);
         }
         CHECK_FALSE(weight.grad().defined());
         CHECK(relative_error(weight_slot.memory, 2 * wanted[1]) < bound);
         CHECK(relative_error(bias_slot.memory, 2 * wanted[2]) < bound);
-        ddp::ops::set_grad_slot(weight, nullptr);
-        ddp::ops::set_grad_slot(bias, nullptr);
+        ddp::ops::remove_grad_slot(weight, weight_slot);
+        ddp::ops::remove_grad_slot(bias, bias_slot);
       }
     }
   }

@@ -164,7 +164,7 @@ TEST_CASE("conv2d's weight gradient goes straight to a slot of its dtype, and is
     const auto call = random_call({20, 64, 8, 64, 3, 1}, torch::kBFloat16);
     const auto weight = call.w.clone().requires_grad_(true);
     ddp::ops::GradSlot slot{torch::full_like(call.w, 7, slot_dtype)};
-    ddp::ops::set_grad_slot(weight, &slot);
+    ddp::ops::add_grad_slot(weight, slot);
     const auto expected = in_float64(call, ConvolutionPass::WeightGradient);
     for (int turn = 1; turn <= 2; ++turn) {
       ddp::ops::conv2d(call.x, weight, 1, 1).backward(call.y);
@@ -174,6 +174,6 @@ TEST_CASE("conv2d's weight gradient goes straight to a slot of its dtype, and is
       CHECK(relative_error(got, expected * turn) < 2 * tolerance(torch::kBFloat16));
     }
     CHECK(slot.written == (slot_dtype == torch::kBFloat16));
-    ddp::ops::set_grad_slot(weight, nullptr);
+    ddp::ops::remove_grad_slot(weight, slot);
   }
 }

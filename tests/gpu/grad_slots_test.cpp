@@ -32,14 +32,14 @@ class Slotted {
       slots_.push_back({torch::zeros_like(parameter.detach(), torch::kFloat)});
     }
     for (std::size_t i = 0; i < slots_.size(); ++i) {
-      ddp::ops::set_grad_slot(parameters_[i], &slots_[i]);
+      ddp::ops::add_grad_slot(parameters_[i], slots_[i]);
     }
   }
   Slotted(const Slotted&) = delete;
   Slotted& operator=(const Slotted&) = delete;
   ~Slotted() {
-    for (const auto& parameter : parameters_) {
-      ddp::ops::set_grad_slot(parameter, nullptr);
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      ddp::ops::remove_grad_slot(parameters_[i], slots_[i]);
     }
   }
   const Slots& slots() const { return slots_; }

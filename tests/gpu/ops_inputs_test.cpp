@@ -48,9 +48,9 @@ struct Slot {
   ddp::ops::GradSlot slot;
   explicit Slot(const torch::Tensor& of)
       : parameter(of), slot{torch::full_like(of.detach(), 7, torch::kFloat)} {
-    ddp::ops::set_grad_slot(parameter, &slot);
+    ddp::ops::add_grad_slot(parameter, slot);
   }
-  ~Slot() { ddp::ops::set_grad_slot(parameter, nullptr); }
+  ~Slot() { ddp::ops::remove_grad_slot(parameter, slot); }
   bool untouched() const { return !slot.written && slot.memory.eq(7).all().item<bool>(); }
 };
 
@@ -163,10 +163,10 @@ TEST_CASE("conv2d takes an expanded filter, and a part of one whose taps begin a
     CHECK(relative_error(got[0], wanted[0]) < 0.01);
     CHECK(relative_error(got[1], wanted[1]) < 0.01);
     ddp::ops::GradSlot slot{memory};
-    ddp::ops::set_grad_slot(w, &slot);
+    ddp::ops::add_grad_slot(w, slot);
     out.backward(direction);
     CHECK(relative_error(slot.memory, wanted[1]) < 0.01);
-    ddp::ops::set_grad_slot(w, nullptr);
+    ddp::ops::remove_grad_slot(w, slot);
   };
   const auto row = torch::randn({1, 64, 1, 1}, kHalves).expand({48, 64, 1, 1});
   check(image({4, 64, 7, 7}), row, torch::zeros({48, 64, 1, 1}, kHalves));

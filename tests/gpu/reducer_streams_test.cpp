@@ -47,8 +47,13 @@ class LateProduct : public torch::autograd::Function<LateProduct> {
     {
       const c10::cuda::CUDAStreamGuard guard(side);
       ddp::detail::delay_device(context().device(), delay_ms);
-      REQUIRE(ops::begin_grad_write(w, *slot) == 0);
-      slot->memory.copy_(x.t().matmul(grads[0]));
+      const auto product = x.t().matmul(grads[0]);
+      if (ops::begin_grad_write(w, *slot) == 0) {
+        slot->memory.copy_(product);
+      } else {
+        slot->memory.add_(product);
+      }
+      kept.push_back(product);
     }
     kept.insert(kept.end(), {x, grads[0]});
     return {grads[0].matmul(w.t()), torch::Tensor()};
@@ -71,6 +76,18 @@ struct ChainImpl : torch::nn::Module {
   std::vector<torch::Tensor> weights;
 };
 TORCH_MODULE(Chain);
+
+// A large weight that an op with a gradient on another stream uses, and a plain op.
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() { weight = register_parameter("weight", integers({4096, 4096}, 3)); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto y = late ? LateProduct::apply(x, weight) : x.matmul(weight);
+    return y.sum() + weight.square().sum();
+  }
+  bool late = true;
+  torch::Tensor weight;
+};
+TORCH_MODULE(Tied);
 
 std::vector<torch::Tensor> reference_of(int64_t step) {
   Chain reference;
@@ -109,6 +126,30 @@ TEST_CASE("a reduction waits for gradients written beside backward, and backward
       CHECK(ddp::detail::TimingEvent::milliseconds(begin, chain_end) < 0.8 * kDelayMs);
       CHECK(ddp::detail::TimingEvent::milliseconds(begin, end) > 2 * kDelayMs);
     }
+  }
+}
+
+TEST_CASE("a plain op adds to a slot after the op that adds to it on another stream") {
+  const auto stream = c10::cuda::getStreamFromPool();
+  const c10::cuda::CUDAStreamGuard guard(stream);
+  Tied module, reference;
+  reference->late = false;
+  DistributedDataParallel model(module, group());
+  LateProduct::delay_ms = 0;
+  for (int step = 0; step < 10; ++step) {
+    model.zero_grad();
+    {
+      const auto local = model.no_sync();
+      model.forward(batch_of(rank(), step, 4096)).backward();
+    }
+    model.forward(batch_of(rank(), step + 50, 4096)).backward();  // .grad lies in the slot
+    reference->zero_grad();
+    for (int r = 0; r < world(); ++r) {
+      (reference->forward(batch_of(r, step, 4096)) / world()).backward();
+      (reference->forward(batch_of(r, step + 50, 4096)) / world()).backward();
+    }
+    require_equal(grads_of(*module), grads_of(*reference));
+    LateProduct::kept.clear();
   }
 }
 

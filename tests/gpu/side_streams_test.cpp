@@ -40,8 +40,8 @@ struct OnOwnStream {
 struct Slotted {
   torch::Tensor weight = torch::zeros({1}, kFloats).requires_grad_(true);
   ddp::ops::GradSlot slot{torch::zeros({1}, kFloats)};
-  Slotted() { ddp::ops::set_grad_slot(weight, &slot); }
-  ~Slotted() { ddp::ops::set_grad_slot(weight, nullptr); }
+  Slotted() { ddp::ops::add_grad_slot(weight, slot); }
+  ~Slotted() { ddp::ops::remove_grad_slot(weight, slot); }
 };
 
 /// x; the gradient of `weight` is 3, summed late from a tensor that only its stream keeps.
@@ -102,14 +102,14 @@ struct SlottedResNet {
     slots.resize(parameters.size());
     for (std::size_t i = 0; i < slots.size(); ++i) {
       slots[i].memory = torch::zeros_like(parameters[i].detach(), torch::kFloat);
-      ddp::ops::set_grad_slot(parameters[i], &slots[i]);
+      ddp::ops::add_grad_slot(parameters[i], slots[i]);
     }
   }
   SlottedResNet(const SlottedResNet&) = delete;
   SlottedResNet& operator=(const SlottedResNet&) = delete;
   ~SlottedResNet() {
-    for (const auto& parameter : parameters) {
-      ddp::ops::set_grad_slot(parameter, nullptr);
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      ddp::ops::remove_grad_slot(parameters[i], slots[i]);
     }
   }
   void forget() {

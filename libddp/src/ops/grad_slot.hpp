@@ -15,7 +15,8 @@
 namespace ddp::ops {
 
 /// One parameter's place in the gradient arena, which owns it. A registry maps parameters to their
-/// slots: the arena registers its slots for as long as it lives, and ops ask find_grad_slot.
+/// slots: the arena registers its slots for as long as it lives, and ops ask find_grad_slot. A
+/// parameter of several wrapped models has a slot in the arena of each.
 struct GradSlot {
   at::Tensor memory;     ///< shaped and strided like the parameter, in the bucket's gradient dtype
   bool written = false;  ///< an op wrote `memory` in this backward (cleared when it ends)
@@ -24,19 +25,28 @@ struct GradSlot {
   /// wait for it.
   std::optional<c10::Stream> stream = std::nullopt;
   bool is_sharded = false;  ///< `memory` holds the mean in this rank's part only (ZeRO-1)
+  bool reduced = false;     ///< `memory` holds a mean, to which gradients may have been added
 };
 
-/// Registers `slot` as the slot of `parameter`; nullptr removes the entry. The slot must outlive
-/// its entry. Thread-safe, as are the questions below.
-void set_grad_slot(const at::Tensor& parameter, GradSlot* slot);
+/// Registers `slot` as a slot of `parameter` in its present memory. The slot must outlive its
+/// entry. Thread-safe, as are the functions below.
+void add_grad_slot(const at::Tensor& parameter, GradSlot& slot);
+/// Undoes add_grad_slot().
+void remove_grad_slot(const at::Tensor& parameter, const GradSlot& slot);
 
-/// The slot of `parameter`. nullptr if no reducer owns the parameter, its memory was replaced
-/// (set_data), or torch::autograd::grad() computes its gradient: the op then returns a gradient as
-/// usual.
+/// The slot to which an op writes the gradient of `parameter` in the running backward. nullptr: the
+/// op returns a gradient as usual, because
+/// - no reducer owns the parameter, or several do and each needs the gradient;
+/// - its memory was replaced (set_data);
+/// - hooks of the user's read the gradient, or torch::autograd::grad() computes it;
+/// - the parameter was frozen after the forward, so AccumulateGrad ignores the gradient.
 GradSlot* find_grad_slot(const at::Tensor& parameter);
 
-/// The registered slot of `parameter`, even if its memory was replaced; nullptr: none.
-const GradSlot* registered_grad_slot(const at::Tensor& parameter);
+/// Whether several reducers own `parameter`.
+bool has_several_grad_slots(const at::Tensor& parameter);
+
+/// The slot in whose arena `.grad` lies, of any reducer that owns `parameter`; nullptr: none.
+const GradSlot* slot_of_grad(const at::Tensor& parameter);
 
 /// Whether `.grad` lies in a sharded slot, so that no code may use it as the whole mean.
 bool has_sharded_gradient(const at::Tensor& parameter);

@@ -27,17 +27,17 @@ struct GradTarget {
   }
 };
 
-inline GradTarget grad_target(const at::Tensor& parameter) {
+/// `wanted` is needs_input_grad() of the op's node. If false, there is no memory, and the op writes
+/// no gradient. requires_grad() would not do: it may have changed since the forward.
+inline GradTarget grad_target(const at::Tensor& parameter, bool wanted) {
+  if (!wanted) {
+    return {};
+  }
   if (GradSlot* slot = find_grad_slot(parameter)) {
     const double beta = begin_grad_write(parameter, *slot);
     return {slot->memory, beta, true};
   }
   return {at::empty_like(parameter), 0, false};
-}
-
-/// Same, but without memory if the gradient is not `wanted`. A frozen parameter may have a slot.
-inline GradTarget grad_target(const at::Tensor& parameter, bool wanted) {
-  return wanted ? grad_target(parameter) : GradTarget{};
 }
 
 #ifdef DDP_HAS_CUDA

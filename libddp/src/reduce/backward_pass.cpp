@@ -36,13 +36,38 @@ void forget_dropped_gradients(ReducerParts& parts, const Bucket& bucket) {
   }
 }
 
+// A fused op may have written the slot on a side stream, and .grad may lie in the slot. Then an
+// addition by AccumulateGrad must follow the op's.
+void wait_for_writer(const ReducerParts& parts, int index) {
+  const auto& slot = parts.gradients.slot(index);
+  if (slot.written && slot.stream) {
+    wait_for(*slot.stream, current_stream(parts.communicator->device()));
+  }
+}
+
+void check_gradient(const ReducerParts& parts, int index) {
+  const auto& tensor = parts.gradients.parameters()[static_cast<size_t>(index)].tensor;
+  if (at::GradMode::is_enabled()) {
+    throw SettingsError("backward(create_graph=true) reached parameter " + parts.describe(index) +
+                        ": gradients of gradients are not reduced; fix: use torch::autograd::grad");
+  }
+  if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
+    throw SettingsError(
+        "parameter " + parts.describe(index) +
+        " got a sparse gradient, and only dense ones are reduced; fix: for an embedding "
+        "set sparse(false)");
+  }
+}
+
 }  // namespace
 
 BackwardPass::BackwardPass(ReducerParts& parts)
     : parts_(parts),
       model_id_(parts.communicator->launch_sequencer().register_model()),
       pass_(parts.gradients.layout()),
-      hooks_(parts.gradients.parameters(), [this](int index) { on_gradient(index); }),
+      hooks_(
+          parts.gradients.parameters(), [this](int index) { on_gradient(index); },
+          [&parts](int index) { wait_for_writer(parts, index); }),
       forwards_(parts.options, hooks_, [this] { on_forward_reached(); }),
       expected_fires_(parts.gradients.parameters().size(), 1) {}
 
@@ -139,25 +164,20 @@ void BackwardPass::on_forward_reached() {
   }
 }
 
-void BackwardPass::check_gradient(int index) const {
-  const auto& tensor = parts_.gradients.parameters()[static_cast<size_t>(index)].tensor;
-  if (at::GradMode::is_enabled()) {
-    throw SettingsError("backward(create_graph=true) reached parameter " + parts_.describe(index) +
-                        ": gradients of gradients are not reduced; fix: use torch::autograd::grad");
-  }
-  if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
-    throw SettingsError(
-        "parameter " + parts_.describe(index) +
-        " got a sparse gradient, and only dense ones are reduced; fix: for an embedding "
-        "set sparse(false)");
-  }
-}
-
 void BackwardPass::on_gradient(int index) {
   const std::lock_guard lock(mutex_);
-  check_gradient(index);
-  // AccumulateGrad ignores a parameter that was frozen after the forward.
-  if (parts_.gradients.parameters()[static_cast<size_t>(index)].tensor.requires_grad()) {
+  check_gradient(parts_, index);
+  parts_.gradients.refuse_partial(index);
+  if (!pass_.is_expected) {
+    forwards_.check_not_second();
+  }
+  // A parameter of several wrapped models gets gradients in the backwards of the others too. These
+  // stay in .grad, where this model's next synchronised backward finds them.
+  const at::Tensor& parameter = parts_.gradients.parameters()[static_cast<size_t>(index)].tensor;
+  if (ops::has_several_grad_slots(parameter) && !reaches_this_model()) {
+    return;
+  }
+  if (parameter.requires_grad()) {  // else it was frozen after the forward and got nothing
     parts_.unused.mark_used(index);
   }
   parts_.timing.note_gradient();
@@ -165,6 +185,7 @@ void BackwardPass::on_gradient(int index) {
     on_local_gradient(index);
     return;
   }
+  parts_.gradients.keep_apart(index);
   note_backward();
   if (parts_.options.static_graph) {
     count_static_gradient(index);
@@ -174,12 +195,19 @@ void BackwardPass::on_gradient(int index) {
   mark_ready(index);
 }
 
+// False if another model's backward runs, and none has reached an output of this model.
+bool BackwardPass::reaches_this_model() const {
+  if (!pass_.is_expected) {
+    return local_forward_;
+  }
+  return !forwards_.are_tracked() || !running_backwards_.empty() || !RunningBackwards::any();
+}
+
 // Handles the gradient of a backward under no_sync(), or without a forward of the wrapper. Such
 // gradients are copied into their slots when the backward ends. The first hook of each backward
 // (graph task) queues this copy. In a nested backward it runs early, and a later hook queues it
 // again.
 void BackwardPass::on_local_gradient(int index) {
-  forwards_.check_not_second();
   if (!local_forward_ && parts_.communicator->world_size() > 1 &&
       !std::exchange(has_warned_unannounced_, true)) {
     log_warning(concat(
@@ -188,6 +216,7 @@ void BackwardPass::on_local_gradient(int index) {
         "the replicas diverge; fix: call model.forward(x) instead of module->forward(x), or call "
         "model.prepare_for_backward({loss}) before the backward"));
   }
+  local_gradients_.push_back(index);
   const int task = torch::autograd::get_current_graph_task_id();
   if (std::exchange(local_task_, task) != task) {
     queue_engine_callback([this] {
@@ -195,7 +224,7 @@ void BackwardPass::on_local_gradient(int index) {
       local_task_ = -1;
       ++history_.num_local_passes;
       parts_.timing.end_backward();
-      parts_.gradients.gather_all();
+      parts_.gradients.gather_local(std::exchange(local_gradients_, {}));
     });
   }
 }
@@ -353,18 +382,16 @@ void BackwardPass::run_with_zeros() {
 // is a separate task.
 void BackwardPass::note_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (std::find(running_backwards_.begin(), running_backwards_.end(), task) !=
-      running_backwards_.end()) {
+  if (!running_backwards_.add(task)) {
     return;
   }
-  running_backwards_.push_back(task);
   parts_.reductions.set_loss_scale(running_loss_scale());
   queue_engine_callback([this, task, alive = std::weak_ptr(lifetime_)] {
     if (alive.expired()) {
       return;
     }
     const std::lock_guard lock(mutex_);
-    std::erase(running_backwards_, task);
+    running_backwards_.remove(task);
     end_backward();
   });
 }
@@ -420,6 +447,7 @@ void BackwardPass::restore(const History& history) {
   history_ = history;
   running_backwards_.clear();
   local_task_ = -1;
+  local_gradients_.clear();
 }
 
 }  // namespace ddp::detail

@@ -34,6 +34,7 @@
 #include "reduce/gradient_hooks.hpp"
 #include "reduce/open_forwards.hpp"
 #include "reduce/pass_timing.hpp"
+#include "reduce/running_backwards.hpp"
 #include "reduce/unused_parameters.hpp"
 #include "reduce/weighted_mean.hpp"
 
@@ -122,8 +123,8 @@ class BackwardPass {
   void start();
   void on_forward_reached();
   void on_gradient(int index);
+  bool reaches_this_model() const;
   void on_local_gradient(int index);
-  void check_gradient(int index) const;
   void count_static_gradient(int index);
   void queue_static_count();
   void end_static_count();
@@ -145,7 +146,8 @@ class BackwardPass {
   GradientHooks hooks_;
   OpenForwards forwards_;
   std::vector<int> expected_fires_;     // static_graph: what the first pass counted
-  std::vector<int> running_backwards_;  // the pass's tasks of the engine that have not ended
+  RunningBackwards running_backwards_;  // the pass's
+  std::vector<int> local_gradients_;    // those of the backward that local_task_ runs
   int local_task_ = -1;         // the engine's task at whose end local gradients move into slots
   bool local_forward_ = false;  // a local forward ran after the last synchronised one
   bool has_warned_unannounced_ = false;

@@ -39,13 +39,9 @@ bool aliases(const at::Tensor& grad, const at::Tensor& slot) {
          grad.is_alias_of(slot);
 }
 
-// With ZeRO-1 a rank has only its part of the mean, so another backward cannot add to it.
-[[noreturn]] void refuse_partial(const std::string& name) {
-  throw SettingsError(
-      "with optimizer.zero1=true the gradient of " + name +
-      " from the previous synchronised backward is reduced only in this rank's part, so nothing "
-      "can be added to it; fix: call zero_grad() or the optimizer's step before the next "
-      "backward, and run all but the last backward of a step under no_sync()");
+bool lies_in(const at::Tensor& parameter, const ops::GradSlot& slot) {
+  const at::Tensor& grad = parameter.grad();
+  return grad.defined() && grad.is_alias_of(slot.memory);
 }
 
 void clear_writes(ops::GradSlot& slot) {
@@ -90,14 +86,11 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
 GradientArena::~GradientArena() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
-    if (ops::registered_grad_slot(parameter) != &gradients_[i].slot) {
-      continue;  // a newer wrapper of the same module has the entry
-    }
     // When the slot is gone, nothing shows that .grad holds only this rank's part.
-    if (ops::has_sharded_gradient(parameter)) {
+    if (is_sharded_ && lies_in(parameter, gradients_[i].slot)) {
       parameter.mutable_grad() = at::Tensor();
     }
-    ops::set_grad_slot(parameter, nullptr);
+    ops::remove_grad_slot(parameter, gradients_[i].slot);
   }
 }
 
@@ -135,23 +128,19 @@ void GradientArena::cut(BucketLayout layout) {
       const auto parameter = static_cast<size_t>(bucket.parameters[i]);
       const at::Tensor& tensor = parameters_[parameter].tensor;
       auto& slot = gradients_[parameter].slot;
-      slot = {.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i]),
-              .is_sharded = is_sharded_};
-      ops::set_grad_slot(tensor, &slot);
+      slot.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i]);
+      slot.is_sharded = is_sharded_;
+      clear_writes(slot);
+      ops::add_grad_slot(tensor, slot);
       view.gradients.push_back(slot.memory);
       view.parameters.push_back(tensor);
     }
   }
 }
 
-bool GradientArena::lies_in_slot(size_t parameter) const {
-  const at::Tensor& grad = parameters_[parameter].tensor.grad();
-  return grad.defined() && grad.is_alias_of(gradients_[parameter].slot.memory);
-}
-
 bool GradientArena::holds_partial_means() const {
   for (size_t i = 0; is_sharded_ && i < parameters_.size(); ++i) {
-    if (gradients_[i].reduced && lies_in_slot(i)) {
+    if (gradients_[i].slot.reduced && lies_in(parameters_[i].tensor, gradients_[i].slot)) {
       return true;
     }
   }
@@ -163,7 +152,7 @@ void GradientArena::set_layout(BucketLayout layout) {
   const at::NoGradGuard no_grad;
   std::vector<std::pair<size_t, at::Tensor>> kept;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (lies_in_slot(i)) {
+    if (lies_in(parameters_[i].tensor, gradients_[i].slot)) {
       kept.emplace_back(i, parameters_[i].tensor.grad().clone());
     }
   }
@@ -186,6 +175,9 @@ void GradientArena::gather(int index) {
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(communicator_->device().type());
   const auto& parameters = layout_.buckets[static_cast<size_t>(index)].parameters;
+  for (const int parameter : parameters) {
+    refuse_partial(parameter);
+  }
   collect(parameters);
   for (const int parameter : parameters) {
     const auto i = static_cast<size_t>(parameter);
@@ -195,33 +187,41 @@ void GradientArena::gather(int index) {
   }
 }
 
-void GradientArena::gather_all() {
+void GradientArena::gather_local(std::vector<int> parameters) {
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(communicator_->device().type());
-  for (const auto& bucket : layout_.buckets) {
-    collect(bucket.parameters);
+  std::erase_if(parameters, [&](int parameter) {
+    return ops::has_several_grad_slots(parameters_[static_cast<size_t>(parameter)].tensor);
+  });
+  collect(parameters);
+}
+
+void GradientArena::keep_apart(int parameter) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& tensor = parameters_[static_cast<size_t>(parameter)].tensor;
+  auto& gradient = gradients_[static_cast<size_t>(parameter)];
+  if (ops::has_several_grad_slots(tensor) && lies_in(tensor, gradient.slot)) {
+    tensor.mutable_grad() = tensor.grad().clone();
+    gradient.is_apart = true;
   }
 }
 
 // Copies and casts gradients from .grad into their slots with one _foreach_copy_. If a fused op
-// already wrote a slot, .grad is added to it. Then .grad points to the slot.
+// already wrote a slot, .grad is added to it. Then .grad points to the slot, unless another reducer
+// may still have to copy the gradient.
 void GradientArena::collect(const std::vector<int>& indices) {
   const auto device = communicator_->device();
   std::vector<at::Tensor> copy_to, copy_from, add_to, add_from;
   for (const int index : indices) {
     const auto& parameter = parameters_[static_cast<size_t>(index)];
-    auto& [slot, reduced, set_aside] = gradients_[static_cast<size_t>(index)];
+    auto& gradient = gradients_[static_cast<size_t>(index)];
+    auto& slot = gradient.slot;
     at::Tensor& grad = parameter.tensor.mutable_grad();
     if (!grad.defined() && !slot.written) {
       continue;
     }
-    if (grad.defined() && aliases(grad, slot.memory)) {
-      if (reduced && is_sharded_) {
-        refuse_partial(parameter.name);
-      }
-    } else {
-      reduced = false;
-    }
+    const ops::GradSlot* held = ops::slot_of_grad(parameter.tensor);
+    slot.reduced = held != nullptr ? held->reduced : gradient.is_apart && slot.reduced;
     if (grad.defined() && !aliases(grad, slot.memory)) {
       if (slot.written && slot.stream) {
         wait_for(*slot.stream, current_stream(device));
@@ -229,8 +229,12 @@ void GradientArena::collect(const std::vector<int>& indices) {
       (slot.written ? add_to : copy_to).push_back(slot.memory);
       (slot.written ? add_from : copy_from).push_back(grad);
     }
-    grad = slot.memory;
     clear_writes(slot);
+    if (ops::has_several_grad_slots(parameter.tensor)) {
+      keep_apart(index);
+    } else {
+      grad = slot.memory;
+    }
   }
   if (!copy_to.empty()) {
     at::_foreach_copy_(copy_to, copy_from);
@@ -240,13 +244,27 @@ void GradientArena::collect(const std::vector<int>& indices) {
   }
 }
 
+// With ZeRO-1 a rank has only its part of the mean, so another backward cannot add to it.
+void GradientArena::refuse_partial(int parameter) const {
+  const auto& [name, tensor] = parameters_[static_cast<size_t>(parameter)];
+  const ops::GradSlot* held = ops::slot_of_grad(tensor);
+  if (held != nullptr && held->is_sharded && held->reduced) {
+    throw SettingsError(
+        "with optimizer.zero1=true the gradient of " + name +
+        " from the previous synchronised backward is reduced only in this rank's part, so nothing "
+        "can be added to it; fix: call zero_grad() or the optimizer's step before the next "
+        "backward, and run all but the last backward of a step under no_sync()");
+  }
+}
+
 void GradientArena::publish(const std::vector<bool>& used) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& gradient = gradients_[i];
-    if (used.empty() || used[i]) {
+    const bool is_used = used.empty() || used[i];
+    if (std::exchange(gradient.is_apart, false) || is_used) {
       parameters_[i].tensor.mutable_grad() = gradient.slot.memory;
-      gradient.reduced = true;
     }
+    gradient.slot.reduced = gradient.slot.reduced || is_used;
     gradient.slot.written = false;
   }
 }
@@ -266,13 +284,15 @@ void GradientArena::zero() {
 void GradientArena::set_reduced_aside() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < gradients_.size(); ++i) {
-    auto& gradient = gradients_[i];
-    if (gradient.reduced && lies_in_slot(i) && !gradient.set_aside.defined()) {
-      if (is_sharded_) {
-        refuse_partial(parameters_[i].name);
-      }
-      gradient.set_aside = gradient.slot.memory.clone();
-      gradient.slot.memory.zero_();
+    auto& [slot, set_aside, is_apart] = gradients_[i];
+    at::Tensor& grad = parameters_[i].tensor.mutable_grad();
+    const ops::GradSlot* held = ops::slot_of_grad(parameters_[i].tensor);
+    if (held != nullptr && held->reduced && !set_aside.defined()) {
+      refuse_partial(static_cast<int>(i));
+      set_aside = grad.clone();
+      slot.memory.zero_();
+      slot.reduced = true;
+      grad = slot.memory;  // from another reducer's slot too
     }
   }
 }
@@ -299,10 +319,10 @@ std::vector<GradientArena::Saved> GradientArena::save(bool copies) const {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     const auto& gradient = gradients_[i];
     saved.push_back({.grad = parameters_[i].tensor.grad(),
-                     .slot_values = copies && lies_in_slot(i) ? parameters_[i].tensor.grad().clone()
-                                                              : at::Tensor(),
+                     .slot_values = copies && lies_in(parameters_[i].tensor, gradient.slot)
+                                        ? parameters_[i].tensor.grad().clone()
+                                        : at::Tensor(),
                      .set_aside = gradient.set_aside,
-                     .reduced = gradient.reduced,
                      .slot = gradient.slot});
   }
   return saved;
@@ -314,7 +334,7 @@ void GradientArena::restore(const std::vector<Saved>& saved) {
     auto& gradient = gradients_[i];
     const auto& kept = saved[i];
     const at::Tensor memory = gradient.slot.memory;  // the layout may have changed
-    gradient = {.slot = kept.slot, .reduced = kept.reduced, .set_aside = kept.set_aside};
+    gradient = {.slot = kept.slot, .set_aside = kept.set_aside};
     gradient.slot.memory = memory;
     gradient.slot.is_sharded = is_sharded_;
     if (kept.slot_values.defined()) {
@@ -327,7 +347,8 @@ void GradientArena::restore(const std::vector<Saved>& saved) {
 void GradientArena::drop() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     parameters_[i].tensor.mutable_grad() = at::Tensor();
-    gradients_[i].reduced = false;
+    gradients_[i].slot.reduced = false;
+    gradients_[i].is_apart = false;
     gradients_[i].set_aside = at::Tensor();
   }
   forget_writes();

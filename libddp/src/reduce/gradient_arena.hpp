@@ -70,11 +70,18 @@ class GradientArena {
     return gradients_[static_cast<size_t>(parameter)].slot;
   }
 
+  /// Copies the gradient of a parameter that several reducers own out of its slot, which this
+  /// reduction overwrites: another reducer may still read .grad in this backward.
+  void keep_apart(int parameter);
+  /// Throws SettingsError if .grad, to which a backward adds, is a mean of which this rank has only
+  /// its part.
+  void refuse_partial(int parameter) const;
   /// Copies the gradients of bucket `index` into their slots. A parameter without a gradient
-  /// contributes zeros.
+  /// contributes zeros. The .grad of a shared parameter stays apart until publish().
   void gather(int index);
-  /// The same for all buckets, but slots without a gradient stay as they are.
-  void gather_all();
+  /// The same for `parameters`, which got gradients in a backward that is not reduced. Slots
+  /// without a gradient and shared parameters stay as they are.
+  void gather_local(std::vector<int> parameters);
   /// Makes each slot its parameter's .grad and marks it as reduced. `used` is per parameter; empty
   /// stands for all. A parameter that no rank used keeps its .grad.
   void publish(const std::vector<bool>& used);
@@ -95,7 +102,6 @@ class GradientArena {
     at::Tensor grad;
     at::Tensor slot_values;  ///< a copy if the caller requested it and .grad was the slot
     at::Tensor set_aside;
-    bool reduced = false;
     ops::GradSlot slot;
   };
   /// With `copies` the values of gradients that lie in slots are copied, so that the buckets may be
@@ -108,14 +114,13 @@ class GradientArena {
  private:
   struct Gradient {
     ops::GradSlot slot;
-    bool reduced = false;  ///< the slot holds a mean, to which gradients may have been added
     at::Tensor set_aside;
+    bool is_apart = false;  ///< .grad is a copy of the slot until publish()
   };
 
   void allocate(const DdpOptions& options);
   void cut(BucketLayout layout);
   void collect(const std::vector<int>& indices);
-  bool lies_in_slot(size_t parameter) const;
 
   NamedParameters parameters_;
   CommunicatorPtr communicator_;

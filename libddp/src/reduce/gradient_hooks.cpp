@@ -6,30 +6,55 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <unordered_set>
+#include <utility>
 
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
+namespace {
+
+class BeforeAddition : public torch::autograd::FunctionPreHook {
+ public:
+  explicit BeforeAddition(std::function<void()> call) : call_(std::move(call)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    if (grads[0].defined()) {  // else AccumulateGrad does nothing
+      call_();
+    }
+    return grads;
+  }
+
+ private:
+  const std::function<void()> call_;
+};
+
+}  // namespace
 
 GradientHooks::GradientHooks(const NamedParameters& parameters,
-                             const std::function<void(int)>& on_gradient)
+                             const std::function<void(int)>& on_gradient,
+                             const std::function<void(int)>& before_addition)
     : parameters_(parameters) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
     index_of_[accumulator.get()] = i;
+    auto before = std::make_unique<BeforeAddition>(
+        [before_addition, i] { before_addition(static_cast<int>(i)); });
+    const auto* const added = before.get();
+    accumulator->add_pre_hook(std::move(before));
     const auto key =
         accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
             [on_gradient, i](const auto& outputs, const auto& /*inputs*/) {
               on_gradient(static_cast<int>(i));
               return outputs;
             }));
-    hooks_.push_back({std::move(accumulator), key});
+    hooks_.push_back({std::move(accumulator), key, added});
   }
 }
 
 GradientHooks::~GradientHooks() {
   for (auto& hook : hooks_) {
     hook.accumulator->del_post_hook(hook.key);
+    std::erase_if(hook.accumulator->pre_hooks(),
+                  [&](const auto& known) { return known.get() == hook.before; });
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hooks that run when autograd has accumulated the gradient of a parameter, and the search for
-// those that a backward reaches.
+// Hooks that run before and after autograd accumulates the gradient of a parameter, and the search
+// for those that a backward reaches.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -18,7 +18,10 @@ namespace ddp::detail {
 class GradientHooks {
  public:
   /// `on_gradient(index)` runs on the engine's thread each time parameter `index` gets a gradient.
-  GradientHooks(const NamedParameters& parameters, const std::function<void(int)>& on_gradient);
+  /// `before_addition(index)` runs before it, if AccumulateGrad is about to add to .grad.
+  GradientHooks(
+      const NamedParameters& parameters, const std::function<void(int)>& on_gradient,
+      const std::function<void(int)>& before_addition = [](int) {});
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -34,7 +37,8 @@ class GradientHooks {
  private:
   struct Hook {
     std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive: the tensor holds it weakly
-    uintptr_t key = 0;
+    uintptr_t key = 0;                                   // of the hook after
+    const torch::autograd::FunctionPreHook* before = nullptr;
   };
   const NamedParameters parameters_;
   std::vector<Hook> hooks_;

@@ -67,7 +67,8 @@ class LinearImpl : public torch::nn::Module {
   torch::Tensor forward_add(const torch::Tensor& input, const torch::Tensor& residual,
                             bool skips_result = false);
 
-  /// Freezes weight and bias and registers lora_A.weight and lora_B.weight.
+  /// Freezes weight and bias and registers lora_A.weight and lora_B.weight. Both may be unfrozen
+  /// afterwards, the weight without fp8_base only.
   void add_lora(const LoraOptions& options, const std::string& name = "");
   /// Adds scale * B A to the weight and removes the adapter.
   void merge_lora();

@@ -92,14 +92,14 @@ TEST_CASE("the stem writes its weight's gradient into a grad slot, and adds to w
   const auto wanted = grad({torch::conv2d(image, weight, {}, 2, 3).sum()}, {weight})[0];
   for (const auto algorithm : {StemAlgorithm::SpaceToDepth, StemAlgorithm::Im2col}) {
     ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7)};
-    ddp::ops::set_grad_slot(weight, &slot);
+    ddp::ops::add_grad_slot(weight, slot);
     ddp::ops::stem_convolution(image, weight, algorithm).sum().backward();
     CHECK(slot.written);
     CHECK_FALSE(weight.grad().defined());
     CHECK(same(slot.memory, wanted));
     ddp::ops::stem_convolution(image, weight, algorithm).sum().backward();
     CHECK(same(slot.memory, 2 * wanted));
-    ddp::ops::set_grad_slot(weight, nullptr);
+    ddp::ops::remove_grad_slot(weight, slot);
   }
 }
 
@@ -208,13 +208,13 @@ TEST_CASE("convolutions as dense products equal conv2d, forward and backward") {
 
       // The first backward overwrites a slot (also taps that no output uses), later ones add to it.
       ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7)};
-      ddp::ops::set_grad_slot(weight, &slot);
+      ddp::ops::add_grad_slot(weight, slot);
       out.backward(direction, /*retain_graph=*/true);
       CHECK_FALSE(weight.grad().defined());
       CHECK(same(slot.memory, wanted[1]));
       out.backward(direction);
       CHECK(same(slot.memory, 2 * wanted[1]));
-      ddp::ops::set_grad_slot(weight, nullptr);
+      ddp::ops::remove_grad_slot(weight, slot);
     }
   }
 }
@@ -260,7 +260,7 @@ TEST_CASE("autograd::grad of a weight with a grad slot returns its gradient and 
     return ddp::ops::conv2d(x, with, 1, 0, Conv2dAlgorithm::Product).sum();
   };
   ddp::ops::GradSlot slot{torch::full_like(weight.detach(), 7)};
-  ddp::ops::set_grad_slot(weight, &slot);
+  ddp::ops::add_grad_slot(weight, slot);
   CHECK(same(grad({loss(weight)}, {weight})[0], wanted));
   // Another tensor on the same memory.
   const auto alias = weight.detach().requires_grad_(true);
@@ -271,7 +271,7 @@ TEST_CASE("autograd::grad of a weight with a grad slot returns its gradient and 
   torch::autograd::backward({loss(weight)}, {}, std::nullopt, false, /*inputs=*/{weight});
   CHECK(slot.written);
   CHECK(same(slot.memory, wanted));
-  ddp::ops::set_grad_slot(weight, nullptr);
+  ddp::ops::remove_grad_slot(weight, slot);
 }
 
 TEST_CASE("gradients that carry no graph refuse create_graph") {

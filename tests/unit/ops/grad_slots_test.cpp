@@ -20,7 +20,7 @@ void check_slots(const std::vector<torch::Tensor>& parameters,
   std::vector<ddp::ops::GradSlot> slots(parameters.size());
   for (std::size_t i = 0; i < slots.size(); ++i) {
     slots[i].memory = torch::full_like(parameters[i].detach(), 7);
-    ddp::ops::set_grad_slot(parameters[i], &slots[i]);
+    ddp::ops::add_grad_slot(parameters[i], slots[i]);
   }
   for (int backward = 1; backward <= 2; ++backward) {
     loss().backward();
@@ -31,8 +31,8 @@ void check_slots(const std::vector<torch::Tensor>& parameters,
       CHECK(torch::allclose(slots[i].memory, backward * wanted[i]));
     }
   }
-  for (const auto& parameter : parameters) {
-    ddp::ops::set_grad_slot(parameter, nullptr);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    ddp::ops::remove_grad_slot(parameters[i], slots[i]);
   }
 }
 

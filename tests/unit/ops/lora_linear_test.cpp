@@ -176,3 +176,25 @@ TEST_CASE("an FP8 layer stays near float32 where some channels are outliers") {
     CHECK(close(of_fp8[2], of_exact[2], 1e-4));  // the adapter reads the exact input
   }
 }
+
+TEST_CASE("a trained base gets its gradients, and with FP8 weights it is refused") {
+  torch::manual_seed(10);
+  const auto x = input({6, 16}), weight = input({8, 16}), bias = input({8});
+  const auto a = input({4, 16}), b = input({8, 4}), residual = input({6, 8});
+  const auto out =
+      ddp::ops::lora_linear(x, weight, a, b, {.scale = 2, .bias = bias, .residual = residual});
+  const auto expected =
+      torch::linear(x, weight, bias) + residual + 2 * torch::linear(torch::linear(x, a), b);
+  const auto weights = torch::randn_like(out);
+  const std::vector<torch::Tensor> all = {x, weight, bias, residual, a, b};
+  const auto grads = grad({out}, all, {weights});
+  const auto wanted = grad({expected}, all, {weights});
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    CHECK(close(grads[i], wanted[i]));
+  }
+  const auto half = torch::randn({16, 16}).requires_grad_();
+  CHECK_THROWS_WITH(ddp::ops::lora_linear(torch::randn({4, 16}), half, torch::randn({4, 16}),
+                                          torch::randn({16, 4}),
+                                          {.fp8 = ddp::ops::quantize_weight(half.detach())}),
+                    Catch::Contains("freeze the weight"));
+}

@@ -6,6 +6,7 @@
 
 #include "core/log_file.hpp"
 #include "support/file_rights.hpp"
+#include "support/stderr_of.hpp"
 #include "unit/pretrained/pretrained_test_support.hpp"
 
 namespace {
@@ -408,4 +409,50 @@ TEST_CASE("a merge over another base is refused whatever dtype the weights are m
   CHECK_THROWS_AS(models::merge_adapter(folder.file("base"), folder.file("adapter"),
                                         folder.file("merged"), {.dtype = at::kBFloat16}),
                   ddp::MismatchError);
+}
+
+TEST_CASE("saving an adapter warns of other trained parameters, which it leaves out") {
+  const TemporaryFolder folder;
+  auto module = adapted(kLora);
+  const auto quiet =
+      testing::stderr_of([&] { models::save_adapter(*module, folder.file("adapter")); });
+  CHECK_THAT(quiet, !Catch::Contains("not saved"));
+  for (auto& item : module->named_parameters()) {
+    if (item.key().find("q_proj.bias") != std::string::npos) {
+      item.value().requires_grad_(true);
+    }
+  }
+  const auto warned =
+      testing::stderr_of([&] { models::save_adapter(*module, folder.file("adapter")); });
+  CHECK_THAT(warned, Catch::Contains("2 trained parameters") && Catch::Contains("q_proj.bias"));
+}
+
+TEST_CASE("a trained bias of a layer with an adapter gets its gradient, alone and joined") {
+  auto options = kLora;
+  if (GENERATE(false, true)) {
+    options.target_modules = {"q_proj", "k_proj", "v_proj"};
+  }
+  auto module = adapted(options), merged = adapted(options);
+  models::merge_lora(*merged);
+  module->eval();  // without dropout
+  const auto ids = torch::arange(12, torch::kLong).view({2, 6});
+  const auto biases_of = [](models::Qwen2& of) {
+    std::vector<torch::Tensor> biases;
+    for (auto& item : of->named_parameters()) {
+      const auto& name = item.key();
+      if (name.size() > 5 && name.substr(name.size() - 5) == ".bias") {
+        biases.push_back(item.value().requires_grad_(true));
+      }
+    }
+    return biases;
+  };
+  const auto biases = biases_of(module), plain = biases_of(merged);
+  REQUIRE(!biases.empty());
+  const auto gradients_of = [&](models::Qwen2& of, const std::vector<torch::Tensor>& parameters) {
+    return torch::autograd::grad({of->hidden_states({ids}).square().sum()}, parameters);
+  };
+  const auto got = gradients_of(module, biases), wanted = gradients_of(merged, plain);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    CHECK(torch::allclose(got[i], wanted[i], 1e-3, 1e-5));
+  }
 }

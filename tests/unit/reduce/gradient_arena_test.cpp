@@ -37,7 +37,7 @@ struct ArenaOfTwo {
   void reduce_1_and_2() {
     grad(0) = filled_like(parameters[0].tensor, 1);
     grad(1) = filled_like(parameters[1].tensor, 2);
-    arena.gather_all();
+    arena.gather(0);  // one bucket
     arena.publish({});
   }
 
@@ -72,21 +72,81 @@ TEST_CASE("ops find a slot only as long as its arena lives") {
   CHECK(ddp::ops::find_grad_slot(weight) == nullptr);
 }
 
-TEST_CASE("an arena that ends leaves the slots of a newer one alone") {
+TEST_CASE("ops find no slot of two arenas, and the other one's after the end of either") {
   const auto weight = at::zeros({3}).requires_grad_();
-  auto older =
-      std::make_unique<GradientArena>(ddp::NamedParameters{{"weight", weight}},
-                                      ddp::make_single_communicator(at::kCPU), ddp::DdpOptions{});
-  const GradientArena newer({{"weight", weight}}, ddp::make_single_communicator(at::kCPU), {});
-  older.reset();
-  CHECK(ddp::ops::find_grad_slot(weight) == &newer.slot(0));
+  const auto make = [&] {
+    return std::make_unique<GradientArena>(ddp::NamedParameters{{"weight", weight}},
+                                           ddp::make_single_communicator(at::kCPU),
+                                           ddp::DdpOptions{});
+  };
+  const bool older_ends = GENERATE(true, false);
+  auto older = make(), newer = make();
+  CHECK(ddp::ops::find_grad_slot(weight) == nullptr);
+  CHECK(ddp::ops::has_several_grad_slots(weight));
+  auto& ends = older_ends ? older : newer;
+  const auto& stays = older_ends ? newer : older;
+  ends.reset();
+  CHECK(ddp::ops::find_grad_slot(weight) == &stays->slot(0));
+  CHECK_FALSE(ddp::ops::has_several_grad_slots(weight));
+}
+
+TEST_CASE("ops find no slot where hooks of the user's read the gradient") {
+  const auto weight = at::zeros({3}).requires_grad_();
+  const GradientArena arena({{"weight", weight}}, ddp::make_single_communicator(at::kCPU), {});
+  weight.register_hook([](const at::Tensor&) {});
+  CHECK(ddp::ops::find_grad_slot(weight) == nullptr);
+}
+
+TEST_CASE("ops find no slot of a frozen parameter") {
+  const auto weight = at::zeros({3}).requires_grad_();
+  const GradientArena arena({{"weight", weight}}, ddp::make_single_communicator(at::kCPU), {});
+  weight.set_requires_grad(false);
+  CHECK(ddp::ops::find_grad_slot(weight) == nullptr);
+  weight.set_requires_grad(true);
+  CHECK(ddp::ops::find_grad_slot(weight) == &arena.slot(0));
+}
+
+TEST_CASE("a mean in another arena's slot is set aside and refused if sharded") {
+  ArenaOfTwo older;
+  const bool is_sharded = GENERATE(false, true);
+  GradientArena newer(older.parameters, older.communicator, options_of_any_layout());
+  if (is_sharded) {
+    older.arena.shard();
+  }
+  older.reduce_1_and_2();
+  if (is_sharded) {
+    CHECK(ddp::ops::has_sharded_gradient(older.parameters[0].tensor));
+    for (const bool gathers : {true, false}) {
+      const auto message = message_of<ddp::SettingsError>(
+          [&] { gathers ? newer.gather(0) : newer.set_reduced_aside(); });
+      CHECK_THAT(message, Catch::Contains("optimizer.zero1=true"));
+    }
+    return;
+  }
+  newer.set_reduced_aside();
+  CHECK(older.grad(0).data_ptr() == newer.slot(0).memory.data_ptr());
+  CHECK(all_are(older.grad(0), 0));
+  newer.add_set_aside();
+  CHECK(all_are(older.grad(0), 1));
+}
+
+TEST_CASE("a shared gradient stays apart from the bucket until it is published") {
+  ArenaOfTwo older;
+  GradientArena newer(older.parameters, older.communicator, options_of_any_layout());
+  older.reduce_1_and_2();  // .grad is the older arena's slot
+  older.arena.gather(0);
+  older.slot(0).fill_(100);  // as a reduction does
+  newer.gather(0);
+  CHECK(all_are(newer.slot(0).memory, 1));
+  newer.publish({});
+  CHECK(older.grad(0).data_ptr() == newer.slot(0).memory.data_ptr());
 }
 
 TEST_CASE("ops find a slot by its parameter, in the memory that it had") {
   static ddp::ops::GradSlot slot{at::zeros({3})};  // its entry stays
   auto weight = at::zeros({3}).requires_grad_();
   const auto* const address = weight.unsafeGetTensorImpl();
-  ddp::ops::set_grad_slot(weight, &slot);
+  ddp::ops::add_grad_slot(weight, slot);
   CHECK(ddp::ops::find_grad_slot(weight) == &slot);
   CHECK(ddp::ops::find_grad_slot(weight.detach()) == nullptr);
   CHECK(ddp::ops::find_grad_slot(weight.view({3})) == nullptr);
@@ -113,9 +173,9 @@ TEST_CASE("threads ask for slots while other models come and go") {
       for (int i = 0; i < 200; ++i) {
         const auto own = at::zeros({3}).requires_grad_();
         ddp::ops::GradSlot slot{at::zeros({3})};
-        ddp::ops::set_grad_slot(own, &slot);
+        ddp::ops::add_grad_slot(own, slot);
         DDP_CHECK(ddp::ops::find_grad_slot(own) == &slot);
-        ddp::ops::set_grad_slot(own, nullptr);
+        ddp::ops::remove_grad_slot(own, slot);
       }
     });
   }
@@ -125,6 +185,18 @@ TEST_CASE("threads ask for slots while other models come and go") {
   for (auto& thread : others) {
     thread.join();
   }
+}
+
+TEST_CASE("a shared mean of a parameter that a weighted backward does not use stays in .grad") {
+  ArenaOfTwo older;
+  const GradientArena newer(older.parameters, older.communicator, options_of_any_layout());
+  older.reduce_1_and_2();
+  older.arena.set_reduced_aside();
+  older.arena.gather(0);
+  older.arena.add_set_aside();
+  older.arena.publish({true, false});
+  CHECK(all_are(older.grad(1), 2));
+  CHECK(ddp::ops::slot_of_grad(older.parameters[1].tensor)->reduced);
 }
 
 TEST_CASE("a parameter on another device is named") {
@@ -169,10 +241,10 @@ TEST_CASE("gather adds a gradient to what an op wrote into the slot") {
   CHECK_FALSE(slot->written);
 }
 
-TEST_CASE("gather writes zeros where a parameter has no gradient, and gather_all does not") {
+TEST_CASE("gather writes zeros where a parameter has no gradient, and gather_local does not") {
   ArenaOfTwo two;
   two.slot(1).fill_(5);
-  two.arena.gather_all();
+  two.arena.gather_local({0, 1});
   CHECK(all_are(two.slot(1), 5));
   two.arena.gather(0);
   CHECK(all_are(two.slot(1), 0));
@@ -328,7 +400,7 @@ TEST_CASE("gradients that are not reduced are not set aside") {
   ArenaOfTwo two;
   two.reduce_1_and_2();
   two.grad(0) = filled_like(two.parameters[0].tensor, 3);  // zero_grad() and another backward
-  two.arena.gather_all();
+  two.arena.gather_local({0, 1});
   two.arena.set_reduced_aside();
   CHECK(all_are(two.slot(0), 3));
   CHECK(all_are(two.slot(1), 0));
@@ -341,7 +413,7 @@ TEST_CASE("a slot that an op wrote again holds no mean") {
   auto* slot = ddp::ops::find_grad_slot(two.parameters[0].tensor);
   ddp::ops::begin_grad_write(two.parameters[0].tensor, *slot);
   slot->memory.fill_(3);
-  two.arena.gather_all();
+  two.arena.gather_local({0, 1});
   two.arena.set_reduced_aside();
   CHECK(all_are(two.slot(0), 3));
 }

@@ -2,6 +2,7 @@
 #include "reduce/gradient_hooks.hpp"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <memory>
 
@@ -28,6 +29,20 @@ TEST_CASE("a hook runs for each parameter that gets a gradient, while the hooks 
   hooks = nullptr;
   loss.backward();
   CHECK(indices.size() == 2);
+}
+
+TEST_CASE("a hook before runs where AccumulateGrad adds something") {
+  const auto parameters = parameters_a_and_b();
+  int before = 0, after = 0;
+  auto hooks = std::make_unique<GradientHooks>(
+      parameters, [&](int) { ++after; }, [&](int) { before += after == 0 ? 1 : 10; });
+  parameters[0].tensor.sum().backward();
+  CHECK(before == 1);
+  CHECK(after == 1);
+  const auto accumulator = torch::autograd::impl::grad_accumulator(parameters[0].tensor);
+  CHECK(accumulator->pre_hooks().size() == 1);
+  hooks = nullptr;
+  CHECK(accumulator->pre_hooks().empty());
 }
 
 TEST_CASE("a backward reaches the parameters of its graph") {

@@ -35,7 +35,7 @@ struct MeanOfTwoRanks {
     for (const auto& parameter : gradients.parameters()) {
       parameter.tensor.mutable_grad() = testing::filled_like(parameter.tensor, 1);
     }
-    gradients.gather_all();
+    gradients.gather_local({0, 1});
     gradients.publish({});
   }
 

@@ -218,8 +218,9 @@ struct LoraLinearOptions {
 ///   -> [..., out]
 ///
 /// Computes in the common dtype of input and weight. A and B may be float32 (then also their
-/// gradients). `weight` and `bias` get no gradient. In bf16 and fp16 on CUDA (in a multiple of 64,
-/// rank of 8) no mask is stored: the backward draws the same numbers again.
+/// gradients). `weight` and `bias` may be trained too, `weight` without fp8 only. In bf16 and fp16
+/// on CUDA (in a multiple of 64, rank of 8) no mask is stored: the backward draws the same numbers
+/// again.
 at::Tensor lora_linear(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& lora_a,
                        const at::Tensor& lora_b, LoraLinearOptions options = {});
 

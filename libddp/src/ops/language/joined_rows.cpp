@@ -75,13 +75,15 @@ class JoinedRows : public torch::autograd::Function<JoinedRows> {
       const int64_t rows = parts[i].size(0);
       const auto grad = grad_outputs[0].narrow(0, row, rows);
       row += rows;
-      if (at::GradMode::is_enabled() || !parts[i].requires_grad()) {  // enabled: create_graph=true
+      if (at::GradMode::is_enabled()) {  // create_graph=true
         grads[i] = grad;
         continue;
       }
-      const auto target = detail::grad_target(parts[i]);
-      target.write(grad);
-      grads[i] = target.result();
+      const auto target = detail::grad_target(parts[i], ctx->needs_input_grad(i));
+      if (target.memory.defined()) {
+        target.write(grad);
+        grads[i] = target.result();
+      }
     }
     return grads;
   }

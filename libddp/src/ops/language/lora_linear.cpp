@@ -247,12 +247,11 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
     const auto fp8 = options.fp8.value_or(Fp8Weight{});
     ctx->save_for_backward({x, options.fp8 ? fp8.transposed_values : weight, lora_a, lora_b, t,
                             dropped.stored(), fp8.transposed_scales,
-                            options.gated ? y : at::Tensor()});
+                            options.gated ? y : at::Tensor(), bias.value_or(at::Tensor())});
     ctx->saved_data["scale"] = options.scale;
     ctx->saved_data["dropout_p"] = options.dropout_p;
     ctx->saved_data["out_sizes"] = options.out_sizes;
     ctx->saved_data["input_sizes"] = input.sizes().vec();
-    ctx->saved_data["needs_input"] = input.requires_grad();
     ctx->saved_data["adds"] = residual.has_value();
     return options.gated ? detail::swiglu_forward(out) : out;
   }
@@ -261,7 +260,8 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
     detail::check_differentiated_once("lora_linear");
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &lora_a = saved[2], &lora_b = saved[3],
-               &t = saved[4], &stored = saved[5], &fp8_scales = saved[6], &gate_up = saved[7];
+               &t = saved[4], &stored = saved[5], &fp8_scales = saved[6], &gate_up = saved[7],
+               &bias = saved[8];
     const c10::DeviceGuard device(x.device());
     const AutocastOff no_autocast(x.device().type());
     const auto dtype = x.scalar_type();
@@ -283,16 +283,23 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
     }
     const auto a = detail::dense(lora_a.to(dtype)), b = lora_b.to(dtype);
     const auto u = at::empty({x.size(0), a.size(0)}, x.options());
-    const auto grad_b = detail::grad_target(lora_b);
+    const bool adds = ctx->saved_data["adds"].toBool();
+    // Absent arguments have no number.
+    const std::size_t a_index = 2 + (bias.defined() ? 1 : 0) + (adds ? 1 : 0);
+    const auto grad_b = detail::grad_target(lora_b, ctx->needs_input_grad(a_index + 1));
     adapters.for_each([&](const Slice& outs, const Slice& ranks) {
       detail::gemm(columns(u, ranks), columns(dy, outs), rows(b, outs), {.alpha = adapters.scale});
-      detail::gemm_into(rows(grad_b.memory, outs), grad_b.beta, columns(dy, outs).t(),
-                        columns(t, ranks), adapters.scale);
+      if (grad_b.memory.defined()) {
+        detail::gemm_into(rows(grad_b.memory, outs), grad_b.beta, columns(dy, outs).t(),
+                          columns(t, ranks), adapters.scale);
+      }
     });
-    const auto grad_a = detail::grad_target(lora_a);
-    dropped.gradient(u, grad_a);
+    const auto grad_a = detail::grad_target(lora_a, ctx->needs_input_grad(a_index));
+    if (grad_a.memory.defined()) {
+      dropped.gradient(u, grad_a);
+    }
     at::Tensor grad_input;
-    if (ctx->saved_data["needs_input"].toBool()) {
+    if (ctx->needs_input_grad(0)) {
       const auto grad = dropped.sum(u, a);
       if (fp8_scales.defined()) {
         multiply_fp8(grad, dy_fp8, weight, fp8_scales, {});
@@ -301,12 +308,33 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
       }
       grad_input = grad.view(ctx->saved_data["input_sizes"].toIntVector());
     }
-    const bool adds = ctx->saved_data["adds"].toBool();
-    return {grad_input,      {}, {}, adds ? grad_outputs[0] : at::Tensor(), grad_a.result(),
-            grad_b.result(), {}};
+    return {grad_input,
+            weight_gradient(weight, ctx->needs_input_grad(1), dy, x),
+            bias_gradient(bias, bias.defined() && ctx->needs_input_grad(2), dy),
+            adds ? grad_outputs[0] : at::Tensor(),
+            grad_a.result(),
+            grad_b.result(),
+            {}};
   }
 
  private:
+  // The base may be trained too.
+  static at::Tensor weight_gradient(const at::Tensor& weight, bool wanted, const at::Tensor& dy,
+                                    const at::Tensor& x) {
+    const auto target = detail::grad_target(weight, wanted);
+    if (target.memory.defined()) {
+      detail::gemm_into(target, dy.t(), x);
+    }
+    return target.result();
+  }
+  static at::Tensor bias_gradient(const at::Tensor& bias, bool wanted, const at::Tensor& dy) {
+    const auto target = detail::grad_target(bias, wanted);
+    if (target.memory.defined()) {
+      target.write(dy.sum(0, false, dy.scalar_type() == at::kDouble ? at::kDouble : at::kFloat));
+    }
+    return target.result();
+  }
+
   /// y = x Wᵀ + bias + residual + scale t bᵀ
   static void compute(const at::Tensor& y, const at::Tensor& x, const at::Tensor& weight,
                       const at::Tensor& b, const at::Tensor& t,
@@ -362,6 +390,9 @@ void check_shapes(const at::Tensor& input, const at::Tensor& weight, const at::T
   fits(options.bias, "bias", {out});
   fits(options.residual, "residual", result);
   if (options.fp8) {
+    TORCH_CHECK(!weight.requires_grad() || !at::GradMode::is_enabled(),
+                "lora_linear: the weight requires a gradient, but its FP8 copy is multiplied and "
+                "has none; freeze the weight, or do not convert it to FP8");
     const int64_t in = weight.size(1);
     fits(options.fp8->values, "fp8.values", {out, in});
     fits(options.fp8->scales, "fp8.scales", {out});

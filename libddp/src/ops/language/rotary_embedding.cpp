@@ -161,7 +161,8 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
     const auto &cos = saved[0], &sin = saved[1], &bias = saved[2];
     const AutocastOff no_autocast(grads[0].device().type());
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
-    const bool wants_bias = bias.defined() && bias.requires_grad();
+    const std::size_t bias_index = cos.defined() ? 3 : 1;  // absent arguments have no number
+    const bool wants_bias = bias.defined() && ctx->needs_input_grad(bias_index);
 #ifdef DDP_HAS_CUDA
     if (!at::GradMode::is_enabled()) {  // enabled: create_graph=true
       const auto qkv = at::empty(sizes, grads[0].options());

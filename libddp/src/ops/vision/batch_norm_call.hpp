@@ -134,12 +134,11 @@ inline at::Tensor compute_statistics(const KernelScope& kernels, const at::Tenso
 /// scratch (a frozen parameter may still have a slot).
 class ChannelGrad {
  public:
-  ChannelGrad(const at::Tensor& parameter, bool wanted) {
+  ChannelGrad(const at::Tensor& parameter, bool wanted) : target_(grad_target(parameter, wanted)) {
     if (!wanted) {
       written_ = at::empty_like(parameter, at::kFloat);
       return;
     }
-    target_ = grad_target(parameter);
     const bool fits = target_.memory.scalar_type() == at::kFloat && target_.memory.is_contiguous();
     written_ = fits ? target_.memory : at::empty_like(target_.memory, at::kFloat);
     direct_ = fits;

@@ -155,7 +155,7 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
     }
     if (ctx->needs_input_grad(1)) {
       grad_weight = weight_gradient.compute({x, grad}, [&] {
-        const auto target = detail::grad_target(weight);
+        const auto target = detail::grad_target(weight, true);
         write_product_gradient(weight, g, form, grad_rows, input_rows(x, form), target);
         return target.result();
       });
@@ -164,7 +164,7 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
   }
 };
 
-/// The gradient of `weight`, written to its slot if it has one.
+/// The gradient of `weight`, which is wanted, written to its slot if it has one.
 at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convolution& call) {
   const auto by_library = [&](at::Tensor made) {
     auto into = call;
@@ -182,7 +182,7 @@ at::Tensor library_weight_gradient(const at::Tensor& weight, const detail::Convo
     // The reducer copies many such gradients in one kernel.
     return by_library(at::empty(weight.sizes(), call.x.options(), kLast)).to(weight.scalar_type());
   }
-  const auto target = detail::grad_target(weight);
+  const auto target = detail::grad_target(weight, true);
   const bool direct = same && target.beta == 0;
   const auto made =
       by_library(direct ? target.memory : at::empty(weight.sizes(), call.x.options(), kLast));

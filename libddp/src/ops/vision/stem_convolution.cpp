@@ -46,7 +46,7 @@ class DepthStem : public torch::autograd::Function<DepthStem> {
     const auto packed = std::get<1>(at::convolution_backward(
         grad_outputs[0].contiguous(at::MemoryFormat::ChannelsLast), cells, shape, at::nullopt,
         {1, 1}, {0, 0}, {1, 1}, false, {0, 0}, 1, {false, true, false}));
-    const auto target = detail::grad_target(weight);
+    const auto target = detail::grad_target(weight, ctx->needs_input_grad(1));
     detail::write_filter_from_depth(packed, target.memory, target.beta);
     return {at::Tensor(), target.result()};
   }
@@ -82,7 +82,7 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
     const auto &patches = saved[0], &weight = saved[1];  // or the image itself
     const AutocastOff no_autocast(patches.device().type());
     const auto grad = grad_outputs[0].contiguous(at::MemoryFormat::ChannelsLast);
-    const auto target = detail::grad_target(weight);
+    const auto target = detail::grad_target(weight, ctx->needs_input_grad(1));
     if (!ctx->saved_data["patches"].toBool()) {
       detail::write_stem_gradient(patches, grad, target);
       return {at::Tensor(), target.result(), at::Tensor()};

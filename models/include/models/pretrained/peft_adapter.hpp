@@ -58,7 +58,8 @@ void require_adapter_fits(const torch::nn::Module& module, const std::string& fo
 /// replaced atomically, and a new folder appears with both files. `base_model` is the path or name
 /// of the base that PEFT should load, or empty. `base_identity` identifies the base's weights; it
 /// goes into the metadata of adapter_model.safetensors, which PEFT ignores. Throws
-/// ddp::SettingsError if `folder` holds an adapter of another rank, alpha or set of layers. Throws
+/// ddp::SettingsError if `folder` holds an adapter of another rank, alpha or set of layers. Warns
+/// of other parameters that require a gradient, which PEFT's files do not hold. Throws
 /// std::invalid_argument if the module has no adapter or its layers differ in rank or alpha. Throws
 /// ddp::WriteError.
 void save_adapter(const torch::nn::Module& module, const std::string& folder,
