@@ -310,7 +310,7 @@ TEST_CASE("parts of means do not move: another rank has the rest") {
   two.grad(1).reset();
   two.arena.shard();
   two.grad(0) = filled_like(two.parameters[0].tensor, 1);
-  two.arena.gather_all();
+  two.arena.gather_local({0, 1});
   CHECK_FALSE(two.arena.holds_partial_means());  // a local gradient is whole
   two.arena.publish({true, false});
   CHECK(two.arena.holds_partial_means());
