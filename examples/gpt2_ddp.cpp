@@ -31,8 +31,8 @@ void print_samples(models::CausalLm& model, const models::Vocabulary& vocabulary
                    const SampleSettings& settings, const ddp::Config& cfg,
                    const ddp::Context& ctx) {
   ddp::StopPoll poll(ctx, cfg.checkpoint.stop_check_seconds, "samples");
-  const auto stops = [&] { return poll.stops(); };
-  for (int64_t i = 0; ctx.is_main() && i < settings.num_samples && !poll.stops(); ++i) {
+  const auto stops = [&] { return poll.should_stop(); };
+  for (int64_t i = 0; ctx.is_main() && i < settings.num_samples && !poll.should_stop(); ++i) {
     std::cout << "--- sample " << i + 1 << '\n'
               << ddp::detail::printable(
                      examples::sample_text(model, vocabulary, settings, cfg.amp, i, stops))
@@ -40,7 +40,7 @@ void print_samples(models::CausalLm& model, const models::Vocabulary& vocabulary
               << std::flush;
   }
   if (poll.finish()) {
-    examples::stop_beside_training(cfg, poll.who(), "generating samples");
+    examples::stop_beside_training(cfg, poll.stop_reason(), "generating samples");
   }
 }
 

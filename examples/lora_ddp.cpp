@@ -55,7 +55,8 @@ void decode(LanguageTrainer& trainer, const DecodeSettings& settings, const ddp:
     return;
   }
   const auto result = examples::decode_prompts(dynamic_cast<models::CausalLm&>(trainer.module()),
-                                               *trainer.data().eval, settings, cfg.amp, ctx);
+                                               *trainer.data().eval, settings, cfg.amp, ctx,
+                                               cfg.checkpoint.stop_check_seconds);
   if (!result.stopped_by.empty()) {
     examples::stop_beside_training(cfg, result.stopped_by, "decoding prompts");
   }

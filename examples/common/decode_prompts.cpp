@@ -19,8 +19,6 @@ namespace {
 
 using ddp::concat;
 
-constexpr double kStopCheckSeconds = 1;
-
 template <typename F>
 void for_each_count(DecodeResult& result, F&& f) {
   for (auto* count :
@@ -150,7 +148,7 @@ void require_prompts(const models::TokenDataset& dataset, const DecodeSettings& 
 
 DecodeResult decode_prompts(models::CausalLm& model, const models::TokenDataset& dataset,
                             const DecodeSettings& settings, const ddp::AmpOptions& amp,
-                            const ddp::Context& ctx) {
+                            const ddp::Context& ctx, double stop_check_seconds) {
   require_prompts(dataset, settings);
   const auto end_tokens = dataset.tokenizer().end_tokens();
   torch::NoGradGuard no_grad;
@@ -159,21 +157,21 @@ DecodeResult decode_prompts(models::CausalLm& model, const models::TokenDataset&
   const auto own = prompts_of_rank(dataset.prompt_references(settings.num_prompts),
                                    model.max_positions() - settings.max_new_tokens, ctx, result);
   const auto step = static_cast<std::size_t>(settings.batch_size);
-  ddp::StopPoll poll(ctx, kStopCheckSeconds, "decoding");
-  for (std::size_t first = 0; first < own.size() && !poll.stops(); first += step) {
+  ddp::StopPoll poll(ctx, stop_check_seconds, "decoding");
+  for (std::size_t first = 0; first < own.size() && !poll.should_stop(); first += step) {
     const std::size_t count = std::min(step, own.size() - first);
     std::vector<std::vector<int64_t>> prompts;
     for (std::size_t i = first; i < first + count; ++i) {
       prompts.push_back(own[i].prompt);
     }
     const auto answers = models::generate_greedy(model, prompts, settings.max_new_tokens,
-                                                 end_tokens, [&] { return poll.stops(); });
+                                                 end_tokens, [&] { return poll.should_stop(); });
     for (std::size_t i = 0; i < count; ++i) {
       judge(own[first + i], answers[i], dataset.vocabulary(), settings.show, result);
     }
   }
   poll.finish();
-  result.stopped_by = poll.who();
+  result.stopped_by = poll.stop_reason();
   sum_over_ranks(result, ctx.control_plane());
   return result;
 }

@@ -32,7 +32,7 @@ struct DecodeResult {
   int64_t num_equal_calls = 0;  ///< answers with the reference's call
   int64_t num_equal_names = 0;  ///< answers that call the reference's API
   std::string shown;            ///< rank 0's first few, with prompt, answer and reference
-  std::string stopped_by;       ///< StopPoll::who() of a stop; the numbers are then of no use
+  std::string stopped_by;  ///< StopPoll::stop_reason() of a stop; the numbers are then of no use
 
   /// "12 of 58 (20.69 %) API calls equal the reference, …".
   std::string to_string() const;
@@ -47,7 +47,7 @@ void require_prompts(const models::TokenDataset& dataset, const DecodeSettings& 
 /// to stop, all ranks stop between two tokens.
 DecodeResult decode_prompts(models::CausalLm& model, const models::TokenDataset& dataset,
                             const DecodeSettings& settings, const ddp::AmpOptions& amp,
-                            const ddp::Context& ctx);
+                            const ddp::Context& ctx, double stop_check_seconds);
 
 /// A call of an API as a chat model writes it: "<functioncall> {"name": …, "arguments": …}".
 struct ApiCall {

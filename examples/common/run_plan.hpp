@@ -55,7 +55,7 @@ class StepSchedule {
 
 /// Ends a run that was asked to stop before or after its training steps: throws ddp::Stop, so that
 /// a restart repeats `work`. If that would train again, because training has no checkpoints, throws
-/// Error. `who` is StopPoll::who().
+/// Error. `who` is StopPoll::stop_reason().
 [[noreturn]] void stop_beside_training(const ddp::Config& cfg, const std::string& who,
                                        const std::string& work);
 

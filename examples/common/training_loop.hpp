@@ -65,7 +65,7 @@ void for_each_tensor(StepInput<Batch>& input, const ddp::TensorVisitor& visit) {
 struct EvaluationStopped : ddp::Stop {
   explicit EvaluationStopped(const std::string& who_in)
       : Stop(who_in + ": stopped during an evaluation"), who(who_in) {}
-  std::string who;  ///< StopPoll::who()
+  std::string who;  ///< StopPoll::stop_reason()
 };
 
 /// What one optimizer step returns.
@@ -362,11 +362,11 @@ EvalResult TrainingLoop<Batch>::evaluate() {
     ddp::Autocast autocast(settings_.amp);
     task_.for_each_evaluation_batch([&](Batch batch) {
       evaluation_(std::move(batch), {});
-      return !poll.stops();
+      return !poll.should_stop();
     });
   }
   if (poll.finish()) {
-    throw EvaluationStopped(poll.who());
+    throw EvaluationStopped(poll.stop_reason());
   }
   return sums_.reduce(*parts_.context.communicator());
 }

@@ -68,7 +68,7 @@ class ChatFolder {
         folder_.open(token_test::token_options(models::TokenLayout::Pad, 256), ddp::Split::Test);
     return examples::decode_prompts(
         model, dataset, {.num_prompts = num_prompts, .max_new_tokens = 64, .batch_size = 2}, {},
-        context());
+        context(), /*stop_check_seconds=*/1);
   }
 
  private:

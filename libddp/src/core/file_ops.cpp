@@ -24,6 +24,8 @@ namespace {
 
 // Limit per write call: a full disk is noticed early, and signals wait briefly.
 constexpr std::size_t kWriteBytes = 64u << 20;
+// In the name of a file that replace_file() has not renamed yet, before a random suffix.
+constexpr std::string_view kUnfinished = ".tmp-";
 
 const char* fix_for(int error) {
   switch (error) {
@@ -314,7 +316,7 @@ void replace_file(FileOps& ops, const std::string& path,
                   const std::vector<std::string_view>& chunks, Durability durability) {
   const auto slash = path.find_last_of('/');
   const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  const std::string temporary = path.substr(slash + 1) + ".tmp-" + random_suffix();
+  const std::string temporary = concat(path.substr(slash + 1), kUnfinished, random_suffix());
   write_new_file(ops, folder, temporary, chunks, kPublicFile, durability);
   const std::string from = folder + "/" + temporary;
   if (ops.rename(from.c_str(), path.c_str()) != 0) {
@@ -325,6 +327,13 @@ void replace_file(FileOps& ops, const std::string& path,
   if (durability == Durability::Synced) {
     sync_folder(ops, folder);
   }
+}
+
+bool is_unfinished_name(std::string_view name) {
+  const auto mark = name.rfind(kUnfinished);
+  return mark != std::string_view::npos && mark + kUnfinished.size() + 16 == name.size() &&
+         name.find_first_not_of("0123456789abcdef", mark + kUnfinished.size()) ==
+             std::string_view::npos;
 }
 
 std::string random_suffix() {

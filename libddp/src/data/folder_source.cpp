@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 constexpr int kMaxDepth = 8;  // of folders in a class folder
 
 std::string extension_of(const std::string& name) {
-  std::string extension = name.substr(name.rfind('.') + 1);
+  const auto dot = name.rfind('.');
+  std::string extension = dot == std::string::npos ? "" : name.substr(dot + 1);
   std::transform(extension.begin(), extension.end(), extension.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return extension;

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -26,10 +27,12 @@ class SlotRegistry {
 
   void add(const at::Tensor& parameter, GradSlot& slot) {
     const std::lock_guard lock(mutex_);
-    auto& entry = entries_[key_of(parameter)];
-    entry.parameter = parameter;
-    std::erase_if(entry.slots, [&](const Registered& known) { return known.slot == &slot; });
-    entry.slots.push_back({&slot, parameter.const_data_ptr()});
+    auto& [owner, slots] = entries_[key_of(parameter)];
+    owner = parameter;
+    const int was_shared = slots.size() > 1 ? 1 : 0;
+    std::erase_if(slots, [&](const Registered& known) { return known.slot == &slot; });
+    slots.push_back({&slot, parameter.const_data_ptr()});
+    num_shared_ += (slots.size() > 1 ? 1 : 0) - was_shared;
   }
 
   void remove(const at::Tensor& parameter, const GradSlot& slot) {
@@ -39,11 +42,16 @@ class SlotRegistry {
       return;
     }
     auto& slots = found->second.slots;
+    const int was_shared = slots.size() > 1 ? 1 : 0;
     std::erase_if(slots, [&](const Registered& known) { return known.slot == &slot; });
+    num_shared_ += (slots.size() > 1 ? 1 : 0) - was_shared;
     if (slots.empty()) {
       entries_.erase(found);
     }
   }
+
+  /// Whether any parameter has several slots. Almost no program has one.
+  bool has_shared() const { return num_shared_ > 0; }
 
   /// Returns `read(slots)` for the slots of `parameter`, of which there may be none.
   template <typename Read>
@@ -64,6 +72,7 @@ class SlotRegistry {
   const std::vector<Registered> none_;
   mutable std::mutex mutex_;  // autograd's threads ask while other models are made
   std::unordered_map<const void*, Entry> entries_;
+  std::atomic<int> num_shared_ = 0;  // parameters with several slots
 };
 
 // Never destroyed: a model may be static.
@@ -118,7 +127,8 @@ GradSlot* find_grad_slot(const at::Tensor& parameter) {
 }
 
 bool has_several_grad_slots(const at::Tensor& parameter) {
-  return registry().with_slots(parameter, [](const auto& slots) { return slots.size() > 1; });
+  return registry().has_shared() &&
+         registry().with_slots(parameter, [](const auto& slots) { return slots.size() > 1; });
 }
 
 const GradSlot* slot_of_grad(const at::Tensor& parameter) {

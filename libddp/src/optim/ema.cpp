@@ -60,6 +60,7 @@ struct Ema::State {
     if (model == nullptr) {
       return;
     }
+    model->reducer().finish_pending();  // rank 0's buffers may still be on their way
     const auto buffers = model->named_buffers();
     if (buffers.size() != tensors.size() - num_parameters) {
       throw MismatchError(concat("Ema: the model has ", buffers.size(), " buffers, but had ",
@@ -158,9 +159,6 @@ class Ema::Swap {
   explicit Swap(State& ema) : ema_(ema) {
     ema_.refuse_swapped("swap_in");
     const at::NoGradGuard no_grad;
-    if (ema_.model != nullptr) {
-      ema_.model->reducer().finish_pending();  // pending buffers would overwrite the averages
-    }
     ema_.reread_buffers();
     const std::vector<at::Tensor> weights = tensors_of(ema_.tensors);
     for (const at::Tensor& weight : weights) {

@@ -15,17 +15,6 @@
 namespace ddp::detail {
 namespace {
 
-// The product of the step's factors; nothing without factors.
-std::optional<at::Tensor> factor_of(const StepScalars& scalars, at::Device device) {
-  const StepScalar& a = scalars.inverse_scale;
-  const StepScalar& b = scalars.clip_factor;
-  if (a.defined() && b.defined()) {
-    return at::mul(a.tensor(device), b.tensor(device));
-  }
-  return a.defined() || b.defined() ? std::optional((a.defined() ? a : b).tensor(device))
-                                    : std::nullopt;
-}
-
 // The gradients times `factor`. The fused kernels index raw memory and require one dtype and equal
 // strides; with a factor of their own they would overwrite `.grad`. So one foreach copy takes those
 // that differ, and with a factor all.

@@ -12,6 +12,7 @@
 #include "ddp/detail/trace_scope.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "optim/state_check.hpp"
+#include "optim/step_checks.hpp"
 #include "optim/torch_optimizer_state.hpp"
 
 namespace ddp {
@@ -33,29 +34,34 @@ double host_value(const StepScalar& scalar) {
 class ScaledGradients {
  public:
   ScaledGradients(const NamedParameters& parameters, const StepScalars& scalars) {
-    const StepScalar* const factors[] = {&scalars.inverse_scale, &scalars.clip_factor};
+    std::optional<at::Tensor> factor;
     for (const NamedParameter& parameter : parameters) {
-      at::Tensor scaled = parameter.tensor.grad();
-      if (!scaled.defined()) {
+      const at::Tensor& grad = parameter.tensor.grad();
+      if (!grad.defined()) {
         continue;
       }
-      for (const StepScalar* factor : factors) {
-        scaled = factor->defined() ? at::mul(scaled, factor->tensor(scaled.device())) : scaled;
+      if (!factor || factor->device() != grad.device()) {
+        factor = factor_of(scalars, grad.device());
       }
-      originals_.emplace_back(parameter.tensor,
-                              std::exchange(parameter.tensor.mutable_grad(), scaled));
+      if (!factor) {
+        return;
+      }
+      replaced_.emplace_back(parameter.tensor, at::mul(grad, *factor));
     }
+    swap();  // all products exist, so nothing can throw in between
   }
-  ~ScaledGradients() {
-    for (auto& [parameter, gradient] : originals_) {
-      parameter.mutable_grad() = std::move(gradient);
-    }
-  }
+  ~ScaledGradients() { swap(); }
   ScaledGradients(const ScaledGradients&) = delete;
   ScaledGradients& operator=(const ScaledGradients&) = delete;
 
  private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> originals_;  // parameter, gradient
+  void swap() {
+    for (auto& [parameter, gradient] : replaced_) {
+      std::swap(parameter.mutable_grad(), gradient);
+    }
+  }
+
+  std::vector<std::pair<at::Tensor, at::Tensor>> replaced_;  // parameter, its other gradient
 };
 
 }  // namespace

@@ -44,6 +44,15 @@ bool lies_in(const at::Tensor& parameter, const ops::GradSlot& slot) {
   return grad.defined() && grad.is_alias_of(slot.memory);
 }
 
+// The slot in which .grad lies: `own`, or that of another reducer of the same parameter. nullptr:
+// no slot.
+const ops::GradSlot* slot_holding_grad(const at::Tensor& parameter, const ops::GradSlot& own) {
+  if (lies_in(parameter, own)) {
+    return &own;
+  }
+  return ops::has_several_grad_slots(parameter) ? ops::slot_of_grad(parameter) : nullptr;
+}
+
 void clear_writes(ops::GradSlot& slot) {
   slot.written = false;
   slot.stream = std::nullopt;
@@ -220,7 +229,7 @@ void GradientArena::collect(const std::vector<int>& indices) {
     if (!grad.defined() && !slot.written) {
       continue;
     }
-    const ops::GradSlot* held = ops::slot_of_grad(parameter.tensor);
+    const ops::GradSlot* held = slot_holding_grad(parameter.tensor, slot);
     slot.reduced = held != nullptr ? held->reduced : gradient.is_apart && slot.reduced;
     if (grad.defined() && !aliases(grad, slot.memory)) {
       if (slot.written && slot.stream) {
@@ -247,7 +256,7 @@ void GradientArena::collect(const std::vector<int>& indices) {
 // With ZeRO-1 a rank has only its part of the mean, so another backward cannot add to it.
 void GradientArena::refuse_partial(int parameter) const {
   const auto& [name, tensor] = parameters_[static_cast<size_t>(parameter)];
-  const ops::GradSlot* held = ops::slot_of_grad(tensor);
+  const auto* held = slot_holding_grad(tensor, gradients_[static_cast<size_t>(parameter)].slot);
   if (held != nullptr && held->is_sharded && held->reduced) {
     throw SettingsError(
         "with optimizer.zero1=true the gradient of " + name +
@@ -286,7 +295,7 @@ void GradientArena::set_reduced_aside() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     auto& [slot, set_aside, is_apart] = gradients_[i];
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
-    const ops::GradSlot* held = ops::slot_of_grad(parameters_[i].tensor);
+    const ops::GradSlot* held = slot_holding_grad(parameters_[i].tensor, slot);
     if (held != nullptr && held->reduced && !set_aside.defined()) {
       refuse_partial(static_cast<int>(i));
       set_aside = grad.clone();

@@ -14,13 +14,13 @@
 namespace ddp::detail {
 namespace {
 
-// Files that a killed owner of the folder was about to rename: replace_file() names them.
+// Files that a killed owner of the folder was about to rename.
 void remove_unfinished(const std::string& folder) {
   std::error_code ignored;
   std::vector<std::filesystem::path> unfinished;
   for (std::filesystem::directory_iterator it(folder, ignored), end; !ignored && it != end;
        it.increment(ignored)) {
-    if (it->path().filename().string().find(".tmp-") != std::string::npos) {
+    if (is_unfinished_name(it->path().filename().string())) {
       unfinished.push_back(it->path());
     }
   }

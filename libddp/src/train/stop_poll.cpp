@@ -55,17 +55,17 @@ StopPoll::StopPoll(ControlPlane& control_plane, double seconds, const std::strin
 
 StopPoll::~StopPoll() = default;
 
-bool StopPoll::stops() {
-  if (who_.empty() && Clock::now() >= due_) {
+bool StopPoll::should_stop() {
+  if (stop_reason_.empty() && Clock::now() >= due_) {
     exchange(/*has_finished=*/false);
   }
-  return !who_.empty();
+  return !stop_reason_.empty();
 }
 
 bool StopPoll::finish() {
-  while (who_.empty() && !exchange(/*has_finished=*/true)) {
+  while (stop_reason_.empty() && !exchange(/*has_finished=*/true)) {
   }
-  return !who_.empty();
+  return !stop_reason_.empty();
 }
 
 // A rank's exchange ends with the slowest rank's, so all ranks have made equally many.
@@ -76,7 +76,7 @@ bool StopPoll::exchange(bool has_finished) {
       control_plane_, RankRequest{.stops = stop_requested_(), .has_finished = has_finished});
   const auto agreed = detail::broadcast_message(control_plane_, agree(requests));
   if (agreed.asked >= 0) {
-    who_ = concat("rank ", agreed.asked, " was asked to stop");
+    stop_reason_ = concat("rank ", agreed.asked, " was asked to stop");
   }
   const auto end = Clock::now();
   pace_->note(end - begin);

@@ -28,12 +28,12 @@ std::vector<RankResult> evaluate(const std::vector<int64_t>& num_batches, int as
         for (int64_t i = 0; i < num_batches[rank]; ++i) {
           std::this_thread::sleep_for(std::chrono::milliseconds(1));
           ++result.num_batches;
-          if (poll.stops()) {
+          if (poll.should_stop()) {
             break;
           }
         }
         result.stopped = poll.finish();
-        result.who = poll.who();
+        result.who = poll.stop_reason();
       });
   for (const auto& error : errors) {
     REQUIRE(error == nullptr);

@@ -75,6 +75,8 @@ void replace_file(FileOps& ops, const std::string& path,
 
 /// 16 random hexadecimal digits.
 std::string random_suffix();
+/// Whether replace_file() makes files of this name before it renames them.
+bool is_unfinished_name(std::string_view name);
 
 /// Removes the files of `folder` and the folder itself. Best effort, never throws.
 void remove_folder(FileOps& ops, const std::string& folder) noexcept;

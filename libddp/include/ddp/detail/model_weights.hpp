@@ -46,8 +46,8 @@ class WeightCopy {
 void register_weight_copy(const std::shared_ptr<WeightCopy>& copy);  ///< held weakly
 void refresh_weight_copies();                                        ///< of the process
 
-/// Call when a model will compute otherwise than its captured graphs, which GraphedStep cannot see:
-/// an adapter is merged, or a copy has new memory. All GraphedSteps then drop their graphs.
+/// Call after a change that captured graphs lack and GraphedStep cannot detect: an adapter is
+/// merged, or a copy has new memory. All GraphedSteps then drop their graphs.
 void invalidate_graphs();
 uint64_t graph_invalidations();  ///< the number of calls
 

@@ -40,8 +40,9 @@ class Ema : public Stateful {
 
   std::string state_name() const override { return "ema"; }
   StateDict state_dict() const override;
-  /// If a checkpoint of an older program has no buffers, their averages start again at the model's
-  /// current ones, and a line is logged. So name the model before its Ema in a Checkpointer.
+  /// A checkpoint without averaged buffers loads too. Their averages then start again at the
+  /// model's current buffers, and a line is logged. So name the model before its Ema in a
+  /// Checkpointer.
   void load_state_dict(const StateDict& state) override;
 
  private:

@@ -76,7 +76,7 @@ class Checkpointer {
 
   /// Ends the run like save_if_due() at an agreed stop: saves the state after step `step` (-1:
   /// before the first step) and throws Stop, or Error with an empty dir. For stops that the ranks
-  /// agreed on elsewhere. `who` is StopPoll::who(), for the message.
+  /// agreed on elsewhere. `who` is StopPoll::stop_reason(), for the message.
   [[noreturn]] void stop(int64_t step, const std::string& who);
 
   /// Waits until a save in progress is committed. Throws WriteError (73), once, if the newest save

@@ -87,8 +87,9 @@ struct CheckpointOptions {
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
 
-/// Constants of a run that a program states, written to every epoch row. Without a statement a row
-/// has the settings' values of the sections that the program used, and else leaves them empty.
+/// Constants of a run that a program states, written to every epoch row. A constant that the
+/// program leaves unset has its setting's value if the program used that section, else it stays
+/// empty.
 struct RunInfo {
   std::string precision{};              ///< "fp32", "bf16", "fp16"
   int64_t batch_size_per_rank = 0;      ///< samples per optimizer step and rank
@@ -99,7 +100,8 @@ struct RunInfo {
 };
 
 namespace detail {
-/// A run's constants by its settings. Each holds if a library object received the section.
+/// Constants from the settings. A value is valid if its mark is set: a library object received the
+/// section.
 struct ConfiguredRun {
   std::string precision{};  ///< of `amp`
   UsageMark amp{};

@@ -4,12 +4,12 @@
 //   ddp::StopPoll poll(ctx, cfg.checkpoint.stop_check_seconds, "evaluation");
 //   for (auto& batch : eval_loader) {
 //     …
-//     if (poll.stops()) {
+//     if (poll.should_stop()) {
 //       break;
 //     }
 //   }
 //   if (poll.finish()) {
-//     checkpointer.stop(step, poll.who());  // saves the last step, throws ddp::Stop
+//     checkpointer.stop(step, poll.stop_reason());  // saves the last step, throws ddp::Stop
 //   }
 #pragma once
 
@@ -29,7 +29,7 @@ class ExchangePace;
 
 /// Lets all ranks agree on a stop request of any rank. Ranks may have different numbers of batches:
 /// a rank that has finished waits for the others in finish(). Other collectives between the ranks'
-/// first stops() and finish() must be equal on all ranks.
+/// first should_stop() and finish() must be equal on all ranks.
 class StopPoll {
  public:
   /// `activity` names the work in messages. Ranks compare their requests every `seconds` or, if
@@ -43,12 +43,12 @@ class StopPoll {
 
   /// Call between batches. Returns true once the ranks have agreed on a stop; until then a call
   /// compares the requests if that is due, for which the host waits, and is free otherwise.
-  bool stops();
-  /// Call after the last batch, or after stops() returned true. Waits until every rank has done so.
-  /// Returns whether the work was stopped, equal on all ranks. Collective.
+  bool should_stop();
+  /// Call after the last batch, or after should_stop() returned true. Waits until every rank has
+  /// done so. Returns whether the work was stopped, equal on all ranks. Collective.
   bool finish();
   /// "rank 1 was asked to stop"; empty without a stop. Equal on all ranks.
-  const std::string& who() const { return who_; }
+  const std::string& stop_reason() const { return stop_reason_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -61,7 +61,7 @@ class StopPoll {
   const std::function<bool()> stop_requested_;
   const std::unique_ptr<detail::ExchangePace> pace_;
   Clock::time_point due_;
-  std::string who_;
+  std::string stop_reason_;
 };
 
 }  // namespace ddp
