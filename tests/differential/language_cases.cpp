@@ -38,13 +38,6 @@ Place maybe(Draw& draw, Case& one, torch::IntArrayRef sizes, torch::Dtype dtype,
              : Place{};
 }
 
-/// Ones where `like` lies, in a memory of the same layout: ops may draw in the order of memory.
-torch::Tensor ones_as(const torch::Tensor& like) {
-  return torch::ones({static_cast<int64_t>(like.storage().nbytes() / like.element_size())},
-                     like.options().requires_grad(false))
-      .as_strided(like.sizes(), like.strides(), like.storage_offset());
-}
-
 // ---- attention
 
 torch::Tensor attention_twin(const torch::Tensor& q, const torch::Tensor& k_in,
@@ -418,7 +411,8 @@ Case branch(Draw& draw) {
     // The same op on ones shows what it keeps. Without a kernel, ATen drops branch + bias.
     const torch::NoGradGuard no_grad;
     const auto& x = one.inputs[0];
-    const auto ones = ones_as(bias.index < 0 ? x : x + bias.of(one.inputs));
+    // Ones in the same layout: ATen draws in the order of memory.
+    const auto ones = copy_with_layout(bias.index < 0 ? x : x + bias.of(one.inputs)).fill_(1);
     torch::manual_seed(kMaskSeed);
     mask =
         run(ones, normed ? torch::zeros_like(ones) : torch::Tensor(), one.inputs, {})[0].ne(0).to(
