@@ -47,6 +47,9 @@ torch::Tensor Draw::normal(torch::IntArrayRef sizes, torch::Dtype dtype, double 
 }
 
 torch::Tensor Draw::with_layout(const torch::Tensor& values) {
+  if (values.dim() == 0) {
+    return values;
+  }
   const auto filled = [&](const torch::Tensor& memory) {
     memory.copy_(values);
     return memory;
@@ -85,6 +88,14 @@ torch::Tensor Draw::labels(int64_t count, int64_t classes, int64_t ignored) {
     }
   }
   return labels.to(device_);
+}
+
+torch::Tensor copy_with_layout(const torch::Tensor& tensor) {
+  const torch::NoGradGuard no_grad;
+  const auto size = tensor.storage().nbytes() / tensor.element_size();
+  return torch::zeros({static_cast<int64_t>(size)}, tensor.options().requires_grad(false))
+      .as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset())
+      .copy_(tensor);
 }
 
 double rounding_of(torch::Dtype dtype) {
@@ -225,7 +236,8 @@ class Runner {
     for (std::size_t i = 0; i < outputs.size(); ++i) {
       if (directions_[i].defined()) {
         with_gradient.push_back(outputs[i]);
-        directions.push_back(directions_[i].to(outputs[i].scalar_type()));
+        // A leaf's .grad may take the direction's memory, into which later backwards add.
+        directions.push_back(copy_with_layout(directions_[i].to(outputs[i].scalar_type())));
       }
     }
     torch::autograd::backward(with_gradient, directions);
@@ -284,7 +296,8 @@ class Runner {
     }
     std::ostringstream text;
     text << what << " " << i << " " << got.sizes() << " differs by " << error << ", more than "
-         << case_.tolerance;
+         << case_.tolerance << "; its norm is " << got.to(torch::kDouble).norm().item<double>()
+         << " for " << wanted.norm().item<double>();
     return text.str();
   }
 

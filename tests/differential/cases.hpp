@@ -44,6 +44,9 @@ class Draw {
   at::Device device_;
 };
 
+/// The same numbers at the same offset and strides of other memory.
+torch::Tensor copy_with_layout(const torch::Tensor& tensor);
+
 /// The relative error that one rounding to `dtype` and float32 sums may cause, with some margin.
 double rounding_of(torch::Dtype dtype);
 

@@ -31,16 +31,16 @@ void for_each_case(const char* what, const Run& run) {
   const std::chrono::duration<double> budget(seconds != nullptr ? std::atof(seconds) : 25);
   const auto begin = std::chrono::steady_clock::now();
   const uint64_t first = std::random_device{}();
+  std::cout << what << " from DDP_DIFFERENTIAL_CASE=" << first << std::endl;
   uint64_t number = first;
   while (std::chrono::steady_clock::now() - begin < budget) {
     run(number++);
   }
-  std::cout << number - first << " cases of " << what << " from DDP_DIFFERENTIAL_CASE=" << first
-            << "\n";
+  std::cout << number - first << " cases of " << what << "\n";
 }
 
 std::string repeat(uint64_t number) {
-  return "; repeat: DDP_DIFFERENTIAL_CASE=" + std::to_string(number);
+  return "; to repeat: DDP_DIFFERENTIAL_CASE=" + std::to_string(number);
 }
 
 /// The largest errors so far, each by its tolerance.
@@ -65,6 +65,7 @@ TEST_CASE("ops equal their definitions in float64") {
   Worst worst;
   for_each_case("ops", [&](uint64_t number) {
     const auto& row = rows[number % rows.size()];
+    INFO(row.name << repeat(number));  // shown if a signal ends the process
     Draw draw(number, ddp::test::context().device());
     std::string text, difference;
     try {
@@ -75,7 +76,7 @@ TEST_CASE("ops equal their definitions in float64") {
       difference = error.what();
     }
     if (!difference.empty()) {
-      FAIL(row.name << " of " << text << "\n  " << difference << repeat(number));
+      FAIL(row.name << " of " << text << "\n  " << difference);
     }
   });
 }
@@ -83,6 +84,7 @@ TEST_CASE("ops equal their definitions in float64") {
 TEST_CASE("optimizers equal their rules in float64") {
   Worst worst;
   for_each_case("optimizers", [&](uint64_t number) {
+    INFO("optimizer" << repeat(number));
     Draw draw(number, ddp::test::context().device());
     std::string text, difference;
     try {
@@ -91,7 +93,7 @@ TEST_CASE("optimizers equal their rules in float64") {
       difference = error.what();
     }
     if (!difference.empty()) {
-      FAIL(text << "\n  " << difference << repeat(number));
+      FAIL(text << "\n  " << difference);
     }
   });
 }

@@ -169,7 +169,7 @@ bool fits_flat(const Training& training, const OptimizerOptions& options) {
 
 /// How far float32 arithmetic, and the rounding of a 16-bit parameter, may take a parameter.
 double tolerance_of(torch::Dtype dtype) {
-  return dtype == torch::kDouble ? 1e-9 : dtype == torch::kFloat ? 4e-6 : rounding_of(dtype) / 2;
+  return dtype == torch::kDouble ? 1e-9 : dtype == torch::kFloat ? 2e-5 : rounding_of(dtype);
 }
 
 }  // namespace

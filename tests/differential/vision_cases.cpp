@@ -20,7 +20,11 @@ Case conv2d(Draw& draw) {
   one.tolerance = 2 * rounding_of(one.autocast ? torch::kBFloat16 : dtype);
   const int64_t kernel = draw.one_of<int64_t>({1, 3}), stride = draw.number(1, 2);
   const int64_t channels = draw.size(40), filters = draw.size(40);
-  const int64_t height = draw.number(1, 9), width = draw.chance(0.6) ? height : draw.number(1, 9);
+  // On the CPU in bfloat16, LibTorch leaves taps of the weight's gradient unwritten at width 1. So
+  // stems are wider too.
+  const int64_t least = draw.device().is_cpu() && one.tolerance > 1e-3 ? 2 : 1;
+  const int64_t height = draw.number(least, 9);
+  const int64_t width = draw.chance(0.6) ? height : draw.number(least, 9);
   one.add(images(draw, {draw.number(1, 4), channels, height, width}, dtype));
   const auto weight_dtype = dtype == torch::kBFloat16 && draw.chance(0.3) ? torch::kFloat : dtype;
   one.add(draw.normal({filters, channels, kernel, kernel}, weight_dtype, 0.2), true);
@@ -40,7 +44,8 @@ Case stem_convolution(Draw& draw) {
   const auto dtype = draw.dtype();
   one.tolerance = 2 * rounding_of(dtype);
   const int64_t kernel = draw.one_of<int64_t>({3, 7}), filters = draw.size(64);
-  const auto sizes = std::vector<int64_t>{draw.number(1, 3), 3, draw.number(8, 40), draw.size(40)};
+  const auto sizes =
+      std::vector<int64_t>{draw.number(1, 3), 3, draw.number(8, 40), 4 + draw.size(36)};
   const bool learns_image = draw.chance(0.3);
   const auto image = images(draw, sizes, dtype);
   one.add(draw.normal({filters, 3, kernel, kernel}, dtype, 0.2), true);
@@ -95,7 +100,10 @@ Case cross_entropy(Draw& draw) {
   one.tolerance = dtype == torch::kDouble  ? 1e-9
                   : dtype == torch::kFloat ? 1e-5
                                            : rounding_of(dtype);
-  one.floor = draw.device().is_cpu() || dtype == torch::kDouble ? 0.05 : 0;
+  // float16 has no digits for gradients below 1e-5.
+  one.floor = draw.device().is_cpu() || dtype == torch::kDouble ? 0.05
+              : dtype == torch::kHalf                           ? 1e-4
+                                                                : 0;
   one.op = [=](const Tensors& in) {
     const auto result = ddp::ops::cross_entropy(in[0], labels, {.label_smoothing = smoothing});
     return Tensors{result.loss, result.num_correct};

@@ -183,6 +183,32 @@ TEST_CASE("attention takes heads and gradients at any offset and stride") {
   }
 }
 
+TEST_CASE("gradients of other strides follow each other in each attention backend") {
+  torch::manual_seed(33);
+  for (const auto backend : kAllBackends) {
+    const auto inputs =
+        std::vector{leaf({3, 2, 49, 64}, torch::kHalf), leaf({3, 1, 45, 64}, torch::kHalf),
+                    leaf({3, 1, 45, 64}, torch::kHalf)};
+    const ddp::ops::AttentionOptions options{.backend = backend, .is_causal = false};
+    const auto direction = torch::randn({3, 2, 49, 64}, torch::kCUDA).to(torch::kHalf);
+    std::vector<torch::Tensor> wanted;
+    // A plan of the first gradient would read the others at wrong places.
+    for (const int64_t gap : {16, 0, 8}) {
+      CAPTURE(static_cast<int>(backend), gap);
+      const auto memory = torch::full({3, 2, 49, 64 + gap}, 1e3, direction.options());
+      const auto grad_out = memory.narrow(3, 0, 64);
+      grad_out.copy_(direction);
+      const auto out = ddp::ops::attention(inputs[0], inputs[1], inputs[2], options);
+      const auto grads = torch::autograd::grad({out}, inputs, {grad_out});
+      wanted = wanted.empty() ? grads : wanted;
+      for (std::size_t i = 0; i < grads.size(); ++i) {
+        CAPTURE(i);
+        CHECK(relative_error(grads[i], wanted[i]) < 0.005);
+      }
+    }
+  }
+}
+
 TEST_CASE("packed attention takes heads at any offset and stride") {
   torch::manual_seed(31);
   const auto offsets = torch::tensor({0, 7, 8, 20}, torch::kInt).cuda();

@@ -96,15 +96,28 @@ at::Tensor in_vectors(const at::Tensor& heads) {
   return fits ? heads : heads.clone(at::MemoryFormat::Contiguous);
 }
 
+/// `tensor` itself if it is aligned and has these strides, else a copy that has them.
+at::Tensor with_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
+  bool fits = detail::is_aligned(tensor);
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    const auto wanted = strides[static_cast<std::size_t>(dim)];
+    fits = fits && (tensor.size(dim) == 1 || tensor.stride(dim) == wanted);
+  }
+  return fits ? tensor : at::empty_strided(tensor.sizes(), strides, tensor.options()).copy_(tensor);
+}
+
 /// Inputs of a kernel that reads vectors.
 struct Vectors {
   Vectors(const at::Tensor& query_in, const at::Tensor& key_in, const at::Tensor& value_in)
       : query(in_vectors(query_in)), key(in_vectors(key_in)), value(in_vectors(value_in)) {}
 
-  /// The kernel's result, whose backward reads the gradient in vectors too.
+  /// The kernel's result. Its backward gets the gradient in the result's own strides: it reads
+  /// vectors, and LibTorch finds cuDNN's plan by the inputs' strides without the gradient's.
   static at::Tensor result(const at::Tensor& out) {
     if (out.requires_grad()) {
-      out.register_hook([](const at::Tensor& grad) { return in_vectors(grad); });
+      out.register_hook([strides = out.strides().vec()](const at::Tensor& grad) {
+        return with_strides(grad, strides);
+      });
     }
     return out;
   }
