@@ -268,6 +268,36 @@ TEST_CASE("micro-steps by themselves add up as eager ones do") {
   require_equal(graphed, train(CudaGraph::Off).first);
 }
 
+TEST_CASE("a replay adds to no gradient but those that its capture added to") {
+  const auto train = [](CudaGraph mode) {
+    torch::manual_seed(3);
+    Mlp module;
+    DistributedDataParallel model(module, group());
+    GraphedStep step(
+        context(), {.models = {&model}},
+        [&](const at::Tensor& batch, const StepScalars&) {
+          const auto loss = model.forward(batch).sum();
+          loss.backward();
+          return loss.detach();
+        },
+        GraphedStepOptions{.mode = mode});
+    std::vector<at::Tensor> grads, own;  // the user's own gradients have other addresses each time
+    for (int64_t i = 0; i < 12; ++i) {
+      for (const auto& parameter : module->parameters()) {
+        own.push_back(torch::full_like(parameter, static_cast<double>(i)));
+        parameter.mutable_grad() = own.back();
+      }
+      step(batch_of(rank(), i, 4), {.step = i});
+      const auto now = grads_of(*module);
+      grads.insert(grads.end(), now.begin(), now.end());
+    }
+    return std::pair(grads, step.counts());
+  };
+  const auto [graphed, counts] = train(CudaGraph::On);
+  CHECK(counts.captures > 0);
+  require_equal(graphed, train(CudaGraph::Off).first);
+}
+
 TEST_CASE("counts that a later step takes up cannot be captured") {
   Mlp module;
   DistributedDataParallel model(module, group());

@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <mutex>
@@ -81,33 +82,72 @@ class RandomStatesAs {
   RandomStates later_;
 };
 
+/// Whether autocast is enabled for several device types, and its dtypes.
+class AutocastStates {
+ public:
+  /// Of the CPU and of `inputs`' device types.
+  static AutocastStates of_devices(at::TensorList inputs) {
+    AutocastStates states;
+    states.add(at::kCPU);
+    for (const auto& input : inputs) {
+      if (input.defined()) {
+        states.add(input.device().type());
+      }
+    }
+    return states;
+  }
+
+  /// The same device types' states now.
+  AutocastStates now() const {
+    AutocastStates states;
+    for (const auto& entry : states_) {
+      states.add(entry.device);
+    }
+    return states;
+  }
+  void restore() const {
+    for (const auto& [device, enabled, dtype] : states_) {
+      at::autocast::set_autocast_enabled(device, enabled);
+      at::autocast::set_autocast_dtype(device, dtype);
+    }
+  }
+
+ private:
+  struct Entry {
+    at::DeviceType device;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+
+  void add(at::DeviceType device) {
+    const auto is_known = [device](const Entry& entry) { return entry.device == device; };
+    if (std::none_of(states_.begin(), states_.end(), is_known)) {
+      states_.push_back({device, at::autocast::is_autocast_enabled(device),
+                         at::autocast::get_autocast_dtype(device)});
+    }
+  }
+
+  std::vector<Entry> states_;
+};
+
 /// Backward runs on the engine's thread, which has a separate autocast state.
 class AutocastAs {
  public:
-  AutocastAs(at::DeviceType device, bool enabled, at::ScalarType dtype)
-      : device_(device),
-        was_enabled_(at::autocast::is_autocast_enabled(device)),
-        was_dtype_(at::autocast::get_autocast_dtype(device)) {
-    set(enabled, dtype);
+  explicit AutocastAs(const AutocastStates& states) : before_(states.now()) {
+    states.restore();
     at::autocast::increment_nesting();
   }
   ~AutocastAs() {
     if (at::autocast::decrement_nesting() == 0) {
       at::autocast::clear_cache();
     }
-    set(was_enabled_, was_dtype_);
+    before_.restore();
   }
   AutocastAs(const AutocastAs&) = delete;
   AutocastAs& operator=(const AutocastAs&) = delete;
 
  private:
-  void set(bool enabled, at::ScalarType dtype) {
-    at::autocast::set_autocast_enabled(device_, enabled);
-    at::autocast::set_autocast_dtype(device_, dtype);
-  }
-  at::DeviceType device_;
-  bool was_enabled_;
-  at::ScalarType was_dtype_;
+  AutocastStates before_;
 };
 
 thread_local bool recomputing = false;
@@ -126,10 +166,8 @@ class RecomputingAs {
 /// The function and the state for its second run; the node saves the inputs.
 struct SavedCall : torch::CustomClassHolder {
   Body body;
-  at::Device device{at::kCPU};
   RandomStates random;
-  bool autocast = false;
-  at::ScalarType autocast_dtype = at::kFloat;
+  AutocastStates autocast;
 };
 
 class Checkpoint : public torch::autograd::Function<Checkpoint> {
@@ -138,10 +176,8 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
                             at::TensorList inputs) {
     auto call = c10::make_intrusive<SavedCall>();
     call->body = body;
-    call->device = inputs[0].device();
     call->random = RandomStates::of_devices(inputs);
-    call->autocast = at::autocast::is_autocast_enabled(call->device.type());
-    call->autocast_dtype = at::autocast::get_autocast_dtype(call->device.type());
+    call->autocast = AutocastStates::of_devices(inputs);
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
     ctx->save_for_backward(inputs.vec());
     // Inside a function that is recomputed, this result is read.
@@ -152,6 +188,12 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad_outputs) {
     detail::check_differentiated_once("checkpoint");
+    // The backward inside writes .grad of all parameters that the function uses.
+    TORCH_CHECK(
+        torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
+        "checkpoint: torch::autograd::grad() and backward() with `inputs` are not supported, "
+        "because parameters inside would get a .grad; fix: call backward() without `inputs`, "
+        "or run the function without checkpoint (model.checkpoint_every=0)");
     const auto capsule = ctx->saved_data["call"].toCapsule();
     auto& call = static_cast<SavedCall&>(*capsule);
     std::vector<at::Tensor> inputs;
@@ -161,7 +203,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     at::Tensor output;
     {
       const RandomStatesAs random(call.random);
-      const AutocastAs autocast(call.device.type(), call.autocast, call.autocast_dtype);
+      const AutocastAs autocast(call.autocast);
       const at::AutoGradMode recording(true);
       const RecomputingAs second_run(true);
       output = call.body(inputs);

@@ -91,3 +91,18 @@ TEST_CASE("batch norm with sum, ReLU and pool follows its formulas") {
     }
   }
 }
+
+TEST_CASE("batch norm does not train on one value per channel") {
+  for (const auto& [name, form] : forms()) {
+    INFO(name);
+    auto inputs = make_inputs({1, 6, 1, 1}, torch::kCPU, torch::kDouble, torch::kDouble);
+    inputs.bn.training = inputs.bn_z.training = true;
+    const auto before = converted(inputs, torch::kDouble);
+    CHECK_THROWS_WITH(call(inputs, form),
+                      Catch::Contains("Expected more than 1 value per channel when training"));
+    CHECK(torch::equal(inputs.bn.running_mean, before.bn.running_mean));
+    CHECK(torch::equal(inputs.bn.running_var, before.bn.running_var));
+    inputs.bn.training = inputs.bn_z.training = false;
+    CHECK_NOTHROW(call(inputs, form));
+  }
+}

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "ddp/detail/model_weights.hpp"
@@ -309,6 +310,22 @@ TEST_CASE("checkpoint runs its function again only in a backward") {
   CHECK(runs == 3);
 }
 
+TEST_CASE("checkpoint refuses backwards that ask for chosen gradients only") {
+  const auto x = input({4, 6}), weight = input({6, 6});
+  const auto body = [&](const std::vector<torch::Tensor>& in) {
+    return torch::linear(in[0], weight);
+  };
+  const auto refused = Catch::Contains("fix: call backward() without `inputs`");
+  const auto loss = [&] { return ddp::ops::checkpoint(body, {x}).sum(); };
+  CHECK_THROWS_WITH(grad({loss()}, {x}), refused);
+  CHECK_THROWS_WITH(torch::autograd::backward({loss()}, {}, std::nullopt, false, /*inputs=*/{x}),
+                    refused);
+  CHECK_FALSE(weight.grad().defined());
+  CHECK_FALSE(x.grad().defined());
+  loss().backward();
+  CHECK(weight.grad().defined());
+}
+
 TEST_CASE("only the outermost function of a second run may skip its result") {
   std::vector<bool> inner, outer;
   const auto inside = [&](const std::vector<torch::Tensor>& in) {
@@ -353,6 +370,32 @@ TEST_CASE("linear adds a bias and a residual, for both layouts of the weight") {
   };
   CHECK_THROWS_WITH(with(input({6}), {}), Catch::Contains("bias [6] does not fit"));
   CHECK_THROWS_WITH(with({}, input({3, 5})), Catch::Contains("residual [3, 5] differs"));
+}
+
+TEST_CASE("a weight inside a larger matrix gives hidden its own rows' gradient only") {
+  torch::manual_seed(6);
+  const auto full = torch::randn({128, 8}, torch::kDouble);  // sized as after pad_rows()
+  const auto weight = full.narrow(0, 0, 100);
+  const auto labels = torch::randint(100, {5}, torch::kLong);
+  for (const int64_t chunk : {0, 2}) {
+    CAPTURE(chunk);
+    const auto hidden = input({5, 8});
+    const auto result =
+        ddp::ops::linear_cross_entropy(hidden, weight, labels, {.chunk_tokens = chunk});
+    const auto expected =
+        torch::cross_entropy_loss(torch::linear(hidden, weight), labels, {}, at::Reduction::Sum);
+    CHECK(close(grad({result.loss_sum}, {hidden})[0], grad({expected}, {hidden})[0], 1e-5));
+  }
+}
+
+TEST_CASE("logits that are NaN count as no hit") {
+  const auto weight = torch::randn({13, 6});
+  const auto hidden = torch::full({1, 6}, std::nan(""), torch::kFloat);
+  for (int64_t label = 0; label < 13; ++label) {
+    const auto result =
+        ddp::ops::linear_cross_entropy(hidden, weight, torch::full({1}, label, torch::kLong));
+    CHECK(result.num_correct.item<int64_t>() == 0);
+  }
 }
 
 TEST_CASE("a label outside the vocabulary gives NaN") {

@@ -256,9 +256,9 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
 /// Runs `function(inputs)` without saving activations, and again in the backward with the same
 /// random numbers of the CPU and of the inputs' devices (torch.utils.checkpoint with
 /// use_reentrant=True). Apart from `inputs` and parameters, `function` must not depend on anything
-/// that changes in between. A parameter may be used in only one checkpointed call per backward, and
-/// torch::autograd::grad() does not find its gradient. At least one input must require a gradient,
-/// or no gradient flows.
+/// that changes in between. A parameter may be used in only one checkpointed call per backward.
+/// torch::autograd::grad() and backward() with `inputs` throw. At least one input must require a
+/// gradient, or no gradient flows.
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                       const std::vector<at::Tensor>& inputs);
 

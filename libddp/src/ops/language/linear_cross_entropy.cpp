@@ -50,7 +50,8 @@ void loss_by_aten(const at::Tensor& logits, const at::Tensor& labels, int64_t vo
   const auto counts = labels.ne(options.ignore_index);
   const auto target = labels.clamp(0, vocab - 1).unsqueeze(1);
   const auto is_wrong = labels.ne(target.squeeze(1)).logical_and_(counts);
-  sums.correct += valid.argmax(1).eq(labels).logical_and_(counts).sum();
+  const auto [largest, place] = valid.max(1);
+  sums.correct += place.eq(labels).logical_and_(largest.isfinite()).logical_and_(counts).sum();
   const auto log_softmax = at::log_softmax(valid.to(at::kFloat), 1);
   const auto log_likelihood =
       log_softmax.gather(1, target).masked_fill_(is_wrong.unsqueeze(1), kNan);
@@ -84,6 +85,8 @@ void loss_by_aten(const at::Tensor& logits, const at::Tensor& labels, int64_t vo
     gradient.scatter_(1, target, at_label);
     gradient.masked_fill_(counts.logical_not().unsqueeze(1), 0);
     valid.copy_(gradient);  // the only rounding to the logits' dtype
+    // padded_rows() may show rows of a larger matrix, whose logits are not zero.
+    logits.narrow(1, vocab, logits.size(1) - vocab).zero_();
   }
 }
 

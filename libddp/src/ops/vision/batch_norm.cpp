@@ -42,7 +42,13 @@ at::Tensor normalised(const at::Tensor& x, const BatchNormLayer& bn) {
 void check(const at::Tensor& x, const BatchNormLayer& bn) {
   if (bn.exchange) {
     bn.exchange->check_input(x, bn.weight.numel(), bn.training);
+    return;
   }
+  // The unbiased variance of one value divides by zero.
+  const bool has_one_value = x.dim() > 1 && x.size(1) > 0 && x.numel() == x.size(1);
+  TORCH_CHECK(!bn.training || !has_one_value,
+              "batch_norm: Expected more than 1 value per channel when training, got input size ",
+              x.sizes(), "; fix: use a larger batch or larger images, or evaluate the layer");
 }
 
 const void* group_of(const BatchNormLayer& bn) {

@@ -8,6 +8,7 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <cstdint>
 #include <iterator>
 #include <utility>
 
@@ -111,11 +112,14 @@ void replace(cudaGraph_t graph, cudaGraphNode_t node, const cudaMemsetParams& me
 
 }  // namespace
 
-uint64_t hash_defined_gradients(const GraphedParts& parts) {
+uint64_t hash_gradients(const GraphedParts& parts) {
   FnvHash hash;
   for (auto* model : parts.models) {
     for (const auto& parameter : model->trained_parameters()) {
-      hash.add(parameter.tensor.grad().defined() ? 1 : 2);
+      const at::Tensor& grad = parameter.tensor.grad();
+      const bool has_address = grad.defined() && grad.has_storage();
+      hash.add(has_address ? reinterpret_cast<uintptr_t>(grad.const_data_ptr())
+                           : uintptr_t{grad.defined() ? 2U : 1U});
     }
   }
   return hash.value();
@@ -300,13 +304,13 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
   return step;
 }
 
-void CapturedStep::set_backward(uint64_t defined, std::vector<Reducer::State> after) {
-  gradients_before_ = defined;
+void CapturedStep::set_backward(uint64_t gradients, std::vector<Reducer::State> after) {
+  gradients_before_ = gradients;
   states_after_ = std::move(after);
 }
 
 bool CapturedStep::gradients_match() const {
-  return !gradients_before_ || *gradients_before_ == hash_defined_gradients(parts_);
+  return !gradients_before_ || *gradients_before_ == hash_gradients(parts_);
 }
 
 StepDone CapturedStep::replay(StepCall& call, uint64_t sequence) {

@@ -21,9 +21,9 @@
 
 namespace ddp::detail {
 
-/// Hashes which gradients are defined: a backward overwrites undefined gradients and accumulates
-/// into defined ones.
-uint64_t hash_defined_gradients(const GraphedParts& parts);
+/// Hashes which gradients are defined, and their addresses. A backward overwrites undefined
+/// gradients and accumulates into defined ones, and a replay reads them where they were captured.
+uint64_t hash_gradients(const GraphedParts& parts);
 
 /// Replaces a captured graph's memsets of less than 8 KiB by kernels and returns their number. Call
 /// before instantiation. A small memset node is slow: with 100 of them among 200 kernels a launch
@@ -77,9 +77,9 @@ class CapturedStep final : public StepGraph {
   /// Captures request.call.run on its inputs, which become this graph's. Executes nothing. Throws
   /// what the step throws; `failing` then receives the operation.
   static std::unique_ptr<CapturedStep> capture(const Request& request, std::string* failing);
-  /// For a step with a backward: `defined` are the gradients before its capture, and `after` the
-  /// reducers' states after it, if other gradients are defined then.
-  void set_backward(uint64_t defined, std::vector<Reducer::State> after);
+  /// For a step with a backward: `gradients` is their hash before its capture, and `after` the
+  /// reducers' states after it, if the hash is another one then.
+  void set_backward(uint64_t gradients, std::vector<Reducer::State> after);
   /// Call after all ranks have captured.
   void instantiate() { graph_.instantiate(); }
 

@@ -146,7 +146,7 @@ std::string capture_on_all_ranks(const CaptureParts& use, StepCall& call, uint64
 std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call, uint64_t sequence,
                                         int64_t step_bytes, std::string* reason) {
   const auto before = reducer_states(use.parts);
-  const auto defined_before = hash_defined_gradients(use.parts);
+  const auto gradients_before = hash_gradients(use.parts);
   std::unique_ptr<CapturedStep> step;
   try {
     *reason = capture_on_all_ranks(use, call, sequence, step_bytes, before, step);
@@ -164,8 +164,8 @@ std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call,
     has_backward = has_backward || use.parts.models[i]->reducer().ran_backward_since(before[i]);
   }
   if (has_backward) {
-    const bool changes = defined_before != hash_defined_gradients(use.parts);
-    step->set_backward(defined_before, changes ? reducer_states(use.parts) : ReducerStates());
+    const bool changes = gradients_before != hash_gradients(use.parts);
+    step->set_backward(gradients_before, changes ? reducer_states(use.parts) : ReducerStates());
   }
   return step;
 }
