@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -136,6 +137,9 @@ TEST_CASE("powersgd: the gradients do not depend on the loss scale, which change
     require_equal(gradients, plain.backward(plain.loss(step)));
     ++step;
   }
-  // A backward without the scaler has the scale 1 again.
+  // A backward without the scaler has the scale 1 again, also after another model's that threw.
+  auto other = torch::ones({}, on_device()).requires_grad_();
+  other.register_hook([](const torch::Tensor&) { throw std::runtime_error("half-way"); });
+  CHECK_THROWS_WITH(scaler.scale(other * 2).backward(), Catch::Contains("half-way"));
   require_equal(scaled.backward(scaled.loss(step)), plain.backward(plain.loss(step)));
 }
