@@ -193,7 +193,7 @@ DdpLoggingData DataParallelModel::logging_data() {
 }
 
 void DataParallelModel::zero_grad() {
-  for (const auto& entry : trained_parameters()) {
+  for (const auto& entry : named_parameters()) {
     entry.tensor.mutable_grad() = at::Tensor();
   }
 }
