@@ -83,6 +83,9 @@ at::Tensor combine(const std::vector<at::Tensor>& found_infs, at::Device device)
 
 // The product of `given`, which may be absent, and `factor`.
 StepScalar product(const StepScalar& given, const at::Tensor& factor) {
+  if (given.value()) {
+    return factor * *given.value();
+  }
   return given.defined() ? factor * given.tensor(factor.device()) : factor;
 }
 
