@@ -157,6 +157,22 @@ TEST_CASE("a module that is wrapped again, while the first wrapper lives and aft
   }
 }
 
+TEST_CASE("a forward of shared parameters whose outputs are not known is refused") {
+  const auto weight = torch::ones({3}, on_device()).requires_grad_();
+  DataParallelModel one({.parameters = {{"weight", weight}}}, group());
+  one.prepare_for_backward();  // one model alone needs no outputs
+  weight.sum().backward();
+  DataParallelModel other({.parameters = {{"weight", weight}}}, group());
+  one.zero_grad();
+  REQUIRE_THROWS_WITH(one.prepare_for_backward(), Catch::Contains("weight") &&
+                                                      Catch::Contains("several wrapped models") &&
+                                                      Catch::Contains("{loss}"));
+  const auto loss = (weight * (rank() + 1)).sum();
+  one.prepare_for_backward({loss});
+  loss.backward();
+  CHECK(torch::equal(weight.grad(), torch::full_like(weight, (world() + 1) / 2.0)));
+}
+
 TEST_CASE("a gradient outlives the wrapper in whose bucket it lies") {
   const auto op = fused_ops(context().device()).front();
   OpRuns runs(op, /*is_one=*/false);

@@ -220,6 +220,53 @@ TEST_CASE("one buffer may hold the counts of all micro-steps") {
   }
 }
 
+TEST_CASE("zero_grad of anyone drops counts that wait and means that were set aside") {
+  const int who = GENERATE(0, 1, 2);
+  const bool is_weighted = GENERATE(true, false);
+  const bool clears_after_forward = GENERATE(true, false);
+  const bool has_mean = GENERATE(true, false);  // it is set aside by the count
+  if (clears_after_forward && !is_weighted) {
+    return;  // only a forward or a weighted_backward looks
+  }
+  CAPTURE(who, is_weighted, clears_after_forward, has_mean);
+  Mlp module;
+  Mlp reference;
+  DistributedDataParallel model(module, group());
+  torch::optim::SGD optimizer(module->parameters(), 0.0);
+  const auto clear = [&] {
+    if (who == 0) {
+      model.zero_grad();
+    } else if (who == 1) {
+      optimizer.zero_grad();
+    } else {
+      module->zero_grad();
+    }
+  };
+  if (has_mean) {
+    model.forward(batch_of(rank(), 0, 4)).sum().backward();
+  }
+  {
+    const auto local = model.no_sync();
+    model.weighted_backward(model.forward(batch_of(rank(), 1, 4)).sum(), 4);
+  }
+  if (!clears_after_forward) {
+    clear();
+  }
+  const auto loss = model.forward(batch_of(rank(), 2, 4)).sum();
+  if (clears_after_forward) {
+    clear();
+  }
+  if (is_weighted) {
+    model.weighted_backward(loss, 4);
+  } else {
+    loss.backward();
+  }
+  const auto expected = mean_reference(reference, [&](Mlp& plain) {
+    return loss_of(plain, concatenated(2, 4)) / (is_weighted ? 4 : 1);
+  });
+  require_equal(grads_of(*module), expected);
+}
+
 TEST_CASE("a float64 model has weighted means of float64, with hooks too") {
   const auto hook = GENERATE(CommHookType::None, CommHookType::AllReduce);
   auto weight = torch::zeros({5}, on_device().dtype(torch::kDouble)).requires_grad_();

@@ -284,6 +284,10 @@ TEST_CASE("frozen parameters and ignored ones are left alone") {
   Mlp local;
   loss_of(local, batch_of(rank(), 0, 4)).backward();
   REQUIRE(torch::equal(module->second->bias.grad(), local->second->bias.grad()));
+  model.zero_grad();
+  for (const auto& parameter : parameters) {
+    REQUIRE_FALSE(parameter.grad().defined());
+  }
 
   options.parameters_to_ignore = {"second.bais"};
   REQUIRE_THROWS_WITH(DistributedDataParallel(module, group(), options),

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -115,6 +116,41 @@ TEST_CASE("powersgd: gradients of zero, as of a frozen parameter, are no end") {
   }
 }
 
+TEST_CASE("powersgd: fp16 gradients of zero and with norms beyond fp16 stay finite") {
+  const auto weight = torch::zeros({64, 64}, on_device().dtype(torch::kHalf)).requires_grad_();
+  DdpOptions options;
+  options.fp32_grads = false;
+  DataParallelModel model({.parameters = {{"weight", weight}}}, group(), options);
+  model.register_comm_hook(
+      ddp::detail::make_powersgd_hook({.rank = 1, .start_step = 0, .min_compression_rate = 0.1}));
+  // From the second 4096 on the elements of P and Q are 32768, and their norms 262144.
+  for (const double value : {0.0, 4096.0, 4096.0, 1.0}) {
+    CAPTURE(value);
+    model.zero_grad();
+    auto loss = (weight * value).sum();
+    model.prepare_for_backward({loss});
+    loss.backward();
+    CHECK(torch::allclose(weight.grad(), torch::full_like(weight, value), 0.01));
+  }
+}
+
+TEST_CASE("powersgd: the first error of fp16 is zero under any loss scale") {
+  const auto weight = torch::zeros({64, 64}, on_device().dtype(torch::kHalf)).requires_grad_();
+  DdpOptions options;
+  options.fp32_grads = false;
+  DataParallelModel model({.parameters = {{"weight", weight}}}, group(), options);
+  model.register_comm_hook(
+      ddp::detail::make_powersgd_hook({.rank = 1, .start_step = 0, .min_compression_rate = 0.1}));
+  AmpOptions amp;
+  amp.grad_scaling = GradScaling::On;
+  amp.init_scale = 65536;
+  GradScaler scaler(amp);
+  const auto loss = (weight.to(torch::kFloat) * std::pow(2.0, -16)).sum();
+  model.prepare_for_backward({loss});
+  scaler.scale(loss).backward();
+  CHECK(torch::allclose(weight.grad(), torch::ones_like(weight), 0.01));
+}
+
 TEST_CASE("powersgd: the gradients do not depend on the loss scale, which changes") {
   AmpOptions options;
   options.grad_scaling = GradScaling::On;
@@ -136,6 +172,9 @@ TEST_CASE("powersgd: the gradients do not depend on the loss scale, which change
     require_equal(gradients, plain.backward(plain.loss(step)));
     ++step;
   }
-  // A backward without the scaler has the scale 1 again.
+  // A backward without the scaler has the scale 1 again, also after another model's that threw.
+  auto other = torch::ones({}, on_device()).requires_grad_();
+  other.register_hook([](const torch::Tensor&) { throw std::runtime_error("half-way"); });
+  CHECK_THROWS_WITH(scaler.scale(other * 2).backward(), Catch::Contains("half-way"));
   require_equal(scaled.backward(scaled.loss(step)), plain.backward(plain.loss(step)));
 }

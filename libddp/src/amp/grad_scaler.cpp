@@ -65,6 +65,12 @@ void require(bool condition, const char* setting, T value, const char* limit) {
   throw Error(ExitCode::UserException, "GradScaler: " + message);
 }
 
+[[noreturn]] void refuse_fp16(const char* other_fix) {
+  fail(concat(
+      "attempting to unscale FP16 gradients; train with float32 parameters under autocast, or ",
+      other_fix));
+}
+
 // Whether any check found inf or NaN: 0 or 1 on `device`, without a host wait.
 at::Tensor combine(const std::vector<at::Tensor>& found_infs, at::Device device) {
   at::Tensor combined = found_infs.front().to(device, /*non_blocking=*/true);
@@ -77,6 +83,9 @@ at::Tensor combine(const std::vector<at::Tensor>& found_infs, at::Device device)
 
 // The product of `given`, which may be absent, and `factor`.
 StepScalar product(const StepScalar& given, const at::Tensor& factor) {
+  if (given.value()) {
+    return factor * *given.value();
+  }
   return given.defined() ? factor * given.tensor(factor.device()) : factor;
 }
 
@@ -187,9 +196,7 @@ std::vector<at::Tensor> GradScaler::State::check_and_unscale(Optimizer& optimize
   std::vector<at::Tensor> grads = optimizer.gradients();
   for (const at::Tensor& grad : grads) {
     if (grad.scalar_type() == at::kHalf) {
-      fail(
-          "attempting to unscale FP16 gradients; train with float32 parameters under autocast, or "
-          "leave out unscale_ and let the optimizer unscale in float32");
+      refuse_fp16("leave out unscale_ and let the optimizer unscale in float32");
     }
     if (grad.layout() != at::kStrided) {
       fail("a gradient is sparse; use a dense layer");
@@ -280,6 +287,10 @@ GradientScan GradScaler::clip_and_step(Optimizer& optimizer, const StepScalars& 
     fail(concat("clip_and_step() is being called after ",
                 state.stage == Stage::Unscaled ? "unscale_()" : "step()",
                 " and before update(): it does both itself"));
+  }
+  // A wrapped optimizer gets gradients that are multiplied in their own dtype.
+  if (!optimizer.supports_found_inf() && has_fp16(optimizer.gradients())) {
+    refuse_fp16("use an optimizer of libddp, which unscales in float32");
   }
   GradientScan found = state_->scan(optimizer, state, given, max_norm);
   state_->finish_step(optimizer, state, std::move(given));

@@ -11,6 +11,7 @@
 #include "optim/gradient_scan.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/parameter_state.hpp"
+#include "optim/step_checks.hpp"
 #include "optim/tensor_groups.hpp"
 
 namespace ddp {
@@ -61,14 +62,15 @@ GradientScan Optimizer::scan_gradients(const StepScalar& inverse_scale, double m
   }
   const at::Device device = parameters.front().tensor.device();
   GradientScan scan;
-  at::Tensor norm = at::linalg_vector_norm(norms_of(parameters, 2.0, device));
-  if (inverse_scale.defined()) {
-    norm = norm * inverse_scale.tensor(device).to(at::kDouble);
-  }
   const bool wide = std::any_of(parameters.begin(), parameters.end(), [](const auto& parameter) {
     return parameter.tensor.scalar_type() == at::kDouble;
   });
-  detail::conclude_norm(scan, norm, max_norm, wide ? at::kDouble : at::kFloat);
+  const at::ScalarType dtype = wide ? at::kDouble : at::kFloat;
+  at::Tensor norm = at::linalg_vector_norm(norms_of(parameters, 2.0, device));
+  if (inverse_scale.defined()) {
+    norm = norm * detail::factor_tensor(inverse_scale, device, dtype).to(at::kDouble);
+  }
+  detail::conclude_norm(scan, norm, max_norm, dtype);
   // The largest magnitude is finite exactly if all are; NaN propagates.
   const at::Tensor bad = at::logical_not(
       at::isfinite(norms_of(parameters, std::numeric_limits<double>::infinity(), device)));

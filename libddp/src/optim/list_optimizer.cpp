@@ -181,7 +181,8 @@ void ListOptimizer::update(Chunk& chunk, const std::vector<ParameterState*>& act
       masters.push_back(member->updated);
     }
   }
-  batch.grads = gradients_like(batch.params, std::move(grads), factor_of(scalars, chunk.device));
+  batch.grads =
+      gradients_like(batch.params, std::move(grads), factor_of(scalars, chunk.device, chunk.dtype));
   if (rule_->counts_steps()) {
     count_steps(chunk, batch);
   }

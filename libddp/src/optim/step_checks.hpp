@@ -21,15 +21,26 @@ inline bool is_known_to_skip(const StepScalars& scalars) {
   return scalars.found_inf.value().value_or(0.0) != 0.0;
 }
 
-/// The product of the step's factors of gradients; nothing without factors.
-inline std::optional<at::Tensor> factor_of(const StepScalars& scalars, at::Device device) {
+/// `factor` on `device`, for gradients of `dtype`. float64 gradients get the host's number as it
+/// is, others get it rounded to float32, as the flat kernels read it.
+inline at::Tensor factor_tensor(const StepScalar& factor, at::Device device, at::ScalarType dtype) {
+  if (factor.value() && dtype == at::kDouble) {
+    return at::full({}, *factor.value(), at::TensorOptions().dtype(at::kDouble).device(device));
+  }
+  return factor.tensor(device);
+}
+
+/// The product of the step's factors of gradients of `dtype`; nothing without factors.
+inline std::optional<at::Tensor> factor_of(const StepScalars& scalars, at::Device device,
+                                           at::ScalarType dtype) {
   const StepScalar& a = scalars.inverse_scale;
   const StepScalar& b = scalars.clip_factor;
   if (a.defined() && b.defined()) {
-    return at::mul(a.tensor(device), b.tensor(device));
+    return at::mul(factor_tensor(a, device, dtype), factor_tensor(b, device, dtype));
   }
-  return a.defined() || b.defined() ? std::optional((a.defined() ? a : b).tensor(device))
-                                    : std::nullopt;
+  return a.defined() || b.defined()
+             ? std::optional(factor_tensor(a.defined() ? a : b, device, dtype))
+             : std::nullopt;
 }
 
 }  // namespace ddp::detail

@@ -35,13 +35,15 @@ class ScaledGradients {
  public:
   ScaledGradients(const NamedParameters& parameters, const StepScalars& scalars) {
     std::optional<at::Tensor> factor;
+    at::ScalarType dtype = at::kFloat;  // of the gradients that `factor` is for
     for (const NamedParameter& parameter : parameters) {
       const at::Tensor& grad = parameter.tensor.grad();
       if (!grad.defined()) {
         continue;
       }
-      if (!factor || factor->device() != grad.device()) {
-        factor = factor_of(scalars, grad.device());
+      if (!factor || factor->device() != grad.device() || dtype != grad.scalar_type()) {
+        dtype = grad.scalar_type();
+        factor = factor_of(scalars, grad.device(), dtype);
       }
       if (!factor) {
         return;

@@ -45,6 +45,24 @@ void wait_for_writer(const ReducerParts& parts, int index) {
   }
 }
 
+// If the outputs are not known, a backward of another model that shares a parameter looks like the
+// one that this forward expects.
+void check_shared_parameters(const ReducerParts& parts, const std::vector<at::Tensor>& outputs) {
+  if (OpenForwards::can_track(outputs)) {
+    return;
+  }
+  const auto& parameters = parts.gradients.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (ops::has_several_grad_slots(parameters[i].tensor)) {
+      throw SettingsError(concat(
+          "parameter ", parts.describe(static_cast<int>(i)),
+          " belongs to several wrapped models, and this forward has no outputs with a graph that "
+          "tell whose backward runs; fix: return a tensor that requires a gradient from forward, "
+          "or call prepare_for_backward({loss})"));
+    }
+  }
+}
+
 void check_gradient(const ReducerParts& parts, int index) {
   const auto& tensor = parts.gradients.parameters()[static_cast<size_t>(index)].tensor;
   if (at::GradMode::is_enabled()) {
@@ -125,6 +143,7 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
         "captured in a CUDA graph; fix: set it to false, or set ddp.static_graph=true and capture "
         "after the first step");
   }
+  check_shared_parameters(parts_, outputs);
   forwards_.add(outputs);
   local_forward_ = false;
   start();
@@ -200,7 +219,7 @@ bool BackwardPass::reaches_this_model() const {
   if (!pass_.is_expected) {
     return local_forward_;
   }
-  return !forwards_.are_tracked() || !running_backwards_.empty() || !RunningBackwards::any();
+  return !running_backwards_.empty() || !RunningBackwards::any();
 }
 
 // Handles the gradient of a backward under no_sync(), or without a forward of the wrapper. Such

@@ -69,6 +69,7 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, bool trains,
         "out "
         "add a weight of 0");
   }
+  reducer.drop_stale_counts();
   const auto counts_before = reducer.mean().counts();
   add_count();
   try {
@@ -192,7 +193,7 @@ DdpLoggingData DataParallelModel::logging_data() {
 }
 
 void DataParallelModel::zero_grad() {
-  for (const auto& entry : trained_parameters()) {
+  for (const auto& entry : named_parameters()) {
     entry.tensor.mutable_grad() = at::Tensor();
   }
 }

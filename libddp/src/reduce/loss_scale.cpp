@@ -3,6 +3,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -11,11 +12,11 @@ namespace {
 
 struct Running {
   std::mutex mutex;
-  at::Tensor scale;
+  std::weak_ptr<const at::Tensor> scale;
 
-  at::Tensor exchange(at::Tensor next) {
+  void set(const std::shared_ptr<const at::Tensor>& next) {
     const std::lock_guard lock(mutex);
-    return std::exchange(scale, std::move(next));
+    scale = next;
   }
 };
 
@@ -32,18 +33,22 @@ void set_loss_scale(const at::Tensor& loss, const at::Tensor& scale) {
   if (!loss.requires_grad()) {
     return;
   }
-  // The gradient of the loss is the first that a backward computes.
+  // The gradient of the loss is the first that a backward computes. The engine's graph task owns
+  // the scale through its callback, so the scale ends with a backward that throws, too. A nested
+  // backward (checkpointing) is a task of its own and finds the scale of the outer one.
   loss.register_hook([scale](const at::Tensor&) {
-    running().exchange(scale);
+    auto owned = std::make_shared<const at::Tensor>(scale);
+    running().set(owned);
     torch::autograd::Engine::get_default_engine().queue_callback(
-        [] { running().exchange(at::Tensor()); });
+        [owned = std::move(owned)] { running().set(nullptr); });
   });
 }
 
 at::Tensor running_loss_scale() {
   auto& state = running();
   const std::lock_guard lock(state.mutex);
-  return state.scale;
+  const auto scale = state.scale.lock();
+  return scale != nullptr ? *scale : at::Tensor();
 }
 
 }  // namespace ddp::detail

@@ -8,7 +8,7 @@
 namespace ddp::detail {
 
 /// Call with `loss` = (unscaled loss) * `scale`. Every backward from `loss` then runs with this
-/// loss scale, until it ends.
+/// loss scale, until it ends or throws. One scaled backward runs at a time per process.
 void set_loss_scale(const at::Tensor& loss, const at::Tensor& scale);
 
 /// The loss scale of the running backward, one element on the device; undefined: 1. The tensor's

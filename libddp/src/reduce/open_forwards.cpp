@@ -18,6 +18,11 @@ bool backward_accumulates() {
   return wanted_nodes == nullptr || wanted_nodes->empty();
 }
 
+// Leaves have none, and their hooks are never freed.
+bool has_graph(const at::Tensor& output) {
+  return output.defined() && output.requires_grad() && !output.is_leaf();
+}
+
 std::vector<bool> either(std::vector<bool> a, const std::vector<bool>& b) {
   std::transform(a.begin(), a.end(), b.begin(), a.begin(), std::logical_or<>());
   return a;
@@ -34,12 +39,12 @@ OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks
 
 // Makes each output with a graph report when a backward reaches it. Returns false if no output has
 // a graph. The hook, which the graph owns, holds the only shared_ptr to Forward, so the forward
-// ends when the graph is freed. Leaves are skipped, because their hooks are never freed.
+// ends when the graph is freed.
 bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
                          const std::shared_ptr<Forward>& forward) {
   bool watched = false;
   for (const auto& output : outputs) {
-    if (!output.defined() || !output.requires_grad() || output.is_leaf()) {
+    if (!has_graph(output)) {
       continue;
     }
     watched = true;
@@ -59,6 +64,10 @@ bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
     });
   }
   return watched;
+}
+
+bool OpenForwards::can_track(const std::vector<at::Tensor>& outputs) {
+  return std::any_of(outputs.begin(), outputs.end(), has_graph);
 }
 
 void OpenForwards::add(const std::vector<at::Tensor>& outputs) {

@@ -29,8 +29,8 @@ class OpenForwards {
   /// Per parameter: whether a backward of the open forwards reaches it. Without
   /// find_unused_parameters: whether it was trained in one of them. Empty before the first.
   const std::vector<bool>& reachable() const { return reachable_; }
-  /// Whether every backward of the open forwards reports when it begins: all outputs are known.
-  bool are_tracked() const { return num_untracked_ == 0; }
+  /// Whether a backward from `outputs` reports when it begins: one of them has a graph.
+  static bool can_track(const std::vector<at::Tensor>& outputs);
   /// Whether an output exists that no backward has reached.
   bool has_unreached();
 

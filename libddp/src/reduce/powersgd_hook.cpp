@@ -20,17 +20,25 @@ namespace {
 
 constexpr double kTiny = 1e-8;  // added to norms: a column of zeros stays zero, not NaN
 
+// `tensor` itself, or a float32 copy of half tensors: norms, kTiny and loss scales may be beyond
+// the range of fp16, 6e-8 to 65504.
+at::Tensor widened(const at::Tensor& tensor) {
+  return tensor.to(tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+}
+
 // Makes the columns of `matrix` [n, r] orthonormal in place (modified Gram-Schmidt; r is small).
-void orthogonalize_(at::Tensor matrix) {
-  const int64_t columns = matrix.size(1);
+void orthogonalize_(const at::Tensor& matrix) {
+  const at::Tensor wide = widened(matrix);
+  const int64_t columns = wide.size(1);
   for (int64_t i = 0; i < columns; ++i) {
-    auto column = matrix.narrow(1, i, 1);
+    auto column = wide.narrow(1, i, 1);
     column.div_(column.norm().add_(kTiny));
     if (i + 1 < columns) {
-      auto rest = matrix.narrow(1, i + 1, columns - i - 1);
+      auto rest = wide.narrow(1, i + 1, columns - i - 1);
       rest.sub_((column * rest).sum(0, /*keepdim=*/true) * column);
     }
   }
+  matrix.copy_(wide);
 }
 
 class PowerSgdHook final : public CommHook {
@@ -177,12 +185,16 @@ class PowerSgdHook final : public CommHook {
   // The error is in units of the loss scale of its backward.
   static void rescale_error(const GradBucket& bucket, State& state) {
     const at::Tensor scale = bucket.loss_scale.defined() ? bucket.loss_scale.clone() : at::Tensor();
-    if (scale.defined() && state.scale.defined()) {
-      state.error.mul_(scale / state.scale);
-    } else if (scale.defined()) {
-      state.error.mul_(scale);
-    } else if (state.scale.defined()) {
-      state.error.div_(state.scale);
+    if (scale.defined() || state.scale.defined()) {
+      const at::Tensor error = widened(state.error);
+      if (!state.scale.defined()) {
+        error.mul_(scale);
+      } else if (!scale.defined()) {
+        error.div_(state.scale);
+      } else {
+        error.mul_(scale / state.scale);
+      }
+      state.error.copy_(error);
     }
     state.scale = scale;
   }
@@ -196,7 +208,7 @@ class PowerSgdHook final : public CommHook {
       for (auto& [index, state] : states_) {
         wait(state);
         if (state.p_memory.defined()) {
-          finite.push_back(at::isfinite(at::linalg_vector_norm(state.p_memory)));
+          finite.push_back(at::isfinite(at::linalg_vector_norm(widened(state.p_memory))));
         }
         if (state.rest.defined() && state.rest.numel() > 0) {
           const double largest = std::numeric_limits<double>::infinity();
@@ -241,7 +253,7 @@ class PowerSgdHook final : public CommHook {
   // the mean. The ranks share the mean equally, so that their errors add up to the whole error.
   // Columns of Q that are zero stay as before this backward: they would be zero for ever.
   static void finish_matrix(const GradBucket& bucket, Matrix& matrix, const at::Tensor& finite) {
-    const at::Tensor norms = at::linalg_vector_norm(matrix.q, 2, at::IntArrayRef{0}, true);
+    const at::Tensor norms = at::linalg_vector_norm(widened(matrix.q), 2, at::IntArrayRef{0}, true);
     const at::Tensor is_kept = at::logical_and(finite, at::isfinite(norms).all());
     const at::Tensor mean = at::mm(matrix.p, matrix.q.t());
     at::Tensor gradient = view_of(bucket, matrix);

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/string_collectives.hpp"
@@ -34,6 +35,7 @@ Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
 
 void Reducer::begin_forward() {
   pass_.check_complete();
+  drop_stale_counts();
   compare_hooks();
   const auto& history = pass_.history();
   // A forward between a backward and the step of a sharded optimizer leaves the buckets as they
@@ -50,6 +52,19 @@ void Reducer::begin_forward() {
   }
   for (const auto& listener : layout_listeners_) {
     listener();
+  }
+}
+
+void Reducer::drop_stale_counts() {
+  // join_broken_backward() completes a broken backward and needs the counts.
+  if (!parts_.mean.counts().is_weighted || pass_.threw()) {
+    return;
+  }
+  const auto& parameters = parts_.gradients.parameters();
+  if (std::none_of(parameters.begin(), parameters.end(),
+                   [](const auto& entry) { return entry.tensor.grad().defined(); })) {
+    parts_.mean.reset();
+    parts_.gradients.drop_set_aside();
   }
 }
 

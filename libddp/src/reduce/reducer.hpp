@@ -36,7 +36,14 @@ class Reducer {
   /// left without a gradient.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs) { pass_.expect(outputs); }
   /// Call after a forward whose backward must not be reduced.
-  void note_local_forward() { pass_.note_local_forward(); }
+  void note_local_forward() {
+    drop_stale_counts();
+    pass_.note_local_forward();
+  }
+  /// Drops counts that wait, and the means that were set aside for them, if every .grad is
+  /// undefined: zero_grad() dropped the gradients that they belong to. Forwards call it, and
+  /// weighted_backward before it adds a count.
+  void drop_stale_counts();
   /// Whether outputs of a synchronised forward exist that no backward has reached.
   bool has_open_forward() { return pass_.has_open_forward(); }
   /// Takes part in a synchronised backward of the other ranks with zeros. Leaves their means in

@@ -50,7 +50,7 @@ class WeightedMean {
   void finish();
   /// Turns the sum in the bucket's shard into the mean.
   void scale(const GradBucket& bucket) const;
-  /// Call when the backward that used the counts ended.
+  /// Call when the backward that used the counts ended, or when their gradients were dropped.
   void reset() { counts_ = {}; }
   /// Drops a sum that start() began.
   void abandon() { work_ = nullptr; }

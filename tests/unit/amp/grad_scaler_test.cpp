@@ -265,6 +265,18 @@ TEST_CASE("fp16 gradients: an error in unscale_, unscaled in float32 by step", "
   CHECK(scaler.get_scale() == 32768.0);
 }
 
+TEST_CASE("clip_and_step of a wrapped optimizer refuses fp16 gradients", "[amp]") {
+  GradScaler scaler(enabled());
+  Fixture f(at::kHalf);
+  const auto wrapped = ddp::wrap_optimizer(
+      std::make_shared<torch::optim::SGD>(std::vector{f.weight}, torch::optim::SGDOptions(1.0)),
+      ddp::NamedParameters{{"w", f.weight}});
+  f.backward(scaler);
+  CHECK(contains(error_of([&] { scaler.clip_and_step(*wrapped, {.lr = 1.0}, 0.5); }),
+                 "attempting to unscale FP16 gradients"));
+  CHECK(at::equal(f.weight.detach(), at::ones({3}, at::kHalf)));
+}
+
 TEST_CASE("bf16 gradients are unscaled in place", "[amp]") {
   GradScaler scaler(enabled());
   Fixture f(at::kBFloat16);

@@ -3,7 +3,10 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
@@ -161,6 +164,23 @@ TEST_CASE("Float64 weights take the learning rate in float64", "[optim]") {
   optimizer->step(0.1);
   CHECK(at::equal(parameters[0].tensor.detach(), at::full({3}, 1.0 - 0.1, at::kDouble)));
   CHECK(at::equal(parameters[1].tensor.detach(), at::full({3}, 1.0 - 0.1 * 0.1, at::kDouble)));
+}
+
+TEST_CASE("Float64 gradients are scaled by the host's factors in float64", "[optim]") {
+  const bool wraps = GENERATE(false, true);
+  const auto weight = at::zeros({3}, at::kDouble).requires_grad_();
+  const NamedParameters parameters{{"w", weight}};
+  const auto optimizer =
+      wraps ? ddp::wrap_optimizer(std::make_shared<torch::optim::SGD>(std::vector{weight}, 1.0),
+                                  parameters)
+            : ddp::make_optimizer(parameters, sgd());
+  weight.mutable_grad() = at::ones({3}, at::kDouble);
+  const ddp::GradientScan scan = optimizer->scan_gradients(0.1, std::sqrt(3.0) * 0.05);
+  const double norm = std::sqrt(3.0) * 0.1;
+  CHECK(scan.clip_factor.item<double>() ==
+        Approx(std::sqrt(3.0) * 0.05 / (norm + 1e-6)).epsilon(1e-12));
+  optimizer->step({.lr = 1.0, .inverse_scale = 0.1, .clip_factor = 0.3});
+  CHECK(at::allclose(weight.detach(), at::full({3}, -0.1 * 0.3, at::kDouble), 1e-15, 0));
 }
 
 TEST_CASE("Parameters without a gradient are skipped, state too", "[optim]") {

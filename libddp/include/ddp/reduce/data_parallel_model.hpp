@@ -116,7 +116,7 @@ class DataParallelModel : public Stateful {
   bool is_joining() const;                      ///< true inside join()
   Reducer& reducer() const;                     ///< internal
 
-  /// Makes the .grad of each of trained_parameters() undefined; writes no memory.
+  /// Makes the .grad of each of parameters() undefined; writes no memory.
   void zero_grad();
   /// While the returned object lives, backward accumulates local gradients and sends nothing.
   /// Forward and backward must both run inside. The next backward averages the whole sum. Nests.
