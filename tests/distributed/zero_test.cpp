@@ -151,6 +151,20 @@ TEST_CASE("sharded gradients whose squares float32 does not hold are measured an
   CHECK(sharded.optimizer->scan_gradients().norm.item<double>() == Approx(0.25).epsilon(1e-5));
 }
 
+TEST_CASE("the norm of sharded gradients leaves out those that the caller dropped") {
+  Trainer sharded(rule(OptimizerType::Sgd, true));
+  Trainer whole(rule(OptimizerType::Sgd, false));
+  double norms[2];
+  for (const int i : {0, 1}) {
+    Trainer& trainer = i == 0 ? sharded : whole;
+    trainer.model.zero_grad();
+    trainer.backward(0);
+    trainer.module->weights[1].mutable_grad() = torch::Tensor();
+    norms[i] = clip_grad_norm_(trainer.model, 0.0).item<double>();
+  }
+  CHECK(norms[0] == Approx(norms[1]).epsilon(1e-6));
+}
+
 TEST_CASE("inf in one rank's part makes all ranks skip") {
   for (const bool clips : {false, true}) {
     Trainer sharded(rule(OptimizerType::AdamW, true));

@@ -40,16 +40,24 @@ at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type, Communicator
   return is_maximum ? sum : sum.pow(1.0 / norm_type);
 }
 
-// This rank's parts of the buckets that hold a gradient.
+// This rank's parts of the buckets that hold a gradient. Gradients that the caller dropped
+// (mutable_grad() = {}) become zero there.
 std::vector<at::Tensor> shards_of(const DataParallelModel& model) {
   const auto& gradients = model.reducer().gradients();
   std::vector<at::Tensor> shards;
   for (size_t b = 0; b < gradients.layout().buckets.size(); ++b) {
     const auto& parameters = gradients.layout().buckets[b].parameters;
-    if (std::any_of(parameters.begin(), parameters.end(), [&](int i) {
-          return gradients.parameters()[static_cast<size_t>(i)].tensor.grad().defined();
-        })) {
-      shards.push_back(gradients.bucket_shard(static_cast<int>(b)));
+    const auto has_grad = [&](int i) {
+      return gradients.parameters()[static_cast<size_t>(i)].tensor.grad().defined();
+    };
+    if (std::none_of(parameters.begin(), parameters.end(), has_grad)) {
+      continue;
+    }
+    shards.push_back(gradients.bucket_shard(static_cast<int>(b)));
+    for (const int i : parameters) {
+      if (!has_grad(i)) {
+        gradients.slot(i).memory.zero_();
+      }
     }
   }
   std::erase_if(shards, [](const at::Tensor& shard) { return shard.numel() == 0; });
