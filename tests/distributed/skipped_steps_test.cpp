@@ -21,7 +21,7 @@ AmpOptions scaling() {
   return options;
 }
 
-struct Kind {
+struct SkippingOptimizer {
   OptimizerType type;
   OptimizerImplementation implementation;
   bool zero1 = false;
@@ -30,7 +30,7 @@ struct Kind {
   bool nesterov = false;
 };
 
-std::vector<Kind> kinds() {
+std::vector<SkippingOptimizer> kinds() {
   using enum OptimizerType;
   constexpr auto kList = OptimizerImplementation::List;
   constexpr auto kFlat = OptimizerImplementation::Flat;
@@ -52,7 +52,7 @@ std::vector<Kind> kinds() {
           {Lamb, kFlat}};
 }
 
-OptimizerOptions options_of(const Kind& kind) {
+OptimizerOptions options_of(const SkippingOptimizer& kind) {
   auto options = rule(kind.type, kind.zero1);
   options.implementation = kind.implementation;
   options.dampening = kind.dampening;
@@ -81,7 +81,7 @@ void scaled_step(Trainer& trainer, GradScaler& scaler, int64_t step, bool spoils
 TEST_CASE("a skipped step and the loss scale leave no trace in an optimizer") {
   const bool clips = GENERATE(false, true);
   const auto dtype = clips ? torch::kBFloat16 : torch::kFloat;  // with masters, and without
-  for (const Kind& kind : kinds()) {
+  for (const SkippingOptimizer& kind : kinds()) {
     for (const int64_t skipped : {0, 1, 3}) {
       CAPTURE(kind.type, kind.implementation, kind.zero1, kind.dampening, kind.amsgrad, dtype,
               clips, skipped);
