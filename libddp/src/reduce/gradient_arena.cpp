@@ -203,10 +203,6 @@ void GradientArena::gather_local(std::vector<int> parameters) {
     return ops::has_several_grad_slots(parameters_[static_cast<size_t>(parameter)].tensor);
   });
   collect(parameters);
-  for (const int parameter : parameters) {
-    auto& gradient = gradients_[static_cast<size_t>(parameter)];
-    gradient.has_local = gradient.slot.reduced && !gradient.set_aside.defined();
-  }
 }
 
 void GradientArena::keep_apart(int parameter) {
@@ -279,7 +275,6 @@ void GradientArena::publish(const std::vector<bool>& used) {
     }
     gradient.slot.reduced = gradient.slot.reduced || is_used;
     gradient.slot.written = false;
-    gradient.has_local = false;
   }
 }
 
@@ -298,19 +293,7 @@ void GradientArena::zero() {
 void GradientArena::set_reduced_aside() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < gradients_.size(); ++i) {
-    const auto& [name, tensor] = parameters_[i];
-    if (gradients_[i].has_local && gradients_[i].slot.reduced &&
-        lies_in(tensor, gradients_[i].slot)) {
-      throw SettingsError(
-          "weighted_backward, or a join whose ranks ran out: the gradient of " + name +
-          " is a mean to which a backward() under no_sync() added, and the local part cannot be "
-          "divided by another number; fix: call zero_grad() first, or weighted_backward for every "
-          "backward of the step");
-    }
-  }
-  for (size_t i = 0; i < gradients_.size(); ++i) {
-    auto& slot = gradients_[i].slot;
-    auto& set_aside = gradients_[i].set_aside;
+    auto& [slot, set_aside, is_apart] = gradients_[i];
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
     const ops::GradSlot* held = slot_holding_grad(parameters_[i].tensor, slot);
     if (held != nullptr && held->reduced && !set_aside.defined()) {
@@ -349,7 +332,6 @@ std::vector<GradientArena::Saved> GradientArena::save(bool copies) const {
                                         ? parameters_[i].tensor.grad().clone()
                                         : at::Tensor(),
                      .set_aside = gradient.set_aside,
-                     .has_local = gradient.has_local,
                      .slot = gradient.slot});
   }
   return saved;
@@ -361,7 +343,7 @@ void GradientArena::restore(const std::vector<Saved>& saved) {
     auto& gradient = gradients_[i];
     const auto& kept = saved[i];
     const at::Tensor memory = gradient.slot.memory;  // the layout may have changed
-    gradient = {.slot = kept.slot, .set_aside = kept.set_aside, .has_local = kept.has_local};
+    gradient = {.slot = kept.slot, .set_aside = kept.set_aside};
     gradient.slot.memory = memory;
     gradient.slot.is_sharded = is_sharded_;
     if (kept.slot_values.defined()) {
@@ -376,7 +358,6 @@ void GradientArena::drop() {
     parameters_[i].tensor.mutable_grad() = at::Tensor();
     gradients_[i].slot.reduced = false;
     gradients_[i].is_apart = false;
-    gradients_[i].has_local = false;
     gradients_[i].set_aside = at::Tensor();
   }
   forget_writes();

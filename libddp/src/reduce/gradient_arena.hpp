@@ -92,8 +92,7 @@ class GradientArena {
 
   /// Moves means of earlier backwards out of the buckets until add_set_aside(). The mean of (mean +
   /// own) over the ranks is the sum of both means only if the divisor is the number of ranks. Any
-  /// other divisor needs this. Throws SettingsError, and moves nothing, if local gradients were
-  /// added to a mean.
+  /// other divisor needs this.
   void set_reduced_aside();
   void add_set_aside();
   void drop_set_aside();
@@ -103,7 +102,6 @@ class GradientArena {
     at::Tensor grad;
     at::Tensor slot_values;  ///< a copy if the caller requested it and .grad was the slot
     at::Tensor set_aside;
-    bool has_local;
     ops::GradSlot slot;
   };
   /// With `copies` the values of gradients that lie in slots are copied, so that the buckets may be
@@ -117,8 +115,7 @@ class GradientArena {
   struct Gradient {
     ops::GradSlot slot;
     at::Tensor set_aside;
-    bool is_apart = false;   ///< .grad is a copy of the slot until publish()
-    bool has_local = false;  ///< a backward that is not reduced added to the mean in the slot
+    bool is_apart = false;  ///< .grad is a copy of the slot until publish()
   };
 
   void allocate(const DdpOptions& options);

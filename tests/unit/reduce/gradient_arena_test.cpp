@@ -130,29 +130,6 @@ TEST_CASE("a mean in another arena's slot is set aside and refused if sharded") 
   CHECK(all_are(older.grad(0), 1));
 }
 
-TEST_CASE("a mean to which a local backward added cannot be set aside") {
-  ArenaOfTwo two;
-  two.reduce_1_and_2();
-  two.grad(1).add_(1);  // as AccumulateGrad does under no_sync()
-  two.arena.gather_local({1});
-  const auto message = message_of<ddp::SettingsError>([&] { two.arena.set_reduced_aside(); });
-  CHECK_THAT(message, Catch::Contains("gradient of b") && Catch::Contains("zero_grad()"));
-  CHECK(all_are(two.grad(0), 1));
-  two.arena.gather(0);  // a synchronised backward
-  two.arena.publish({});
-  two.arena.set_reduced_aside();
-  CHECK(all_are(two.grad(1), 0));
-  two.arena.gather_local({1});  // of weighted_backward, after the mean was set aside
-  two.arena.set_reduced_aside();
-  two.arena.add_set_aside();
-  CHECK(all_are(two.grad(1), 3));
-  two.grad(1) = at::Tensor();  // as zero_grad() does
-  two.grad(1) = filled_like(two.parameters[1].tensor, 7);
-  two.arena.gather_local({1});
-  two.arena.set_reduced_aside();
-  CHECK(all_are(two.grad(1), 7));
-}
-
 TEST_CASE("a shared gradient stays apart from the bucket until it is published") {
   ArenaOfTwo older;
   GradientArena newer(older.parameters, older.communicator, options_of_any_layout());
