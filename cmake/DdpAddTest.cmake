@@ -54,6 +54,8 @@ function(ddp_add_test)
     endforeach()
     if(arg_UNDER_LOCALE)
       set_tests_properties(${arg_NAME}_locale PROPERTIES ENVIRONMENT DDP_TEST_LOCALE=grouping)
+      # One program twice: each would look for free ports at the same time.
+      set_tests_properties(${_tests} PROPERTIES RESOURCE_LOCK ${arg_NAME})
     endif()
   endif()
 endfunction()

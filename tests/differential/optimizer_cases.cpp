@@ -83,7 +83,7 @@ class Twin {
                                    (of_gradient + weight_decay_ * of_weight + options_.eps)
                              : 1;
     first_ = options_.momentum * first_ + lr * ratio * (g + weight_decay_ * weight_);
-    weight_.sub_(first_);
+    weight_.sub_(first_, lr == 0 ? 0 : 1);  // a momentum of earlier rates moves no weight then
   }
   void lamb(const torch::Tensor& g, double lr) {
     ++steps_;

@@ -55,8 +55,8 @@ class EventFiles(unittest.TestCase):
         self.assert_rows("evals/eval_loss", [(row["step"], row["eval_loss"]) for row in self.rows("evals")])
         self.assert_rows("epochs/test_accuracy", [(20 * (row["epoch"] + 1), row["test_accuracy"]) for row in self.rows("epochs")])
         events = self.read()
-        self.assertEqual(events.Tags()["scalars"], ["steps/loss", "steps/lr", "evals/eval_loss", "epochs/test_accuracy",
-                                                    "epochs/epoch_seconds", "epochs/samples_per_second"])
+        self.assertEqual(events.Tags()["scalars"], ["steps/loss", "steps/lr", "evals/eval_loss", "epochs/epoch_steps",
+                                                    "epochs/test_accuracy", "epochs/epoch_seconds", "epochs/samples_per_second"])
         self.assertEqual([event.wall_time for event in events.Scalars("steps/loss")], [row["time"] for row in self.rows("steps")])
 
     def test_settings_are_text_and_hparams(self):
