@@ -13,6 +13,7 @@ namespace models {
 /// again: a frozen BatchNorm, for example, stays in evaluation mode.
 class EvalScope {
  public:
+  /// Puts `module` and its submodules into evaluation mode.
   explicit EvalScope(torch::nn::Module& module) {
     was_training_.emplace_back(&module, module.is_training());
     for (const auto& child : module.modules(/*include_self=*/false)) {
