@@ -69,7 +69,7 @@ class SlotRegistry {
 
   static const void* key_of(const at::Tensor& parameter) { return parameter.unsafeGetTensorImpl(); }
 
-  const std::vector<Registered> none_;
+  const std::vector<Registered> none_{};
   mutable std::mutex mutex_;  // autograd's threads ask while other models are made
   std::unordered_map<const void*, Entry> entries_;
   std::atomic<int> num_shared_ = 0;  // parameters with several slots
