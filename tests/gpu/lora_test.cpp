@@ -46,7 +46,8 @@ TEST_CASE("lora_linear of several layers equals float64 with each layer's own dr
   const auto c = GENERATE(Case{200, 128, 8, {48, 16, 24}}, Case{333, 64, 64, {128, 64}},
                           Case{64, 192, 72, {40}}, Case{1000, 256, 128, {64, 64, 64}},
                           Case{1, 64, 16, {8, 8}}, Case{515, 64, 40, {32, 8, 8}});
-  CAPTURE(dtype, p, c.tokens, c.in, c.rank, c.out_sizes);
+  const bool transposed = GENERATE(false, true);  // the adapters' memory
+  CAPTURE(dtype, p, c.tokens, c.in, c.rank, c.out_sizes, transposed);
   int64_t out = 0;
   for (const int64_t size : c.out_sizes) {
     out += size;
@@ -55,7 +56,11 @@ TEST_CASE("lora_linear of several layers equals float64 with each layer's own dr
   const auto x = leaf({c.tokens, c.in}, dtype);
   const auto residual = leaf({c.tokens, out}, dtype);
   const auto weight = leaf({out, c.in}, dtype, 0.1).detach(), bias = leaf({out}, dtype).detach();
-  const auto a = leaf({layers * c.rank, c.in}, dtype, 0.2), b = leaf({out, c.rank}, dtype, 0.2);
+  const auto adapter = [&](int64_t rows, int64_t columns) {
+    return transposed ? leaf({columns, rows}, dtype, 0.2).detach().t().requires_grad_(true)
+                      : leaf({rows, columns}, dtype, 0.2);
+  };
+  const auto a = adapter(layers * c.rank, c.in), b = adapter(out, c.rank);
   const auto masks = next_masks(c, dtype, p);
   const auto y = ddp::ops::lora_linear(
       x, weight, a, b,

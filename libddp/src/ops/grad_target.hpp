@@ -41,11 +41,14 @@ inline GradTarget grad_target(const at::Tensor& parameter, bool wanted) {
 }
 
 #ifdef DDP_HAS_CUDA
-/// The target for a kernel; its memory must be contiguous.
+/// The target for a kernel; its memory must be contiguous. It has the strides of its parameter.
 inline GradOut grad_out(const GradTarget& target) {
   if (!target.memory.defined()) {
     return {};
   }
+  TORCH_INTERNAL_ASSERT(target.memory.is_contiguous(), "a kernel would write a gradient of shape ",
+                        target.memory.sizes(), " as if its strides were not ",
+                        target.memory.strides());
   return {target.memory.mutable_data_ptr(), element_of(target.memory.scalar_type()),
           static_cast<float>(target.beta)};
 }

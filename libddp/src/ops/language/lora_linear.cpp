@@ -160,7 +160,11 @@ class DroppedInput {
       C10_CUDA_CHECK(
           detail::launch_dropped_gradient(shape(), u.const_data_ptr(), x_.const_data_ptr(), draws_,
                                           parts.mutable_data_ptr<float>(), detail::stream_of(x_)));
-      add_parts(parts, target);
+      if (target.memory.is_contiguous()) {
+        add_parts(parts, target);
+      } else {  // as the strides of A
+        target.write(parts.sum(0).view(target.memory.sizes()));
+      }
       return;
     }
 #endif
