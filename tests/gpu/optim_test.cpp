@@ -2,6 +2,7 @@
 // Optimizers, clipping and GradScaler on one GPU: the CPU's numbers, no host wait in a step, and
 // the bits of an eager step in a captured one.
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/cuda/Sleep.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
@@ -216,6 +217,28 @@ TEST_CASE("GPU steps of float64 weights take the learning rate in float64", "[gp
       const auto difference = (gpu[k].tensor.cpu() - cpu[k].tensor).abs().max().item<double>();
       CHECK(difference <= 1e-12);
     }
+  }
+}
+
+TEST_CASE("A wrapped optimizer waits for the scalars that the GPU still computes", "[gpu]") {
+  const auto late = [](double value) {
+    at::cuda::sleep(100'000'000);  // cycles
+    return torch::full({}, value, torch::kCUDA);
+  };
+  const auto weight = torch::ones({4}, torch::kCUDA).requires_grad_();
+  weight.mutable_grad() = torch::ones_like(weight);
+  const auto optimizer = ddp::wrap_optimizer(
+      std::make_shared<torch::optim::SGD>(std::vector{weight}, torch::optim::SGDOptions(1)),
+      {{"weight", weight}});
+  double expected = 1;
+  for (const double lr : {0.25, 0.5, 0.125}) {
+    CAPTURE(lr);
+    optimizer->step({.lr = late(lr)});
+    CHECK(weight.equal(torch::full_like(weight, expected -= lr)));
+    optimizer->step({.lr = lr, .found_inf = late(1)});
+    CHECK(weight.equal(torch::full_like(weight, expected)));
+    optimizer->step({.lr = lr, .found_inf = late(0)});
+    CHECK(weight.equal(torch::full_like(weight, expected -= lr)));
   }
 }
 

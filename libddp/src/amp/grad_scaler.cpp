@@ -15,6 +15,7 @@
 #include "amp/unscale.hpp"
 #include "ddp/core/error.hpp"
 #include "optim/capture.hpp"
+#include "optim/on_device.hpp"
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
 #include "optim/zero/sharded_gradients.hpp"
@@ -73,10 +74,10 @@ void require(bool condition, const char* setting, T value, const char* limit) {
 
 // Whether any check found inf or NaN: 0 or 1 on `device`, without a host wait.
 at::Tensor combine(const std::vector<at::Tensor>& found_infs, at::Device device) {
-  at::Tensor combined = found_infs.front().to(device, /*non_blocking=*/true);
+  at::Tensor combined = detail::on_device(found_infs.front(), device);
   for (size_t i = 1; i < found_infs.size(); ++i) {
     // The maximum, not PyTorch's sum: fused kernels skip only for exactly 1.
-    combined = at::maximum(combined, found_infs[i].to(device, /*non_blocking=*/true));
+    combined = at::maximum(combined, detail::on_device(found_infs[i], device));
   }
   return combined;
 }
@@ -169,7 +170,7 @@ at::Tensor GradScaler::scale(const at::Tensor& outputs) {
   if (!state_->scale.defined()) {
     state_->init_scale_on(outputs.device());
   }
-  const at::Tensor factor = state_->scale.to(outputs.device(), /*non_blocking=*/true);
+  const at::Tensor factor = detail::on_device(state_->scale, outputs.device());
   at::Tensor scaled = outputs * factor;
   detail::set_loss_scale(scaled, factor);
   return scaled;
@@ -212,8 +213,7 @@ std::vector<at::Tensor> GradScaler::State::check_and_unscale(Optimizer& optimize
       const auto options = at::TensorOptions().dtype(at::kFloat).device(group.device);
       found_inf = &found_infs.emplace_back(at::zeros({}, options));
     }
-    detail::check_and_unscale_(group.tensors, *found_inf,
-                               factor.to(group.device, /*non_blocking=*/true));
+    detail::check_and_unscale_(group.tensors, *found_inf, detail::on_device(factor, group.device));
   }
   auto* const sharded = dynamic_cast<detail::ShardedGradients*>(&optimizer);
   if (sharded) {

@@ -9,6 +9,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "ops/grad_slot.hpp"
+#include "optim/on_device.hpp"
 #include "optim/tensor_groups.hpp"
 #include "reduce/reducer.hpp"
 
@@ -26,7 +27,7 @@ at::Tensor scale(const std::vector<detail::TensorGroup>& groups, const at::Tenso
     // Multiplying by a factor of 1 costs less than reading the factor from the device.
     const at::Tensor factor = at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0).to(dtype);
     for (const detail::TensorGroup& group : groups) {
-      at::_foreach_mul_(group.tensors, factor.to(group.device, /*non_blocking=*/true));
+      at::_foreach_mul_(group.tensors, detail::on_device(factor, group.device));
     }
   }
   return norm.to(dtype);
@@ -71,7 +72,7 @@ at::Tensor total_norm(const std::vector<detail::TensorGroup>& groups, double nor
   std::vector<at::Tensor> norms;
   for (const detail::TensorGroup& group : groups) {
     for (const at::Tensor& norm : at::_foreach_norm(group.tensors, norm_type, at::kDouble)) {
-      norms.push_back(norm.to(device, /*non_blocking=*/true));
+      norms.push_back(detail::on_device(norm, device));
     }
   }
   return at::linalg_vector_norm(at::stack(norms), norm_type);

@@ -9,6 +9,7 @@
 #include "ddp/optim/optimizer.hpp"
 #include "optim/capture.hpp"
 #include "optim/gradient_scan.hpp"
+#include "optim/on_device.hpp"
 #include "optim/parameter_settings.hpp"
 #include "optim/parameter_state.hpp"
 #include "optim/step_checks.hpp"
@@ -37,7 +38,7 @@ at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device 
       const at::Tensor& grad = parameters[i].tensor.grad();
       if (grad.defined() && grad.numel() > 0 && grad.device() == group.device &&
           grad.scalar_type() == group.dtype) {
-        norms[i] = found[next++].to(device, /*non_blocking=*/true);
+        norms[i] = detail::on_device(found[next++], device);
       }
     }
   }

@@ -4,6 +4,7 @@
 #include <ATen/Functions.h>
 
 #include "ddp/detail/check.hpp"
+#include "optim/on_device.hpp"
 
 namespace ddp {
 
@@ -11,7 +12,7 @@ at::Tensor StepScalar::tensor(at::Device device) const {
   DDP_CHECK(defined());
   if (tensor_.defined()) {
     const bool is_double = tensor_.scalar_type() == at::kDouble;
-    return tensor_.to(device, is_double ? at::kDouble : at::kFloat, /*non_blocking=*/true);
+    return detail::on_device(tensor_, device, is_double ? at::kDouble : at::kFloat);
   }
   // A fill on the device instead of a copy from pageable memory: the host does not wait.
   return at::full({}, *value_, at::TensorOptions().dtype(at::kFloat).device(device));
