@@ -347,9 +347,8 @@ def main():
     counts = {split: len(rows) for split, rows in splits.items()}
     print(f"{done}: {counts['train']} training and {counts['test']} test images, {len(classes)} classes")
     if left_out:
-        names = ["".join(c if c.isprintable() else "?" for c in name) for name in left_out[:3]]
         print(f"left out: {len(left_out)} files that are no images or batches, or lie in no class folder "
-              f"({', '.join(names)}{', …' if len(left_out) > 3 else ''})")
+              f"({', '.join(left_out[:3])}{', …' if len(left_out) > 3 else ''})")
 
 
 if __name__ == "__main__":

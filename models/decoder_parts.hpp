@@ -5,8 +5,6 @@
 #include <torch/nn/module.h>
 #include <torch/types.h>
 
-#include <c10/util/StringUtil.h>
-
 #include <cstddef>
 #include <initializer_list>
 #include <memory>
@@ -15,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/core/error.hpp"
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "models/causal_lm.hpp"
@@ -34,7 +33,7 @@ torch::Tensor new_parameter(torch::nn::Module& owner, const std::string& name,
 
 template <typename... Args>
 [[noreturn]] void refuse(const Args&... message) {
-  throw std::invalid_argument(c10::str(message...));
+  throw std::invalid_argument(ddp::concat(message...));
 }
 
 /// Refuses sizes of `model` that are not positive.

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merges a LoRA adapter into its base and saves a full model that transformers and libddp load.
-#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <exception>
 #include <string>
-#include <system_error>
 #include <vector>
 
+#include "core/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
 #include "ddp/train/command_line.hpp"
@@ -39,12 +38,11 @@ at::ScalarType parse_dtype(const std::string& name) {
 }
 
 int64_t parse_gb(const std::string& text) {
-  double gb = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), gb);
-  if (error != std::errc() || *stop != '\0' || !(gb > 0 && gb <= 1e6)) {
+  const auto gb = ddp::detail::parse_number<double>(text);
+  if (!gb || !(*gb > 0 && *gb <= 1e6)) {
     throw ddp::SettingsError("--max-shard-gb is \"" + text + "\": a number above 0");
   }
-  return static_cast<int64_t>(gb * 1e9);
+  return static_cast<int64_t>(*gb * 1e9);
 }
 
 int merge(const std::vector<std::string>& arguments) {

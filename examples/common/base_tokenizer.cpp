@@ -2,12 +2,12 @@
 #include "common/base_tokenizer.hpp"
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <string_view>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/utf8.hpp"
 #include "models/pretrained/hf_vocabulary.hpp"
 
 namespace examples {
@@ -17,17 +17,8 @@ using ddp::concat;
 
 std::string shown(std::string_view bytes) {
   constexpr std::size_t kLongest = 40;
-  std::string text = "'";
-  for (const char c : models::valid_utf8(bytes.substr(0, kLongest))) {
-    if (static_cast<unsigned char>(c) < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned>(c));
-      text += escaped;
-    } else {
-      text += c;
-    }
-  }
-  return text + (bytes.size() > kLongest ? "…'" : "'");
+  const auto text = ddp::detail::printable_line(models::valid_utf8(bytes.substr(0, kLongest)));
+  return "'" + text + (bytes.size() > kLongest ? "…'" : "'");
 }
 
 /// Ids with one kind of difference.

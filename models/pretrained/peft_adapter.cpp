@@ -44,15 +44,23 @@ Linears find_linears(const torch::nn::Module& module) {
   return linears;
 }
 
+ddp::NamedParameters base_parameters(const torch::nn::Module& module) {
+  ddp::NamedParameters base;
+  for (const auto& item : module.named_parameters()) {
+    const auto key = '.' + item.key();  // a linear layer alone has no name
+    if (!key.ends_with(kA) && !key.ends_with(kB)) {
+      base.push_back({item.key(), item.value()});
+    }
+  }
+  return base;
+}
+
 // PEFT's files hold nothing else that may be trained too, such as a bias or a norm.
 void warn_of_others(const torch::nn::Module& module) {
   std::string first;
   int64_t count = 0;
-  for (const auto& item : module.named_parameters()) {
-    const auto& name = item.key();
-    const bool is_adapter = name.find("lora_A.weight") != std::string::npos ||
-                            name.find("lora_B.weight") != std::string::npos;
-    if (item.value().requires_grad() && !is_adapter) {
+  for (const auto& [name, parameter] : base_parameters(module)) {
+    if (parameter.requires_grad()) {
       first = count++ == 0 ? name : first;
     }
   }
@@ -247,21 +255,6 @@ PeftAdapter read_adapter(const std::string& folder) {
   adapter.lora.target_modules = std::move(files.layers);
   return adapter;
 }
-
-namespace {
-
-ddp::NamedParameters base_parameters(const torch::nn::Module& module) {
-  ddp::NamedParameters base;
-  for (const auto& item : module.named_parameters()) {
-    const auto key = '.' + item.key();  // a linear layer alone has no name
-    if (!key.ends_with(kA) && !key.ends_with(kB)) {
-      base.push_back({item.key(), item.value()});
-    }
-  }
-  return base;
-}
-
-}  // namespace
 
 std::string base_identity(const torch::nn::Module& module) {
   const auto base = base_parameters(module);

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/utf8.hpp"
 #include "models/tokens/token_dataset.hpp"
 #include "tokens/token_file.hpp"
 #include "tokens/token_metadata.hpp"
@@ -14,38 +15,13 @@ using ddp::Safetensors;
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
 
-// Length in bytes of the UTF-8 character at the start of `text`; 0 if there is none. The Unicode
-// Standard, table 3-7.
-size_t character_bytes(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned first = byte(0);
-  if (first < 0x80) {
-    return 1;
-  }
-  const size_t length = first >= 0xF0 ? 4 : first >= 0xE0 ? 3 : 2;
-  if (first < 0xC2 || first > 0xF4 || text.size() < length) {
-    return 0;
-  }
-  const unsigned low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
-  const unsigned high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
-  if (byte(1) < low || byte(1) > high) {
-    return 0;
-  }
-  for (size_t i = 2; i < length; ++i) {
-    if ((byte(i) & 0xC0) != 0x80) {
-      return 0;
-    }
-  }
-  return length;
-}
-
 }  // namespace
 
 std::string valid_utf8(std::string_view text) {
   std::string result;
   result.reserve(text.size());
   while (!text.empty()) {
-    const size_t length = character_bytes(text);
+    const size_t length = ddp::detail::first_character(text).size;
     result += length > 0 ? text.substr(0, length) : kReplacement;
     text.remove_prefix(length > 0 ? length : 1);
   }

@@ -68,6 +68,21 @@ struct Compressed {
   std::unique_ptr<DataParallelModel> model;
 };
 
+// An fp16 matrix whose gradients are sent as fp16 and compressed from the first backward on.
+struct CompressedHalf {
+  CompressedHalf() {
+    DdpOptions options;
+    options.fp32_grads = false;
+    model = std::make_unique<DataParallelModel>(ModelTensors{.parameters = {{"weight", weight}}},
+                                                group(), options);
+    model->register_comm_hook(
+        ddp::detail::make_powersgd_hook({.rank = 1, .start_step = 0, .min_compression_rate = 0.1}));
+  }
+
+  torch::Tensor weight = torch::zeros({64, 64}, on_device().dtype(torch::kHalf)).requires_grad_();
+  std::unique_ptr<DataParallelModel> model;
+};
+
 bool all_finite(const std::vector<torch::Tensor>& gradients) {
   return std::all_of(gradients.begin(), gradients.end(), [](const torch::Tensor& gradient) {
     return gradient.isfinite().all().item<bool>();
@@ -119,38 +134,28 @@ TEST_CASE("powersgd: gradients of zero, as of a frozen parameter, are no end") {
 }
 
 TEST_CASE("powersgd: fp16 gradients of zero and with norms beyond fp16 stay finite") {
-  const auto weight = torch::zeros({64, 64}, on_device().dtype(torch::kHalf)).requires_grad_();
-  DdpOptions options;
-  options.fp32_grads = false;
-  DataParallelModel model({.parameters = {{"weight", weight}}}, group(), options);
-  model.register_comm_hook(
-      ddp::detail::make_powersgd_hook({.rank = 1, .start_step = 0, .min_compression_rate = 0.1}));
+  CompressedHalf half;
   // From the second 4096 on the elements of P and Q are 32768, and their norms 262144.
   for (const double value : {0.0, 4096.0, 4096.0, 1.0}) {
     CAPTURE(value);
-    model.zero_grad();
-    auto loss = (weight * value).sum();
-    model.prepare_for_backward({loss});
+    half.model->zero_grad();
+    auto loss = (half.weight * value).sum();
+    half.model->prepare_for_backward({loss});
     loss.backward();
-    CHECK(torch::allclose(weight.grad(), torch::full_like(weight, value), 0.01));
+    CHECK(torch::allclose(half.weight.grad(), torch::full_like(half.weight, value), 0.01));
   }
 }
 
 TEST_CASE("powersgd: the first error of fp16 is zero under any loss scale") {
-  const auto weight = torch::zeros({64, 64}, on_device().dtype(torch::kHalf)).requires_grad_();
-  DdpOptions options;
-  options.fp32_grads = false;
-  DataParallelModel model({.parameters = {{"weight", weight}}}, group(), options);
-  model.register_comm_hook(
-      ddp::detail::make_powersgd_hook({.rank = 1, .start_step = 0, .min_compression_rate = 0.1}));
+  CompressedHalf half;
   AmpOptions amp;
   amp.grad_scaling = GradScaling::On;
   amp.init_scale = 65536;
   GradScaler scaler(amp);
-  const auto loss = (weight.to(torch::kFloat) * std::pow(2.0, -16)).sum();
-  model.prepare_for_backward({loss});
+  const auto loss = (half.weight.to(torch::kFloat) * std::pow(2.0, -16)).sum();
+  half.model->prepare_for_backward({loss});
   scaler.scale(loss).backward();
-  CHECK(torch::allclose(weight.grad(), torch::ones_like(weight), 0.01));
+  CHECK(torch::allclose(half.weight.grad(), torch::ones_like(half.weight), 0.01));
 }
 
 TEST_CASE("powersgd: the gradients do not depend on the loss scale, which changes") {

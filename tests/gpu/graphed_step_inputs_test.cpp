@@ -236,8 +236,13 @@ TEST_CASE("modes that a step is called in have graphs of their own") {
   }
 }
 
-TEST_CASE("micro-steps by themselves add up as eager ones do") {
-  const auto train = [](CudaGraph mode) {
+namespace {
+
+/// Calls `round` with a small model and a step that adds to its gradients, as graphs and eagerly.
+/// The gradients after each round must be equal. Returns the counts of the graphs.
+template <typename Round>
+GraphedStepCounts require_equal_sums(int64_t num_rounds, const Round& round) {
+  const auto train = [&](CudaGraph mode) {
     Mlp module;
     DistributedDataParallel model(module, group());
     GraphedStep step(
@@ -249,53 +254,44 @@ TEST_CASE("micro-steps by themselves add up as eager ones do") {
         },
         GraphedStepOptions{.mode = mode});
     std::vector<at::Tensor> grads;
-    for (int64_t round = 0; round < 10; ++round) {
-      model.zero_grad();
-      for (int64_t micro = 0; micro < 3; ++micro) {
-        std::optional<NoSync> no_sync;
-        if (micro < 2) {
-          no_sync.emplace(model);
-        }
-        step(batch_of(rank(), 3 * round + micro, 4), {.step = round});
-      }
+    for (int64_t i = 0; i < num_rounds; ++i) {
+      round(model, *module, step, i);
       const auto now = grads_of(*module);
       grads.insert(grads.end(), now.begin(), now.end());
     }
     return std::pair(grads, step.counts());
   };
   const auto [graphed, counts] = train(CudaGraph::On);
-  CHECK(counts.replayed > 0);
   require_equal(graphed, train(CudaGraph::Off).first);
+  return counts;
+}
+
+}  // namespace
+
+TEST_CASE("micro-steps by themselves add up as eager ones do") {
+  const auto counts = require_equal_sums(10, [](auto& model, auto&, auto& step, int64_t round) {
+    model.zero_grad();
+    for (int64_t micro = 0; micro < 3; ++micro) {
+      std::optional<NoSync> no_sync;
+      if (micro < 2) {
+        no_sync.emplace(model);
+      }
+      step(batch_of(rank(), 3 * round + micro, 4), {.step = round});
+    }
+  });
+  CHECK(counts.replayed > 0);
 }
 
 TEST_CASE("a replay adds to no gradient but those that its capture added to") {
-  const auto train = [](CudaGraph mode) {
-    torch::manual_seed(3);
-    Mlp module;
-    DistributedDataParallel model(module, group());
-    GraphedStep step(
-        context(), {.models = {&model}},
-        [&](const at::Tensor& batch, const StepScalars&) {
-          const auto loss = model.forward(batch).sum();
-          loss.backward();
-          return loss.detach();
-        },
-        GraphedStepOptions{.mode = mode});
-    std::vector<at::Tensor> grads, own;  // the user's own gradients have other addresses each time
-    for (int64_t i = 0; i < 12; ++i) {
-      for (const auto& parameter : module->parameters()) {
-        own.push_back(torch::full_like(parameter, static_cast<double>(i)));
-        parameter.mutable_grad() = own.back();
-      }
-      step(batch_of(rank(), i, 4), {.step = i});
-      const auto now = grads_of(*module);
-      grads.insert(grads.end(), now.begin(), now.end());
+  std::vector<at::Tensor> own;  // the user's own gradients have other addresses each time
+  const auto counts = require_equal_sums(12, [&](auto&, auto& module, auto& step, int64_t i) {
+    for (const auto& parameter : module.parameters()) {
+      own.push_back(torch::full_like(parameter, static_cast<double>(i)));
+      parameter.mutable_grad() = own.back();
     }
-    return std::pair(grads, step.counts());
-  };
-  const auto [graphed, counts] = train(CudaGraph::On);
+    step(batch_of(rank(), i, 4), {.step = i});
+  });
   CHECK(counts.captures > 0);
-  require_equal(graphed, train(CudaGraph::Off).first);
 }
 
 TEST_CASE("counts that a later step takes up cannot be captured") {

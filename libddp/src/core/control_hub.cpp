@@ -124,6 +124,13 @@ void ControlHub::serve_peer(int rank, bool readable, SteadyTime now) {
 // The first message that no rank of this library sends ends the job, so nothing that a rank sends
 // makes this process store more than the limits of the messages.
 std::string ControlHub::handle(int rank, const Frame& frame) {
+  const auto add_to = [&](const auto& rounds, auto& message, auto note) {
+    auto objection = rounds.objection_to(rank, message);
+    if (objection.empty()) {
+      (this->*note)(rank, std::move(message));
+    }
+    return objection;
+  };
   switch (frame.type) {
     case FrameType::Heartbeat:
       return {};
@@ -139,11 +146,7 @@ std::string ControlHub::handle(int rank, const Frame& frame) {
       });
     case FrameType::Contribution:
       return use_message<Contribution>(frame, [&](Contribution contribution) {
-        auto objection = rounds_.objection_to(rank, contribution);
-        if (objection.empty()) {
-          note_contribution(rank, std::move(contribution));
-        }
-        return objection;
+        return add_to(rounds_, contribution, &ControlHub::note_contribution);
       });
     case FrameType::Announcement:
       return use_message<Announcement>(frame, [&](Announcement announcement) {
@@ -154,11 +157,7 @@ std::string ControlHub::handle(int rank, const Frame& frame) {
       });
     case FrameType::Exchange:
       return use_message<ExchangeValue>(frame, [&](ExchangeValue value) {
-        auto objection = exchanges_.objection_to(rank, value);
-        if (objection.empty()) {
-          note_exchange(rank, std::move(value));
-        }
-        return objection;
+        return add_to(exchanges_, value, &ControlHub::note_exchange);
       });
     case FrameType::Failure:
       return use_message<FailureCause>(

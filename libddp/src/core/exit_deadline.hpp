@@ -19,12 +19,10 @@ namespace ddp::detail {
 /// waits for a peer.
 class ExitDeadline {
  public:
-  explicit ExitDeadline(std::chrono::milliseconds grace) : grace_(grace) {}
-
   /// Only the first call counts. Any thread, but not during destruction.
-  void arm(int exit_code) {
+  void arm(int exit_code, std::chrono::milliseconds grace) {
     std::call_once(armed_, [&] {
-      thread_ = std::jthread([grace = grace_, exit_code](const std::stop_token& stop) {
+      thread_ = std::jthread([grace, exit_code](const std::stop_token& stop) {
         std::mutex mutex;
         std::condition_variable_any destroyed;
         std::unique_lock lock(mutex);
@@ -39,7 +37,6 @@ class ExitDeadline {
   }
 
  private:
-  const std::chrono::milliseconds grace_;
   std::once_flag armed_;
   std::jthread thread_;
 };

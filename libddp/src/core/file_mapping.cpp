@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,27 +12,27 @@
 #include <system_error>
 
 #include "core/file_ops.hpp"
+#include "core/unique_fd.hpp"
 
 namespace ddp::detail {
 
 std::shared_ptr<FileMapping> FileMapping::open(const std::string& path, std::string& why) {
-  const int fd = open_to_read(path, why);
-  if (fd < 0) {
+  const UniqueFd fd(open_to_read(path, why));
+  if (!fd.valid()) {
     return nullptr;
   }
   std::shared_ptr<FileMapping> mapping(new FileMapping());
   struct stat status {};
-  int error = ::fstat(fd, &status) != 0 ? errno : 0;
+  int error = ::fstat(fd.get(), &status) != 0 ? errno : 0;
   mapping->size_ = static_cast<std::size_t>(status.st_size);
   if (error == 0 && mapping->size_ > 0) {
     // Without MAP_NORESERVE the system refuses a file larger than the memory, because each page
     // could be written.
-    void* memory =
-        ::mmap(nullptr, mapping->size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+    void* memory = ::mmap(nullptr, mapping->size_, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_NORESERVE, fd.get(), 0);
     error = memory == MAP_FAILED ? errno : 0;
     mapping->data_ = memory == MAP_FAILED ? nullptr : static_cast<unsigned char*>(memory);
   }
-  ::close(fd);
   if (error != 0) {
     why = std::generic_category().message(error);
     return nullptr;

@@ -17,6 +17,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "core/unique_fd.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp {
@@ -184,20 +185,6 @@ FileRecord write_new_file(FileOps& ops, const std::string& folder, const std::st
 
 namespace {
 
-// Closes what it owns.
-struct Descriptor {
-  explicit Descriptor(int fd_in) : fd(fd_in) {}
-  ~Descriptor() {
-    if (fd >= 0) {
-      ::close(fd);
-    }
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-
-  const int fd;
-};
-
 // As open_to_read, with the flags and permissions of open().
 int open_regular(const std::string& path, int flags, std::string& why) {
   int fd = -1;
@@ -225,23 +212,21 @@ int detail::open_to_read(const std::string& path, std::string& why, Links links)
 
 std::optional<std::string> detail::read_start(const std::string& path, std::size_t limit,
                                               std::string& why, Links links) {
-  const int fd = open_to_read(path, why, links);
-  if (fd < 0) {
+  const UniqueFd fd(open_to_read(path, why, links));
+  if (!fd.valid()) {
     return std::nullopt;
   }
   std::string text;
   std::vector<char> buffer(std::min<std::size_t>(limit, 1u << 16));
   ssize_t count = 1;
   while (text.size() < limit && count != 0) {
-    count = ::read(fd, buffer.data(), std::min(buffer.size(), limit - text.size()));
+    count = ::read(fd.get(), buffer.data(), std::min(buffer.size(), limit - text.size()));
     if (count < 0 && errno != EINTR) {
       why = std::generic_category().message(errno);
-      ::close(fd);
       return std::nullopt;
     }
     text.append(buffer.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   }
-  ::close(fd);
   return text;
 }
 
@@ -283,10 +268,10 @@ bool detail::AppendedFile::append(std::string_view bytes, std::string& why) {
 }
 
 std::string detail::why_not_own_folder(const std::string& path) {
-  const Descriptor folder(
+  const detail::UniqueFd folder(
       ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
-  if (folder.fd < 0 || ::fstat(folder.fd, &status) != 0) {
+  if (!folder.valid() || ::fstat(folder.get(), &status) != 0) {
     const int error = errno;
     struct stat link {};
     const bool is_link = ::lstat(path.c_str(), &link) == 0 && S_ISLNK(link.st_mode);
@@ -296,12 +281,13 @@ std::string detail::why_not_own_folder(const std::string& path) {
     return "";
   }
   const auto name = ".try_" + random_suffix();
-  const Descriptor made(::openat(
-      folder.fd, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kPrivateFile));
+  const detail::UniqueFd made(::openat(folder.get(), name.c_str(),
+                                       O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+                                       kPrivateFile));
   struct stat own {};
-  const bool is_own = made.fd >= 0 && ::fstat(made.fd, &own) == 0 && own.st_uid == status.st_uid;
-  if (made.fd >= 0) {
-    ::unlinkat(folder.fd, name.c_str(), 0);
+  const bool is_own = made.valid() && ::fstat(made.get(), &own) == 0 && own.st_uid == status.st_uid;
+  if (made.valid()) {
+    ::unlinkat(folder.get(), name.c_str(), 0);
   }
   return is_own ? "" : concat("it belongs to user ", status.st_uid);
 }

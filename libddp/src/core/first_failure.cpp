@@ -5,6 +5,7 @@
 #include <exception>
 #include <vector>
 
+#include "core/control_channel.hpp"
 #include "core/message_codec.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -12,7 +13,6 @@ namespace ddp {
 
 namespace {
 
-constexpr std::size_t kMaxHostBytes = 255;
 constexpr std::size_t kMaxWhereBytes = 4096;
 constexpr std::size_t kMaxMessageBytes = 65536;
 
@@ -20,7 +20,7 @@ constexpr std::size_t kMaxMessageBytes = 65536;
 
 bool FailureCause::is_valid() const {
   const int code = static_cast<int>(exit_code);
-  return code >= 1 && code <= 255 && host.size() <= kMaxHostBytes &&
+  return code >= 1 && code <= 255 && host.size() <= detail::kMaxHostBytes &&
          where.size() <= kMaxWhereBytes && message.size() <= kMaxMessageBytes;
 }
 

@@ -156,13 +156,6 @@ std::string default_route_address() {
 
 }  // namespace
 
-void UniqueFd::reset() {
-  if (fd_ >= 0) {
-    ::close(fd_);
-    fd_ = -1;
-  }
-}
-
 std::optional<Listener> listen_tcp(const std::string& address, int port, SteadyTime deadline) {
   std::string why;
   const auto list = resolve(address, port, AI_PASSIVE, deadline, why);

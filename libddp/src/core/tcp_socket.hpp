@@ -7,30 +7,13 @@
 #include <string>
 #include <utility>
 
+#include "core/unique_fd.hpp"
+
 struct addrinfo;
 
 namespace ddp::detail {
 
 using SteadyTime = std::chrono::steady_clock::time_point;
-
-class UniqueFd {
- public:
-  UniqueFd() = default;
-  explicit UniqueFd(int fd) : fd_(fd) {}
-  UniqueFd(UniqueFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  UniqueFd& operator=(UniqueFd&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~UniqueFd() { reset(); }
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-  void reset();
-
- private:
-  int fd_ = -1;
-};
 
 struct Listener {
   UniqueFd fd;

@@ -5,16 +5,52 @@
 #include <cstdint>
 #include <cstdio>
 
+#include "ddp/detail/utf8.hpp"
+
 namespace ddp::detail {
 namespace {
 
-struct Character {
-  uint32_t code = 0;
-  std::size_t size = 0;  // bytes; 0: invalid
-};
+// Control characters, line and paragraph separators, and marks that reorder text.
+bool is_unsafe(uint32_t code) {
+  return code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0x061C ||
+         (code >= 0x200E && code <= 0x200F) || (code >= 0x2028 && code <= 0x202E) ||
+         (code >= 0x2066 && code <= 0x2069);
+}
 
-// Decodes the UTF-8 character at the start of `text`, which is not empty.
-Character first_character(std::string_view text) {
+// Escapes characters that are unsafe and not in `kept`.
+std::string escape(std::string_view text, std::string_view kept) {
+  std::string result;
+  result.reserve(text.size());
+  while (!text.empty()) {
+    const Utf8Character character = first_character(text);
+    const std::size_t size = std::max<std::size_t>(character.size, 1);
+    const bool is_kept = size == 1 && kept.find(text[0]) != std::string_view::npos;
+    if (is_kept || (character.size != 0 && !is_unsafe(character.code))) {
+      result += text.substr(0, size);
+    } else {
+      for (const char c : text.substr(0, size)) {
+        char escaped[8];
+        std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned char>(c));
+        result += escaped;
+      }
+    }
+    text.remove_prefix(size);
+  }
+  return result;
+}
+
+}  // namespace
+
+ClassicNumbers::ClassicNumbers() {
+  static const locale_t classic = ::newlocale(LC_ALL_MASK, "C", nullptr);
+  before_ = ::uselocale(classic);
+}
+
+ClassicNumbers::~ClassicNumbers() {
+  ::uselocale(before_);
+}
+
+Utf8Character first_character(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
   if (first < 0x80) {
@@ -33,46 +69,16 @@ Character first_character(std::string_view text) {
   }
   constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
   const bool is_surrogate = code >= 0xD800 && code < 0xE000;
-  return code < kLeast[size] || code > 0x10FFFF || is_surrogate ? Character{}
-                                                                : Character{code, size};
-}
-
-// Control characters, line and paragraph separators, and marks that reorder text.
-bool is_unsafe(uint32_t code) {
-  return (code < 0x20 && code != '\n' && code != '\t') || (code >= 0x7F && code < 0xA0) ||
-         code == 0x061C || (code >= 0x200E && code <= 0x200F) ||
-         (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
-}
-
-}  // namespace
-
-ClassicNumbers::ClassicNumbers() {
-  static const locale_t classic = ::newlocale(LC_ALL_MASK, "C", nullptr);
-  before_ = ::uselocale(classic);
-}
-
-ClassicNumbers::~ClassicNumbers() {
-  ::uselocale(before_);
+  return code < kLeast[size] || code > 0x10FFFF || is_surrogate ? Utf8Character{}
+                                                                : Utf8Character{code, size};
 }
 
 std::string printable(std::string_view text) {
-  std::string result;
-  result.reserve(text.size());
-  while (!text.empty()) {
-    const Character character = first_character(text);
-    const std::size_t size = std::max<std::size_t>(character.size, 1);
-    if (character.size != 0 && !is_unsafe(character.code)) {
-      result += text.substr(0, size);
-    } else {
-      for (const char c : text.substr(0, size)) {
-        char escaped[8];
-        std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned char>(c));
-        result += escaped;
-      }
-    }
-    text.remove_prefix(size);
-  }
-  return result;
+  return escape(text, "\n\t");
+}
+
+std::string printable_line(std::string_view text) {
+  return escape(text, "");
 }
 
 }  // namespace ddp::detail

@@ -20,13 +20,15 @@ namespace {
 
 using Body = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
 
-/// The states of the default generators of several devices.
-class RandomStates {
+/// The states of several devices. `State` is made for one device, reads its state then, and writes
+/// it back in restore().
+template <typename State>
+class DeviceStates {
  public:
   /// Of the CPU, whose draws may decide what a function computes on a GPU, and of `inputs`'
   /// devices.
-  static RandomStates of_devices(at::TensorList inputs) {
-    RandomStates states;
+  static DeviceStates of_devices(at::TensorList inputs) {
+    DeviceStates states;
     states.add(at::kCPU);
     for (const auto& input : inputs) {
       if (input.defined()) {
@@ -37,38 +39,73 @@ class RandomStates {
   }
 
   /// The same devices' states now.
-  RandomStates now() const {
-    RandomStates states;
-    for (const auto& entry : states_) {
-      states.add(entry.device);
+  DeviceStates now() const {
+    DeviceStates states;
+    for (const auto& state : states_) {
+      states.states_.emplace_back(state.device());
     }
     return states;
   }
   void restore() const {
-    for (const auto& [device, state] : states_) {
-      auto generator = at::globalContext().defaultGenerator(device);
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      generator.set_state(state);
+    for (const auto& state : states_) {
+      state.restore();
     }
   }
 
  private:
-  struct Entry {
-    at::Device device;
-    at::Tensor state;
-  };
-
   void add(at::Device device) {
-    const auto is_known = [device](const Entry& entry) { return entry.device == device; };
+    const auto is_known = [device](const State& state) { return state.device() == device; };
     if (std::none_of(states_.begin(), states_.end(), is_known)) {
-      auto generator = at::globalContext().defaultGenerator(device);
-      const std::lock_guard<std::mutex> lock(generator.mutex());
-      states_.push_back({device, generator.get_state()});
+      states_.emplace_back(device);
     }
   }
 
-  std::vector<Entry> states_;
+  std::vector<State> states_;
 };
+
+/// Of a device's default generator.
+class RandomState {
+ public:
+  explicit RandomState(at::Device device) : device_(device) {
+    use_generator([this](at::Generator& generator) { state_ = generator.get_state(); });
+  }
+  at::Device device() const { return device_; }
+  void restore() const {
+    use_generator([this](at::Generator& generator) { generator.set_state(state_); });
+  }
+
+ private:
+  template <typename Use>
+  void use_generator(const Use& use) const {
+    auto generator = at::globalContext().defaultGenerator(device_);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    use(generator);
+  }
+
+  at::Device device_;
+  at::Tensor state_;
+};
+using RandomStates = DeviceStates<RandomState>;
+
+/// Whether autocast is enabled for a device's type, and its dtype.
+class AutocastState {
+ public:
+  explicit AutocastState(at::Device device)
+      : device_(device),
+        enabled_(at::autocast::is_autocast_enabled(device.type())),
+        dtype_(at::autocast::get_autocast_dtype(device.type())) {}
+  at::Device device() const { return device_; }
+  void restore() const {
+    at::autocast::set_autocast_enabled(device_.type(), enabled_);
+    at::autocast::set_autocast_dtype(device_.type(), dtype_);
+  }
+
+ private:
+  at::Device device_;
+  bool enabled_;
+  at::ScalarType dtype_;
+};
+using AutocastStates = DeviceStates<AutocastState>;
 
 /// Restores the generators' later states, also after an exception.
 class RandomStatesAs {
@@ -80,54 +117,6 @@ class RandomStatesAs {
 
  private:
   RandomStates later_;
-};
-
-/// Whether autocast is enabled for several device types, and its dtypes.
-class AutocastStates {
- public:
-  /// Of the CPU and of `inputs`' device types.
-  static AutocastStates of_devices(at::TensorList inputs) {
-    AutocastStates states;
-    states.add(at::kCPU);
-    for (const auto& input : inputs) {
-      if (input.defined()) {
-        states.add(input.device().type());
-      }
-    }
-    return states;
-  }
-
-  /// The same device types' states now.
-  AutocastStates now() const {
-    AutocastStates states;
-    for (const auto& entry : states_) {
-      states.add(entry.device);
-    }
-    return states;
-  }
-  void restore() const {
-    for (const auto& [device, enabled, dtype] : states_) {
-      at::autocast::set_autocast_enabled(device, enabled);
-      at::autocast::set_autocast_dtype(device, dtype);
-    }
-  }
-
- private:
-  struct Entry {
-    at::DeviceType device;
-    bool enabled;
-    at::ScalarType dtype;
-  };
-
-  void add(at::DeviceType device) {
-    const auto is_known = [device](const Entry& entry) { return entry.device == device; };
-    if (std::none_of(states_.begin(), states_.end(), is_known)) {
-      states_.push_back({device, at::autocast::is_autocast_enabled(device),
-                         at::autocast::get_autocast_dtype(device)});
-    }
-  }
-
-  std::vector<Entry> states_;
 };
 
 /// Backward runs on the engine's thread, which has a separate autocast state.

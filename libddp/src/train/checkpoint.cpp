@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/train/checkpoint.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <optional>
@@ -285,10 +284,8 @@ void CheckpointerImpl::save_if_due(int64_t step) {
     const auto statuses = exchange();
     schedule_.end_exchange(done, Clock::now(), slowest_step(statuses), statuses[0].pause_seconds);
     due = due || statuses[0].due_by_time;
-    const auto asked = std::find_if(statuses.begin(), statuses.end(),
-                                    [](const RankStatus& status) { return status.stop; });
-    if (asked != statuses.end()) {
-      stop(step, concat("rank ", asked - statuses.begin(), " was asked to stop"));
+    if (const auto who = stop_reason(statuses, &RankStatus::stop); !who.empty()) {
+      stop(step, who);
     }
     call_after_save();
   }

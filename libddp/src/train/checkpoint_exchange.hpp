@@ -130,6 +130,16 @@ std::vector<RankStatus> exchange_statuses(ControlPlane& control_plane, const Ran
 
 double slowest_step(const std::vector<RankStatus>& statuses);
 
+/// "rank 1 was asked to stop", of the first rank whose request sets `stops`; empty if none does.
+/// `requests` has one request per rank.
+template <typename Request>
+std::string stop_reason(const std::vector<Request>& requests, bool Request::*stops) {
+  const auto asked = std::find_if(requests.begin(), requests.end(),
+                                  [=](const Request& request) { return request.*stops; });
+  return asked == requests.end() ? ""
+                                 : concat("rank ", asked - requests.begin(), " was asked to stop");
+}
+
 /// Returns rank 0's value on every rank. If `make` throws an Error on rank 0, every rank throws an
 /// error with the same exit code. Collective.
 template <typename F>

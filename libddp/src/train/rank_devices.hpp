@@ -26,7 +26,7 @@ struct RankDevice {
 };
 
 /// One JSON object: the step and each rank's numbers at the last logging step. It omits unknown
-/// numbers; `max_steps` 0 is unknown. docs/semantics_training.md lists the keys.
+/// numbers; `max_steps` 0 is unknown. docs/metrics.md lists the keys.
 struct RanksRecord {
   int64_t step = 0;
   int64_t max_steps = 0;

@@ -114,7 +114,8 @@ class FailureWatch {
   FailureWatch& operator=(const FailureWatch&) = delete;
 
   void arm(ExitCode code) {
-    (code == ExitCode::SavedRequeue ? stop_deadline_ : deadline_).arm(static_cast<int>(code));
+    deadline_.arm(static_cast<int>(code),
+                  code == ExitCode::SavedRequeue ? kStopGrace : kUnwindGrace);
   }
   /// Call before the control plane is destroyed; an armed deadline stays.
   void detach() {
@@ -126,8 +127,7 @@ class FailureWatch {
 
  private:
   ControlPlane& plane_;
-  detail::ExitDeadline deadline_{kUnwindGrace};
-  detail::ExitDeadline stop_deadline_{kStopGrace};
+  detail::ExitDeadline deadline_;
   std::optional<int> token_;
 };
 

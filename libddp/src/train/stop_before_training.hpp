@@ -22,7 +22,7 @@ namespace ddp::detail {
 class StopBeforeTraining {
  public:
   explicit StopBeforeTraining(std::chrono::milliseconds grace)
-      : deadline_(grace), thread_([this](const std::stop_token& end) { run(end); }) {}
+      : grace_(grace), thread_([this](const std::stop_token& end) { run(end); }) {}
 
   /// The ranks are connected; `plane` must stay until finish().
   void watch(ControlPlane& plane) {
@@ -51,7 +51,8 @@ class StopBeforeTraining {
       }
       const bool is_due = asked <= Clock::now() - kPatience;
       if (is_due) {
-        deadline_.arm(static_cast<int>(ExitCode::SavedRequeue));  // only the first call counts
+        deadline_.arm(static_cast<int>(ExitCode::SavedRequeue),
+                      grace_);  // only the first call counts
       }
       if (is_due && plane_ != nullptr) {
         FailureCause cause;
@@ -66,6 +67,7 @@ class StopBeforeTraining {
     }
   }
 
+  const std::chrono::milliseconds grace_;
   std::mutex mutex_;
   std::condition_variable_any wake_;
   ControlPlane* plane_ = nullptr;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/train/stop_poll.hpp"
 
+#include <algorithm>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -8,6 +10,7 @@
 #include "core/exchange_pace.hpp"
 #include "core/message_codec.hpp"
 #include "core/rank_position.hpp"
+#include "train/checkpoint_exchange.hpp"
 
 namespace ddp {
 namespace {
@@ -21,22 +24,17 @@ struct RankRequest {
 };
 
 struct Agreement {
-  int64_t asked = -1;  // the first rank that was asked to stop
+  std::string reason;  // empty without a stop
   bool all_finished = true;
   friend auto message_fields(Agreement& agreement) {
-    return std::tie(agreement.asked, agreement.all_finished);
+    return std::tie(agreement.reason, agreement.all_finished);
   }
 };
 
 Agreement agree(const std::vector<RankRequest>& requests) {
-  Agreement result;
-  for (std::size_t rank = 0; rank < requests.size(); ++rank) {
-    result.all_finished = result.all_finished && requests[rank].has_finished;
-    if (requests[rank].stops && result.asked < 0) {
-      result.asked = static_cast<int64_t>(rank);
-    }
-  }
-  return result;
+  return {.reason = detail::stop_reason(requests, &RankRequest::stops),
+          .all_finished = std::all_of(requests.begin(), requests.end(),
+                                      [](const auto& request) { return request.has_finished; })};
 }
 
 }  // namespace
@@ -75,9 +73,7 @@ bool StopPoll::exchange(bool has_finished) {
   const auto requests = detail::gather_messages(
       control_plane_, RankRequest{.stops = stop_requested_(), .has_finished = has_finished});
   const auto agreed = detail::broadcast_message(control_plane_, agree(requests));
-  if (agreed.asked >= 0) {
-    stop_reason_ = concat("rank ", agreed.asked, " was asked to stop");
-  }
+  stop_reason_ = agreed.reason;
   const auto end = Clock::now();
   pace_->note(end - begin);
   due_ = end + std::chrono::duration_cast<Clock::duration>(pace_->pause(interval_));

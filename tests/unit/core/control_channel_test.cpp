@@ -61,7 +61,7 @@ Received receive(const std::string& bytes) {
   return received;
 }
 
-TEST_CASE("control channel: authentic frames arrive in order", "[control_plane]") {
+TEST_CASE("control channel: authentic frames arrive in order", "[control_plane][locale]") {
   const auto received = receive(frame_bytes(5, {"one", "", "three"}));
   REQUIRE(received.status == IoStatus::WouldBlock);
   REQUIRE(received.frames.size() == 3);
@@ -120,7 +120,7 @@ TEST_CASE("control channel: half a frame waits", "[control_plane]") {
   }
 }
 
-TEST_CASE("control channel: decoders take any bytes", "[control_plane]") {
+TEST_CASE("control channel: decoders take any bytes", "[control_plane][locale]") {
   std::mt19937 random(3);
   int accepted = 0;
   for (int i = 0; i < 100'000; ++i) {
@@ -143,7 +143,8 @@ TEST_CASE("control channel: decoders take any bytes", "[control_plane]") {
   REQUIRE_FALSE(try_decode_message<Hello>(encode_message(hello) + "x"));
 }
 
-TEST_CASE("control messages: an exchange travels whole, and only whole", "[control_plane]") {
+TEST_CASE("control messages: an exchange travels whole, and only whole",
+          "[control_plane][locale]") {
   const auto sent = encode_message(ExchangeValue{7, 3, "of 1"});
   const auto value = try_decode_message<ExchangeValue>(sent);
   REQUIRE(value);

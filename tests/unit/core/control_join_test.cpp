@@ -86,7 +86,8 @@ struct Job {
   std::shared_ptr<LocalRendezvous> rendezvous = std::make_shared<LocalRendezvous>();
 };
 
-TEST_CASE("rendezvous: a timeout names every missing rank on those that came", "[control_plane]") {
+TEST_CASE("rendezvous: a timeout names every missing rank on those that came",
+          "[control_plane][locale]") {
   auto options = fast_options();
   options.rendezvous_timeout = 300ms;
   const Job job(5, options);
@@ -359,7 +360,8 @@ class TemporaryFolder {
   std::string path_;
 };
 
-TEST_CASE("rendezvous: ranks meet through a file only their user can read", "[control_plane]") {
+TEST_CASE("rendezvous: ranks meet through a file only their user can read",
+          "[control_plane][locale]") {
   const TemporaryFolder folder;
   const std::string file = folder.path() + "/.ddp_rendezvous.12.0.0";
   mode_t mode = 0;

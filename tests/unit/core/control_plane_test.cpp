@@ -25,7 +25,7 @@ std::size_t count_entries(const char* folder) {
                                                 std::filesystem::directory_iterator()));
 }
 
-TEST_CASE("control plane: collectives carry every rank's value", "[control_plane]") {
+TEST_CASE("control plane: collectives carry every rank's value", "[control_plane][locale]") {
   for (const int world_size : {1, 2, 5}) {
     std::vector<std::vector<std::string>> gathered(static_cast<std::size_t>(world_size));
     std::vector<std::string> from_last(gathered.size());
@@ -54,7 +54,7 @@ TEST_CASE("control plane: collectives carry every rank's value", "[control_plane
 }
 
 TEST_CASE("control plane: announcements reach every rank, and the last one of each counts",
-          "[control_plane]") {
+          "[control_plane][locale]") {
   constexpr int kWorldSize = 4;
   std::vector<std::vector<std::string>> first(kWorldSize), second(kWorldSize);
   std::vector<int> version_changed(kWorldSize);
@@ -92,7 +92,7 @@ TEST_CASE("control plane: announcements reach every rank, and the last one of ea
 }
 
 TEST_CASE("control plane: some ranks exchange values, in an order of their own",
-          "[control_plane]") {
+          "[control_plane][locale]") {
   std::vector<std::map<int, std::string>> all(4), odd(4);
   const auto ends = run_ranks(4, [&](ControlPlane& plane) {
     auto& exchange = dynamic_cast<detail::GroupExchange&>(plane);
@@ -174,7 +174,7 @@ TEST_CASE("control plane: a barrier holds until the last rank is there", "[contr
   REQUIRE(early == 0);
 }
 
-TEST_CASE("control plane: unequal values are named on all ranks", "[control_plane]") {
+TEST_CASE("control plane: unequal values are named on all ranks", "[control_plane][locale]") {
   const auto ends = run_ranks(3, [&](ControlPlane& plane) {
     plane.require_equal("ddp.bucket_cap_mb", plane.rank() == 2 ? "50" : "25");
   });
@@ -332,7 +332,7 @@ TEST_CASE("control plane: a collective that waits too long names who is missing"
   }
 }
 
-TEST_CASE("control plane: the first-cause line", "[control_plane]") {
+TEST_CASE("control plane: the first-cause line", "[control_plane][locale]") {
   FailureCause cause;
   cause.rank = 2;
   cause.host = "node3";

@@ -144,7 +144,8 @@ TEST_CASE("verdict: a rank that waits for nobody is never judged", "[control_pla
   REQUIRE(find_deadlock({view_of(4, group_at(12), kGathering), busy}).empty());
 }
 
-TEST_CASE("position: it travels whole, and any bytes are refused or read", "[control_plane]") {
+TEST_CASE("position: it travels whole, and any bytes are refused or read",
+          "[control_plane][locale]") {
   auto position = *view_of(-1, group_at(12, 11, 12), kGathering).position;
   position.where = "forward";
   position.one_thread = false;

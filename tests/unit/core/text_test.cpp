@@ -8,6 +8,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/detail/utf8.hpp"
 #include "support/catch.hpp"
 #include "support/grouping_locale.hpp"
 #include "support/stderr_of.hpp"
@@ -102,6 +103,7 @@ TEST_CASE("control characters become escapes, and text in any language stays") {
                   "31m") == "\\x9b31m");         // no UTF-8
   CHECK(printable("\xe6\xa8") == "\\xe6\\xa8");  // cut
   CHECK(printable("\xc0\x9b\xed\xa0\x80\xf5") == "\\xc0\\x9b\\xed\\xa0\\x80\\xf5");
+  CHECK(ddp::detail::printable_line("ö\tb\nc\x1b") == "ö\\x09b\\x0ac\\x1b");
 }
 
 TEST_CASE("a log line with another program's words does not control the terminal") {

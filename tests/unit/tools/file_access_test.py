@@ -9,7 +9,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 RULES = {
-    ".cpp": [(r"std::o?stringstream", "a number in it follows std::locale::global; fix: ddp::detail::TextStream"),
+    ".cpp": [(r"std::o?stringstream|c10::(str|Join)\(", "a number in it follows std::locale::global; fix: concat() or TextStream"),
              (r"std::sto(d|f|ld)\(|strto(d|f|ld)\(|\bato[fil]\(", "it follows std::setlocale; fix: std::from_chars"),
              (r"std::o?fstream|fopen\(|basic_file_sink", "it follows links and waits at pipes; fix: replace_file() or AppendedFile"),
              (r"std::ifstream", "it waits at pipes; fix: read_start()")],

@@ -150,7 +150,8 @@ TEST_CASE("the folder of a process that was killed is taken over without waiting
 }
 
 TEST_CASE(
-    "an owner on another host is dead when its counter stands still, whatever its record holds") {
+    "an owner on another host is dead when its counter stands still, whatever its record holds",
+    "[waits]") {
   TemporaryFolder folder;
   const OwnerRecord elsewhere{.host = "node9", .process = 1, .machine = "other", .start = "a"};
   for (const auto& text :
@@ -167,7 +168,8 @@ TEST_CASE(
   CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-TEST_CASE("a start waits, for a limited time, for an owner that is ending or of the same job") {
+TEST_CASE("a start waits, for a limited time, for an owner that is ending or of the same job",
+          "[waits]") {
   TemporaryFolder folder;
   const bool ending = GENERATE(false, true), ends = GENERATE(false, true);
   Process first([&] {
@@ -190,7 +192,8 @@ TEST_CASE("a start waits, for a limited time, for an owner that is ending or of 
 }
 
 // Without the request, both waits take a minute.
-TEST_CASE("a stop request ends the wait for another owner, and the error requests another start") {
+TEST_CASE("a stop request ends the wait for another owner, and the error requests another start",
+          "[waits]") {
   constexpr OwnerTimes kLong{.beat = 50ms, .watch = 60s, .wait = 60s};
   TemporaryFolder folder;
   const bool lives = GENERATE(true, false), before = GENERATE(true, false);
@@ -230,7 +233,7 @@ TEST_CASE("a stop request ends the wait for another owner, and the error request
   CHECK(std::filesystem::exists(record_in(folder.path())));
 }
 
-TEST_CASE("one of two processes that take over a folder wins") {
+TEST_CASE("one of two processes that take over a folder wins", "[waits]") {
   TemporaryFolder folder;
   const OwnerRecord dead{.host = "node9", .process = 1, .machine = "other", .start = "a"};
   testing::write_file(record_in(folder.path()), dead.to_text());

@@ -20,43 +20,11 @@
 namespace {
 
 using ddp::MetricsOptions;
+using testing::metrics_in;
+using testing::read_csv;
+using testing::rethrow;
 using testing::run_ranks;
 using testing::TemporaryFolder;
-
-// Reads a CSV file without quoted cells as rows of name -> text.
-std::vector<std::map<std::string, std::string>> read_csv(const std::string& path) {
-  std::istringstream in(testing::read_file(path));
-  const auto split = [](const std::string& line) {
-    std::vector<std::string> cells;
-    std::istringstream parts(line + ",");
-    for (std::string cell; std::getline(parts, cell, ',');) {
-      cells.push_back(cell);
-    }
-    return cells;
-  };
-  std::string line;
-  std::getline(in, line);
-  const auto names = split(line);
-  std::vector<std::map<std::string, std::string>> rows;
-  while (std::getline(in, line)) {
-    const auto cells = split(line);
-    REQUIRE(cells.size() == names.size());
-    auto& row = rows.emplace_back();
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      row[names[i]] = cells[i];
-    }
-  }
-  return rows;
-}
-
-MetricsOptions metrics_in(const TemporaryFolder& folder) {
-  MetricsOptions options;
-  options.dir = folder.path();
-  options.run_name = "run";
-  options.log_every = 2;
-  options.progress = ddp::ProgressStyle::Off;
-  return options;
-}
 
 // The interface that Metrics::observe uses of a model and a loader.
 struct Model {
@@ -66,14 +34,6 @@ struct TimedLoader {
   double total = 0;
   double wait_ms() const { return total; }
 };
-
-void rethrow(const std::vector<std::exception_ptr>& errors) {
-  for (const auto& error : errors) {
-    if (error) {
-      std::rethrow_exception(error);
-    }
-  }
-}
 
 using Rows = std::vector<std::map<std::string, std::string>>;
 
@@ -350,81 +310,6 @@ TEST_CASE("energy is the sum over all ranks, and unknown if one rank does not re
       JobNumbers({one, ddp::detail::decode_message<RankNumbers>(ddp::detail::encode_message(two))})
           .total.energy_j == 3.75);
   REQUIRE(std::isnan(JobNumbers({one, unknown}).total.energy_j));
-}
-
-TEST_CASE("an epoch's row counts the steps that it is of") {
-  TemporaryFolder folder;
-  const auto train = [&](int64_t first_step, int64_t last_step) {
-    rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
-      auto metrics = testing::metrics_on(plane, metrics_in(folder));
-      metrics.begin(first_step, /*num_steps=*/8, /*steps_per_epoch=*/4);
-      for (auto step = first_step; step < last_step; ++step) {
-        metrics.end_step(step, {.loss = torch::full({}, step), .num_samples = 1});
-        if (step % 4 == 3) {
-          metrics.end_epoch(step / 4);
-        }
-      }
-    }));
-  };
-  train(0, 6);
-  train(6, 8);  // resumes inside the second epoch
-  const auto epochs = read_csv(folder.file("run/epochs.csv"));
-  REQUIRE(epochs.size() == 2);
-  CHECK(epochs[0].at("epoch_steps") == "4");
-  CHECK(std::stod(epochs[0].at("train_loss")) == 1.5);
-  CHECK(epochs[1].at("epoch_steps") == "2");
-  CHECK(epochs[1].at("steps_per_epoch") == "4");
-  CHECK(std::stod(epochs[1].at("train_loss")) == 6.5);
-}
-
-TEST_CASE("an epoch's row has constants of the settings that the program used") {
-  TemporaryFolder folder;
-  auto options = metrics_in(folder);
-  const auto row = [&] {
-    rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
-      auto metrics = testing::metrics_on(plane, options);
-      metrics.end_epoch(0);
-    }));
-    return read_csv(folder.file("run/epochs.csv")).back();
-  };
-  options.configured = {.precision = "bf16",
-                        .amp = ddp::detail::UsageMark::make(),
-                        .batch_size_per_rank = 32,
-                        .loader = ddp::detail::UsageMark::make(),
-                        .bucket_cap_mb = 25,
-                        .ddp = ddp::detail::UsageMark::make()};
-  auto epoch = row();
-  for (const char* column :
-       {"precision", "global_batch_size", "batch_size_per_gpu", "bucket_cap_mb"}) {
-    INFO(column);
-    CHECK(epoch.at(column) == "");
-  }
-  options.configured.amp.set();
-  options.configured.loader.set();
-  options.configured.ddp.set();
-  epoch = row();
-  CHECK(epoch.at("precision") == "bf16");
-  CHECK(epoch.at("global_batch_size") == "64");
-  CHECK(epoch.at("batch_size_per_gpu") == "32");
-  CHECK(epoch.at("bucket_cap_mb") == "25");
-  options.run = {.precision = "fp8", .batch_size_per_rank = 5, .bucket_cap_mb = 1};
-  epoch = row();
-  CHECK(epoch.at("precision") == "fp8");
-  CHECK(epoch.at("global_batch_size") == "10");
-  CHECK(epoch.at("bucket_cap_mb") == "1");
-}
-
-TEST_CASE("an uneven global batch is reported with its mean size per GPU") {
-  TemporaryFolder folder;
-  auto options = metrics_in(folder);
-  options.run = {.batch_size_per_rank = 32, .global_batch_size = 101};
-  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, options);
-    metrics.end_epoch(0);
-  }));
-  const auto epoch = read_csv(folder.file("run/epochs.csv")).at(0);
-  REQUIRE(epoch.at("global_batch_size") == "101");
-  REQUIRE(epoch.at("batch_size_per_gpu") == "50.5");
 }
 
 namespace {

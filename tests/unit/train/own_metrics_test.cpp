@@ -18,17 +18,10 @@
 namespace {
 
 using ddp::MetricReduction;
+using testing::metrics_in;
+using testing::rethrow;
 using testing::run_ranks;
 using testing::TemporaryFolder;
-
-ddp::MetricsOptions every_second_step(const TemporaryFolder& folder) {
-  ddp::MetricsOptions options;
-  options.dir = folder.path();
-  options.run_name = "run";
-  options.log_every = 2;
-  options.progress = ddp::ProgressStyle::Off;
-  return options;
-}
 
 std::vector<nlohmann::json> rows_of(const std::string& path) {
   std::istringstream in(testing::read_file(path));
@@ -37,14 +30,6 @@ std::vector<nlohmann::json> rows_of(const std::string& path) {
     rows.push_back(nlohmann::json::parse(line));
   }
   return rows;
-}
-
-void rethrow_first(const std::vector<std::exception_ptr>& errors) {
-  for (const auto& error : errors) {
-    if (error) {
-      std::rethrow_exception(error);
-    }
-  }
 }
 
 /// A value in each of the ways in which a step may have it.
@@ -62,8 +47,8 @@ TEST_CASE("own metrics of an interval are reduced over its steps and all ranks")
   const int way = GENERATE(0, 1, 2);
   CAPTURE(way);
   TemporaryFolder folder;
-  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     for (int step = 0; step < 4; ++step) {
       const double value = step + 10.0 * plane.rank();
       metrics.log("d_loss", as(way, value), {.weight = 1.0 + plane.rank()});
@@ -96,8 +81,8 @@ TEST_CASE("own metrics of an interval are reduced over its steps and all ranks")
 // An epoch's end leaves the interval of the log line open: every step is in one row.
 TEST_CASE("loss and own metrics of a line cover the same steps over an epoch's end") {
   TemporaryFolder folder;
-  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     for (int step = 0; step < 6; ++step) {
       metrics.log("mse", 1.0 + step);
       metrics.log("seen", 1, {.reduction = MetricReduction::Sum});
@@ -127,8 +112,8 @@ TEST_CASE("loss and own metrics of a line cover the same steps over an epoch's e
 
 TEST_CASE("a tensor may be overwritten after the call, as a replayed graph does") {
   TemporaryFolder folder;
-  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     const auto value = torch::zeros({1});
     for (int step = 0; step < 2; ++step) {
       value.fill_(step);
@@ -144,8 +129,8 @@ TEST_CASE("a tensor may be overwritten after the call, as a replayed graph does"
 
 TEST_CASE("an epoch's own metrics are in its row, and in its result on all ranks") {
   TemporaryFolder folder;
-  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     for (int epoch = 0; epoch < 2; ++epoch) {
       const double samples = plane.rank() == 0 ? 3 : 1;
       metrics.log_epoch("accuracy@5", 0.5 * plane.rank() + epoch, {.weight = samples});
@@ -160,8 +145,8 @@ TEST_CASE("an epoch's own metrics are in its row, and in its result on all ranks
 
 TEST_CASE("test_loss and test_accuracy of an epoch fill their own columns") {
   TemporaryFolder folder;
-  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     metrics.log_epoch("test_loss", 1.0 + plane.rank());
     metrics.log_epoch("test_accuracy", 0.5);
     REQUIRE(metrics.end_epoch(0, {.test_accuracy = 0.75}).own.at("test_loss") == 1.5);
@@ -176,7 +161,7 @@ TEST_CASE("test_loss and test_accuracy of an epoch fill their own columns") {
 TEST_CASE("a metric that a rank lacks ends the logging step with its name") {
   TemporaryFolder folder;
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     for (int step = 0; step < 2; ++step) {
       if (plane.rank() == 0) {
         metrics.log("fid", 1.0);
@@ -184,12 +169,12 @@ TEST_CASE("a metric that a rank lacks ends the logging step with its name") {
       metrics.end_step(step, {.num_samples = 1});
     }
   });
-  CHECK_THROWS_WITH(rethrow_first(errors),
+  CHECK_THROWS_WITH(rethrow(errors),
                     Catch::Contains("metric \"fid\" was logged on rank 0 but not on rank 1"));
 }
 
 TEST_CASE("own metrics that cannot be used are refused") {
-  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
     auto metrics = testing::metrics_on(plane, {});
     CHECK_THROWS_AS(metrics.log("", 1.0), ddp::SettingsError);
     CHECK_THROWS_WITH(metrics.log("a", torch::zeros({2})), Catch::Contains("has 2 elements"));
@@ -231,8 +216,8 @@ TEST_CASE("a value of weight 0 counts in no reduction") {
   TemporaryFolder folder;
   const auto reduction = GENERATE(MetricReduction::Mean, MetricReduction::Sum, MetricReduction::Min,
                                   MetricReduction::Max);
-  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     for (int step = 0; step < 2; ++step) {
       const bool has_value = plane.rank() == 0 && step == 1;
       metrics.log("m", torch::tensor(has_value ? 5.0 : NAN),
@@ -246,7 +231,7 @@ TEST_CASE("a value of weight 0 counts in no reduction") {
 TEST_CASE("a rank that stops logging a metric is named") {
   TemporaryFolder folder;
   const auto errors = run_ranks(2, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     for (int step = 0; step < 4; ++step) {
       if (plane.rank() == 0 || step < 2) {
         metrics.log("fid", 1.0);
@@ -254,15 +239,15 @@ TEST_CASE("a rank that stops logging a metric is named") {
       metrics.end_step(step, {.num_samples = 1});
     }
   });
-  CHECK_THROWS_WITH(rethrow_first(errors),
+  CHECK_THROWS_WITH(rethrow(errors),
                     Catch::Contains("metric \"fid\" was logged on rank 0 but not on rank 1"));
   CHECK(rows_of(folder.file("run/steps.jsonl")).size() == 1);
 }
 
 TEST_CASE("an evaluation between epochs may have own metrics") {
   TemporaryFolder folder;
-  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     metrics.add_evaluation(1, {.test_loss = 2, .own = {{"perplexity", 7.5}}});
   }));
   CHECK(rows_of(folder.file("run/evals.jsonl")).at(0).at("perplexity") == 7.5);
@@ -273,8 +258,8 @@ TEST_CASE("the loss and the accuracy count targets, in whichever way each step g
   const int second = GENERATE(0, 1, 2);
   CAPTURE(first, second);
   TemporaryFolder folder;
-  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    auto metrics = testing::metrics_on(plane, every_second_step(folder));
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
     metrics.end_step(0, {.loss = as(first, 2), .num_samples = 4});
     metrics.end_step(1, {.loss = as(second, 5),
                          .num_samples = 4,
@@ -305,10 +290,10 @@ TEST_CASE("a writer gets the settings and all rows, on rank 0") {
     }
   };
   TemporaryFolder folder;
-  auto options = every_second_step(folder);
+  auto options = metrics_in(folder);
   options.csv = options.jsonl = false;
   options.run.settings_text = "a: 1\n";
-  rethrow_first(run_ranks(2, [&](ddp::ControlPlane& plane) {
+  rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
     const auto recorder = std::make_shared<Recorder>();
     auto metrics = testing::metrics_on(plane, options);
     metrics.add_writer(recorder);
@@ -345,8 +330,8 @@ void finish_step(ddp::detail::StepRing& ring, uint64_t sequence, double value) {
 TEST_CASE("a number that few steps log is read before its memory is reused") {
   const bool logs_others = GENERATE(false, true);  // and else ends steps
   TemporaryFolder folder;
-  rethrow_first(run_ranks(1, [&](ddp::ControlPlane& plane) {
-    auto options = every_second_step(folder);
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    auto options = metrics_in(folder);
     options.log_every = 400;
     auto metrics = testing::metrics_on(plane, options);
     const auto ring = make_ring();

@@ -96,4 +96,13 @@ inline std::vector<std::exception_ptr> run_ranks(
   return errors;
 }
 
+/// Throws the error of the first rank that has one.
+inline void rethrow(const std::vector<std::exception_ptr>& errors) {
+  for (const auto& error : errors) {
+    if (error) {
+      std::rethrow_exception(error);
+    }
+  }
+}
+
 }  // namespace testing

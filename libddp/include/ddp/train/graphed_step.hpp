@@ -23,8 +23,8 @@
 // arguments or device tensors, because the graph keeps the host values of the capture. libddp sees
 // only what for_each_tensor visits. Other members of a batch must be the same in every step. The
 // lambda must not wait for the device (.item(), .cpu(), nonzero, indexing by a mask). It must not
-// copy from or to host memory, or make state that outlives the call. docs/semantics.md, "A step as
-// a CUDA graph", lists what has a graph of its own, what cannot be captured and what drops graphs.
+// copy from or to host memory, or make state that outlives the call. docs/semantics_graphs.md
+// lists what has a graph of its own, what cannot be captured and what drops graphs.
 #pragma once
 
 #include <cstdint>

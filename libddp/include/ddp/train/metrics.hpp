@@ -4,9 +4,9 @@
 // evals.csv and evals.jsonl. Rank 0 writes to metrics.dir/<run name, job id or time>. The
 // constructor throws an Error with exit code 64 if another process uses that folder.
 //
-// docs/semantics_training.md, "Metrics", defines the columns. Unknown values are omitted. A loss or
-// norm that is NaN is known, and shown as nan. The host waits for the device only on logging steps.
-// Other steps enqueue two small kernels, or none for logged numbers.
+// docs/metrics.md defines the columns. Unknown values are omitted. A loss or norm that is NaN is
+// known, and shown as nan. The host waits for the device only on logging steps. Other steps enqueue
+// two small kernels, or none for logged numbers.
 #pragma once
 
 #include <ATen/core/Tensor.h>

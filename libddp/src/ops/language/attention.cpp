@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/util/StringUtil.h>
 
 #include <optional>
 #include <stdexcept>
@@ -26,7 +25,9 @@ const char* name_of(AttentionBackend backend) {
 
 template <typename... Args>
 [[noreturn]] void refuse(const Args&... message) {
-  throw std::invalid_argument(c10::str(message...));
+  ddp::detail::TextStream text;
+  (text << ... << message);
+  throw std::invalid_argument(text.str());
 }
 
 constexpr int64_t kCudnnMaxHeadDim = 128;

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/detail/text.hpp"
 #include "ops/choice_book.hpp"
 #include "ops/streams/private_stream.hpp"
 #include "ops/vision/cudnn_descriptor.hpp"
@@ -200,9 +201,11 @@ std::string name_of(ConvolutionPass pass, const Convolution& call) {
   const char* name = pass == ConvolutionPass::Forward         ? "forward"
                      : pass == ConvolutionPass::InputGradient ? "input gradient"
                                                               : "weight gradient";
-  return c10::str("cudnn ", name, ' ', call.x.scalar_type(), " x ", call.x.sizes(), " w ",
-                  call.w.sizes(), " stride ", call.stride, " padding ", call.padding,
-                  call.concurrent ? " beside" : "");
+  ddp::detail::TextStream text;
+  text << "cudnn " << name << ' ' << call.x.scalar_type() << " x " << call.x.sizes() << " w "
+       << call.w.sizes() << " stride " << call.stride << " padding " << call.padding
+       << (call.concurrent ? " beside" : "");
+  return text.str();
 }
 
 /// The process's choices, never destroyed: the order of cuDNN's teardown is unknown.
