@@ -246,7 +246,8 @@ inline std::vector<PartlyUsedOp> rows() {
 
 /// Compares each op with its plain twin for every use of its results.
 inline void check_partly_used_ops(at::Device device) {
-  const double bound = device.is_cpu() ? 1e-4 : 0.05;
+  // In bf16 roundings differ, and the largest of nearly equal pixels may be another one.
+  const double bound = device.is_cpu() ? 1e-4 : 0.2;
   for (const auto& op : partly_used::rows()) {
     const auto shaped = [&](const std::vector<int64_t>& shape) {
       return torch::ones(shape, torch::TensorOptions().device(device));
