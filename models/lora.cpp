@@ -4,6 +4,7 @@
 #include <fnmatch.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <optional>
@@ -44,10 +45,13 @@ namespace detail {
 
 class Fp8Copy::Current : public ddp::ops::WeightCopy {
  public:
-  const ddp::ops::Fp8Weight& of(const std::vector<torch::Tensor>& weights,
-                                const std::string& layer) {
-    weights_ = weights;
-    layer_ = layer;
+  const ddp::ops::Fp8Weight& of(torch::TensorList weights, const std::string& layer) {
+    const auto is_same = [](const auto& a, const auto& b) { return a.is_same(b); };
+    if (!std::equal(weights.begin(), weights.end(), weights_.begin(), weights_.end(), is_same)) {
+      weights_ = weights.vec();
+      layer_ = layer;
+      data_ = nullptr;  // versions of other tensors do not compare
+    }
     refresh();
     return *copy_;
   }
@@ -99,15 +103,14 @@ class Fp8Copy::Current : public ddp::ops::WeightCopy {
   uint64_t version_ = 0;
 };
 
-const ddp::ops::Fp8Weight& Fp8Copy::of(const std::vector<torch::Tensor>& weights,
-                                       const std::string& layer) {
-  if (current_ != nullptr) {
-    return current_->of(weights, layer);
+const ddp::ops::Fp8Weight& Fp8Copy::of(torch::TensorList weights, const std::string& layer) {
+  if (current_ == nullptr) {
+    const auto made = std::make_shared<Current>();
+    made->of(weights, layer);  // if it throws, there is no copy to refresh
+    ddp::ops::register_weight_copy(made);
+    current_ = made;
   }
-  current_ = std::make_shared<Current>();
-  const auto& copy = current_->of(weights, layer);
-  ddp::ops::register_weight_copy(current_);
-  return copy;
+  return current_->of(weights, layer);
 }
 
 }  // namespace detail
@@ -135,7 +138,7 @@ torch::Tensor LinearImpl::forward_add(const torch::Tensor& input, const torch::T
   options.residual = residual;
   options.skips_result = skips_result;
   if (fp8_base_) {
-    options.fp8 = fp8_.of({weight}, name_);
+    options.fp8 = fp8_.of(weight, name_);
   }
   return ddp::ops::lora_linear(input, weight, lora_a, lora_b, std::move(options));
 }

@@ -13,6 +13,7 @@
 #include "ddp/ops/language.hpp"
 #include "lm_test.hpp"
 #include "support/catch.hpp"
+#include "support/partly_used_ops.hpp"
 
 using lm_test::leaf;
 using lm_test::reference_of;
@@ -172,4 +173,8 @@ TEST_CASE("the head's loss writes and adds to grad slots") {
         const auto logits = torch::linear(hidden.to(torch::kDouble), p[0], p[1]);
         return torch::cross_entropy_loss(logits, labels, {}, at::Reduction::Sum) * 0.5;
       });
+}
+
+TEST_CASE("inputs of kernels have gradients where ATen's have them, whichever results are used") {
+  ddp::test::check_partly_used_ops(at::kCUDA);
 }

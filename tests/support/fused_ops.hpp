@@ -281,8 +281,8 @@ inline std::vector<FusedOp> of_vision() {
 
 }  // namespace fused_op_rows
 
-/// Those that write into slots on `device`.
-inline std::vector<FusedOp> fused_ops(at::Device device) {
+/// All rows.
+inline const std::vector<FusedOp>& all_fused_ops() {
   static const auto rows = [] {
     auto all = fused_op_rows::of_language();
     for (const auto& more : {fused_op_rows::of_adapters(), fused_op_rows::of_vision()}) {
@@ -290,7 +290,12 @@ inline std::vector<FusedOp> fused_ops(at::Device device) {
     }
     return all;
   }();
-  auto of_device = rows;
+  return rows;
+}
+
+/// Those that write into slots on `device`.
+inline std::vector<FusedOp> fused_ops(at::Device device) {
+  auto of_device = all_fused_ops();
   if (device.is_cpu()) {
     std::erase_if(of_device, [](const FusedOp& row) { return !row.on_cpu; });
   }

@@ -2,6 +2,10 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <array>
+#include <cstddef>
 
 #include "ops/grad_slot.hpp"
 #include "ops/tensor_launch.hpp"
@@ -38,6 +42,19 @@ inline GradTarget grad_target(const at::Tensor& parameter, bool wanted) {
     return {slot->memory, beta, true};
   }
   return {at::empty_like(parameter), 0, false};
+}
+
+/// Whether the gradient of each argument of an op's forward is wanted, in their order, where
+/// `present` tells which of them were tensors: needs_input_grad() does not count absent ones.
+template <std::size_t n>
+std::array<bool, n> wanted_gradients(torch::autograd::AutogradContext* ctx,
+                                     const bool (&present)[n]) {
+  std::array<bool, n> wanted{};
+  std::size_t edge = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    wanted[i] = present[i] && ctx->needs_input_grad(edge++);
+  }
+  return wanted;
 }
 
 #ifdef DDP_HAS_CUDA

@@ -46,8 +46,7 @@ class Fp8Copy {
  public:
   /// Of the rows of `weights`, which are adjacent (ops::join_rows()). Throws std::runtime_error
   /// naming `layer` if they are not finite.
-  const ddp::ops::Fp8Weight& of(const std::vector<torch::Tensor>& weights,
-                                const std::string& layer);
+  const ddp::ops::Fp8Weight& of(torch::TensorList weights, const std::string& layer);
 
  private:
   class Current;

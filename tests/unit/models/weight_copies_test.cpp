@@ -2,6 +2,7 @@
 // Copies that a model makes of its frozen weights, and the changes of these weights.
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <utility>
@@ -64,6 +65,34 @@ TEST_CASE("FP8 copies follow each change of a weight in their own memory, withou
     CHECK(equal(held, ddp::ops::quantize_weight(weight)));
     CHECK(copy.of({weight}, "layer").values.is_same(held.values));
   }
+}
+
+TEST_CASE("an FP8 copy of another parameter over the same memory is made anew") {
+  const torch::NoGradGuard no_grad;
+  auto weight = frozen({32, 16});
+  auto other = torch::empty({0});
+  other.set_(weight.storage(), 0, weight.sizes(), weight.strides());
+  while (weight._version() <= other._version()) {
+    weight.mul_(1);
+  }
+  models::detail::Fp8Copy copy;
+  copy.of({weight}, "layer");
+  while (other._version() < weight._version()) {
+    other.mul_(2);
+  }
+  CHECK(equal(copy.of({other}, "layer"), ddp::ops::quantize_weight(other)));
+}
+
+TEST_CASE("an FP8 copy follows its weight also after a first conversion that failed") {
+  const torch::NoGradGuard no_grad;
+  auto weight = torch::full({32, 16}, NAN);
+  models::detail::Fp8Copy copy;
+  REQUIRE_THROWS_WITH(copy.of({weight}, "layer"), Catch::Contains("infinite or NaN"));
+  weight.copy_(frozen({32, 16}));
+  const auto held = copy.of({weight}, "layer");
+  weight.mul_(2);
+  ddp::ops::refresh_weight_copies();
+  CHECK(equal(held, ddp::ops::quantize_weight(weight)));
 }
 
 TEST_CASE("layers with an FP8 base compute with changed weights, alone and joined") {

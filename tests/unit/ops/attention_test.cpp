@@ -53,6 +53,32 @@ TEST_CASE("attention is the softmax of scaled scores, with fewer key heads than 
   }
 }
 
+TEST_CASE("attention reads heads of any strides and offsets, also of length 1") {
+  torch::manual_seed(4);
+  for (const auto backend : {AttentionBackend::Auto, AttentionBackend::Math}) {
+    for (const int64_t length : {1, 5}) {
+      for (const bool masked : {false, true}) {
+        CAPTURE(static_cast<int>(backend), length, masked);
+        // Heads behind positions, in a buffer with one more column before them.
+        const auto all = operand({2, length, 10, 9});
+        const auto heads = [&](int64_t first, int64_t count) {
+          return all.narrow(2, first, count).narrow(3, 1, 8).transpose(1, 2);
+        };
+        const auto q = heads(0, 6), k = heads(6, 2), v = heads(8, 2);
+        const auto mask = masked ? torch::zeros({2, 1, 1, length}) : torch::Tensor();
+        const auto out =
+            ddp::ops::attention(q, k, v, {.backend = backend, .is_causal = !masked, .mask = mask});
+        const auto expected = by_hand(q, k, v, !masked);
+        CHECK(torch::allclose(out, expected, 1e-10, 1e-12));
+        const auto weight = torch::randn_like(out);
+        const auto grad = torch::autograd::grad({out}, {all}, {weight})[0];
+        const auto wanted = torch::autograd::grad({expected}, {all}, {weight})[0];
+        CHECK(torch::allclose(grad, wanted, 1e-9, 1e-11));
+      }
+    }
+  }
+}
+
 TEST_CASE("packed documents attend to themselves alone") {
   torch::manual_seed(2);
   const std::vector<int64_t> lengths = {3, 1, 6};

@@ -49,6 +49,14 @@ at::Tensor add_branch_by_aten(const at::Tensor& branch, const at::Tensor& residu
 #ifdef DDP_HAS_CUDA
 namespace {
 
+BranchRows rows_of(const at::Tensor& branch, const at::Tensor& bias) {
+  const auto element = element_of(branch.scalar_type());
+  return {.rows = branch.numel() / branch.size(-1),
+          .columns = branch.size(-1),
+          .element = element,
+          .bias = bias.defined() ? element_of(bias.scalar_type()) : element};
+}
+
 /// With the probability rounded to a multiple of 2^-16, but not to 0, and the scale for that.
 DropoutDraws draws_of(double p) {
   constexpr double kNumbers = 65536;
@@ -89,6 +97,27 @@ DropoutDraws repeated_draws(double p, const at::Tensor& drawn) {
   }
   return draws;
 }
+
+BranchGradients branch_gradients(const at::Tensor& grad_in, const DropoutDraws& draws,
+                                 const at::Tensor& bias, bool wants_bias) {
+  const c10::cuda::CUDAGuard device(grad_in.device());
+  const auto grad = dense(grad_in);
+  const auto shape = rows_of(grad, bias);
+  const auto target = grad_target(bias, wants_bias);
+  const int parts = num_column_parts(shape.rows, shape.columns);
+  const auto sums = wants_bias ? at::empty({parts, shape.columns}, grad.options().dtype(at::kFloat))
+                               : at::Tensor();
+  const auto out = at::empty_like(grad);
+  const auto stream = stream_of(grad);
+  C10_CUDA_CHECK(
+      launch_add_branch_backward(shape, grad.const_data_ptr(), draws, out.mutable_data_ptr(),
+                                 wants_bias ? sums.mutable_data_ptr<float>() : nullptr, stream));
+  if (wants_bias) {
+    C10_CUDA_CHECK(launch_add_parts(sums.const_data_ptr<float>(), parts, shape.columns,
+                                    grad_out(target), stream));
+  }
+  return {out, target.result()};
+}
 #endif
 
 }  // namespace detail
@@ -108,14 +137,6 @@ bool fits_kernels(const at::Tensor& branch, const at::Tensor& residual,
           options.bias.scalar_type() == at::kFloat);
 }
 
-detail::BranchRows rows_of(const at::Tensor& branch, const at::Tensor& bias) {
-  const auto element = detail::element_of(branch.scalar_type());
-  return {.rows = branch.numel() / branch.size(-1),
-          .columns = branch.size(-1),
-          .element = element,
-          .bias = bias.defined() ? detail::element_of(bias.scalar_type()) : element};
-}
-
 class AddBranch : public torch::autograd::Function<AddBranch> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& branch_in,
@@ -129,39 +150,28 @@ class AddBranch : public torch::autograd::Function<AddBranch> {
     at::Tensor drawn;
     const auto draws = detail::new_draws(p, branch.device(), drawn);
     C10_CUDA_CHECK(detail::launch_add_branch(
-        rows_of(branch, bias), branch.const_data_ptr(), detail::data_or_null(bias),
+        detail::rows_of(branch, bias), branch.const_data_ptr(), detail::data_or_null(bias),
         detail::data_or_null(residual), draws, out.mutable_data_ptr(), detail::stream_of(branch)));
     ctx->save_for_backward({bias_in.value_or(at::Tensor()), drawn});
     ctx->saved_data["p"] = p;
     ctx->saved_data["adds"] = residual_in.has_value();
+    ctx->set_materialize_grads(false);
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     detail::check_differentiated_once("add_branch");
+    if (!grad_outputs[0].defined()) {
+      return variable_list(4);
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &bias = saved[0], &drawn = saved[1];
     const double p = ctx->saved_data["p"].toDouble();
-    const auto grad = detail::dense(grad_outputs[0]);
-    const c10::cuda::CUDAGuard device(grad.device());
-    const auto shape = rows_of(grad, bias);
-    const bool wants_bias = bias.defined() && ctx->needs_input_grad(1);
-    const auto target = detail::grad_target(bias, wants_bias);
-    const int parts = detail::num_column_parts(shape.rows, shape.columns);
-    const auto sums = wants_bias
-                          ? at::empty({parts, shape.columns}, grad.options().dtype(at::kFloat))
-                          : at::Tensor();
-    const auto out = at::empty_like(grad);
-    const auto stream = detail::stream_of(grad);
-    C10_CUDA_CHECK(detail::launch_add_branch_backward(
-        shape, grad.const_data_ptr(), detail::repeated_draws(p, drawn), out.mutable_data_ptr(),
-        wants_bias ? sums.mutable_data_ptr<float>() : nullptr, stream));
-    if (wants_bias) {
-      C10_CUDA_CHECK(detail::launch_add_parts(sums.const_data_ptr<float>(), parts, shape.columns,
-                                              detail::grad_out(target), stream));
-    }
+    const auto gradients =
+        detail::branch_gradients(grad_outputs[0], detail::repeated_draws(p, drawn), bias,
+                                 bias.defined() && ctx->needs_input_grad(1));
     const bool adds = ctx->saved_data["adds"].toBool();
-    return {out, target.result(), adds ? grad_outputs[0] : at::Tensor(), at::Tensor()};
+    return {gradients.branch, gradients.bias, adds ? grad_outputs[0] : at::Tensor(), at::Tensor()};
   }
 };
 #endif

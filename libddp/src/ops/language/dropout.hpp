@@ -33,6 +33,14 @@ DropoutDraws new_draws(double p, at::Device device, at::Tensor& drawn, uint64_t 
 
 /// The same numbers again, for the backward.
 DropoutDraws repeated_draws(double p, const at::Tensor& drawn);
+
+/// Gradients of a branch and of its bias, which may be undefined.
+struct BranchGradients {
+  at::Tensor branch, bias;
+};
+/// The backward of the kernels for `grad`, the gradient of residual + dropout(branch + bias).
+BranchGradients branch_gradients(const at::Tensor& grad, const DropoutDraws& draws,
+                                 const at::Tensor& bias, bool wants_bias);
 #endif
 
 }  // namespace ddp::ops::detail

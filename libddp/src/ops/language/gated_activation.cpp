@@ -97,10 +97,14 @@ class Swiglu : public torch::autograd::Function<Swiglu> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& gate_up) {
     ctx->save_for_backward({gate_up});
+    ctx->set_materialize_grads(false);
     return detail::swiglu_forward(gate_up);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad_outputs) {
+    if (!grad_outputs[0].defined()) {
+      return {at::Tensor()};
+    }
     return {detail::swiglu_backward(grad_outputs[0], ctx->get_saved_variables()[0])};
   }
 };

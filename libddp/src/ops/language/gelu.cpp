@@ -48,11 +48,15 @@ class Gelu : public torch::autograd::Function<Gelu> {
                                        detail::stream_of(x)));
     ctx->save_for_backward({x, bias_in.value_or(at::Tensor())});
     ctx->saved_data["is_tanh"] = is_tanh;
+    ctx->set_materialize_grads(false);
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     detail::check_differentiated_once("gelu");
+    if (!grad_outputs[0].defined()) {
+      return variable_list(3);
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &bias = saved[1];
     const c10::cuda::CUDAGuard device(x.device());

@@ -60,6 +60,7 @@ class JoinedRows : public torch::autograd::Function<JoinedRows> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& first, const at::Tensor& second,
                             const std::optional<at::Tensor>& third) {
     ctx->save_for_backward({first, second, third.value_or(at::Tensor())});
+    ctx->set_materialize_grads(false);
     std::vector<at::Tensor> parts = {first.detach(), second.detach()};
     if (third) {
       parts.push_back(third->detach());
@@ -70,6 +71,9 @@ class JoinedRows : public torch::autograd::Function<JoinedRows> {
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     const auto parts = ctx->get_saved_variables();
     variable_list grads(parts.size());
+    if (!grad_outputs[0].defined()) {
+      return grads;
+    }
     int64_t row = 0;
     for (std::size_t i = 0; i < parts.size() && parts[i].defined(); ++i) {
       const int64_t rows = parts[i].size(0);

@@ -103,11 +103,12 @@ class Norm : public torch::autograd::Function<Norm> {
     const c10::cuda::CUDAGuard device(x.device());
     const auto shape = rows_of(x, weight, !bias.defined(), ctx->saved_data["eps"].toDouble());
     const auto draws = detail::repeated_draws(ctx->saved_data["p"].toDouble(), saved[6]);
-    if (!grad_outputs[0].defined() && !adds) {
-      return {grad_outputs[1], {}, {}, {}, {}, {}, {}};
+    const auto [wants_x, wants_weight, wants_bias, wants_branch_bias, wants_residual] =
+        detail::wanted_gradients(ctx, {true, true, bias.defined(), branch_bias.defined(), adds});
+    if (!grad_outputs[0].defined()) {  // only the sum was used, or nothing
+      return gradients_of_sum(grad_outputs[1], adds, draws, branch_bias, wants_branch_bias);
     }
-    const auto grad = grad_outputs[0].defined() ? detail::dense(grad_outputs[0])
-                                                : at::zeros_like(x);  // only the sum was used
+    const auto grad = detail::dense(grad_outputs[0]);
     const auto skip = grad_outputs[1].defined() ? detail::dense(grad_outputs[1]) : at::Tensor();
     const int num_parts = detail::num_norm_parts(
         shape, at::cuda::getDeviceProperties(x.device().index())->multiProcessorCount);
@@ -115,12 +116,8 @@ class Norm : public torch::autograd::Function<Norm> {
       return wanted ? at::empty({num_parts, shape.dim}, x.options().dtype(at::kFloat))
                     : at::Tensor();
     };
-    // Absent arguments have no number.
-    const std::size_t branch_bias_index = bias.defined() ? 3 : 2;
-    const auto weight_sums = new_parts(ctx->needs_input_grad(1));
-    const auto bias_sums = new_parts(bias.defined() && ctx->needs_input_grad(2));
-    const auto branch_sums =
-        new_parts(branch_bias.defined() && ctx->needs_input_grad(branch_bias_index));
+    const auto weight_sums = new_parts(wants_weight), bias_sums = new_parts(wants_bias),
+               branch_sums = new_parts(wants_branch_bias);
     const auto grad_x = at::empty_like(x);
     const auto grad_branch = draws.threshold > 0 ? at::empty_like(x) : grad_x;
     const auto stream = detail::stream_of(x);
@@ -145,6 +142,18 @@ class Norm : public torch::autograd::Function<Norm> {
             adds ? grad_x : at::Tensor(),
             at::Tensor(),
             at::Tensor()};
+  }
+
+ private:
+  /// Where no gradient reaches the norm, it has none for its weight and bias.
+  static variable_list gradients_of_sum(const at::Tensor& grad, bool adds,
+                                        const detail::DropoutDraws& draws,
+                                        const at::Tensor& branch_bias, bool wants_branch_bias) {
+    if (!grad.defined() || !adds) {
+      return {grad, {}, {}, {}, {}, {}, {}};
+    }
+    const auto of_branch = detail::branch_gradients(grad, draws, branch_bias, wants_branch_bias);
+    return {of_branch.branch, {}, {}, of_branch.bias, grad, {}, {}};
   }
 };
 

@@ -296,12 +296,16 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
     ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     ctx->saved_data["weight_dtype"] = weight.scalar_type();
     ctx->mark_non_differentiable({sums.correct});
+    ctx->set_materialize_grads(false);
     return {sums.loss, sums.correct};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad_outputs) {
     detail::check_differentiated_once("linear_cross_entropy");
+    if (!grad_outputs[0].defined()) {
+      return torch::autograd::variable_list(7);
+    }
     const AutocastOff no_autocast(grad_outputs[0].device().type());
     const auto saved = ctx->get_saved_variables();
     const auto scaled = [&](const at::Tensor& gradient, const char* dtype) {

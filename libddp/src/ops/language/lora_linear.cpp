@@ -257,11 +257,15 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
     ctx->saved_data["out_sizes"] = options.out_sizes;
     ctx->saved_data["input_sizes"] = input.sizes().vec();
     ctx->saved_data["adds"] = residual.has_value();
+    ctx->set_materialize_grads(false);
     return options.gated ? detail::swiglu_forward(out) : out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     detail::check_differentiated_once("lora_linear");
+    if (!grad_outputs[0].defined()) {
+      return variable_list(7);
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &lora_a = saved[2], &lora_b = saved[3],
                &t = saved[4], &stored = saved[5], &fp8_scales = saved[6], &gate_up = saved[7],
@@ -274,23 +278,14 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
                             .scale = ctx->saved_data["scale"].toDouble(),
                             .dropout_p = ctx->saved_data["dropout_p"].toDouble()};
     const DroppedInput dropped(x, adapters, stored);
-    auto dy = detail::dense(as_rows(grad_outputs[0]));
-    detail::QuantizedRows dy_fp8;
-    if (gate_up.defined() && fp8_scales.defined()) {
-      auto gradient = detail::swiglu_backward_fp8(dy, gate_up);
-      dy = std::move(gradient.rows);
-      dy_fp8 = std::move(gradient.in_fp8);
-    } else if (gate_up.defined()) {
-      dy = detail::swiglu_backward(dy, gate_up);
-    } else if (fp8_scales.defined()) {
-      dy_fp8 = detail::quantize_rows(dy);
-    }
+    const auto grad_y = gradient_of_y(grad_outputs[0], gate_up, fp8_scales.defined());
+    const auto& dy = grad_y.rows;
     const auto a = detail::dense(lora_a.to(dtype)), b = lora_b.to(dtype);
     const auto u = at::empty({x.size(0), a.size(0)}, x.options());
     const bool adds = ctx->saved_data["adds"].toBool();
-    // Absent arguments have no number.
-    const std::size_t a_index = 2 + (bias.defined() ? 1 : 0) + (adds ? 1 : 0);
-    const auto grad_b = detail::grad_target(lora_b, ctx->needs_input_grad(a_index + 1));
+    const auto [wants_input, wants_weight, wants_bias, wants_residual, wants_a, wants_b] =
+        detail::wanted_gradients(ctx, {true, true, bias.defined(), adds, true, true});
+    const auto grad_b = detail::grad_target(lora_b, wants_b);
     adapters.for_each([&](const Slice& outs, const Slice& ranks) {
       detail::gemm(columns(u, ranks), columns(dy, outs), rows(b, outs), {.alpha = adapters.scale});
       if (grad_b.memory.defined()) {
@@ -298,23 +293,23 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
                           columns(t, ranks), adapters.scale);
       }
     });
-    const auto grad_a = detail::grad_target(lora_a, ctx->needs_input_grad(a_index));
+    const auto grad_a = detail::grad_target(lora_a, wants_a);
     if (grad_a.memory.defined()) {
       dropped.gradient(u, grad_a);
     }
     at::Tensor grad_input;
-    if (ctx->needs_input_grad(0)) {
+    if (wants_input) {
       const auto grad = dropped.sum(u, a);
       if (fp8_scales.defined()) {
-        multiply_fp8(grad, dy_fp8, weight, fp8_scales, {});
+        multiply_fp8(grad, grad_y.in_fp8, weight, fp8_scales, {});
       } else {
         detail::gemm(grad, dy, weight, {.beta = 1});
       }
       grad_input = grad.view(ctx->saved_data["input_sizes"].toIntVector());
     }
     return {grad_input,
-            weight_gradient(weight, ctx->needs_input_grad(1), dy, x),
-            bias_gradient(bias, bias.defined() && ctx->needs_input_grad(2), dy),
+            weight_gradient(weight, wants_weight, dy, x),
+            bias_gradient(bias, wants_bias, dy),
             adds ? grad_outputs[0] : at::Tensor(),
             grad_a.result(),
             grad_b.result(),
@@ -322,6 +317,16 @@ class LoraLinear : public torch::autograd::Function<LoraLinear> {
   }
 
  private:
+  /// The gradient of y, also in FP8 if the wide product takes that.
+  static detail::SwigluGradient gradient_of_y(const at::Tensor& grad_out, const at::Tensor& gate_up,
+                                              bool in_fp8) {
+    const auto grad = detail::dense(as_rows(grad_out));
+    if (gate_up.defined() && in_fp8) {
+      return detail::swiglu_backward_fp8(grad, gate_up);
+    }
+    const auto dy = gate_up.defined() ? detail::swiglu_backward(grad, gate_up) : grad;
+    return {dy, in_fp8 ? detail::quantize_rows(dy) : detail::QuantizedRows{}};
+  }
   // The base may be trained too.
   static at::Tensor weight_gradient(const at::Tensor& weight, bool wanted, const at::Tensor& dy,
                                     const at::Tensor& x) {

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <optional>
 #include <stdexcept>
 #include <vector>
@@ -138,6 +139,8 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
     const auto cos = maybe_cos.value_or(at::Tensor()), sin = maybe_sin.value_or(at::Tensor());
     ctx->save_for_backward({cos, sin, added_bias.value_or(at::Tensor())});
     ctx->saved_data["sizes"] = qkv.sizes().vec();
+    ctx->saved_data["counts"] = std::vector<int64_t>{heads, kv_heads, kv_heads};
+    ctx->set_materialize_grads(false);
     const int64_t head_dim = qkv.size(2) / (heads + 2 * kv_heads);
     const auto all = qkv.view({qkv.size(0), qkv.size(1), heads + 2 * kv_heads, head_dim});
     const auto query = all.narrow(2, 0, heads), key = all.narrow(2, heads, kv_heads);
@@ -159,10 +162,13 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
                                                  torch::autograd::variable_list grads) {
     const auto saved = ctx->get_saved_variables();
     const auto &cos = saved[0], &sin = saved[1], &bias = saved[2];
-    const AutocastOff no_autocast(grads[0].device().type());
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
-    const std::size_t bias_index = cos.defined() ? 3 : 1;  // absent arguments have no number
-    const bool wants_bias = bias.defined() && ctx->needs_input_grad(bias_index);
+    if (!fill_undefined(grads, sizes, ctx->saved_data["counts"].toIntVector())) {
+      return torch::autograd::variable_list(6);
+    }
+    const AutocastOff no_autocast(grads[0].device().type());
+    const auto [wants_qkv, wants_cos, wants_sin, wants_bias] =
+        detail::wanted_gradients(ctx, {true, cos.defined(), sin.defined(), bias.defined()});
 #ifdef DDP_HAS_CUDA
     if (!at::GradMode::is_enabled()) {  // enabled: create_graph=true
       const auto qkv = at::empty(sizes, grads[0].options());
@@ -181,6 +187,25 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
     const auto bias_grad =
         wants_bias ? qkv.flatten(0, 1).sum(0).to(bias.scalar_type()) : at::Tensor();
     return {qkv, {}, {}, bias_grad, {}, {}};
+  }
+
+ private:
+  /// Gives unused heads a gradient of zeros if others have one; returns whether they do.
+  static bool fill_undefined(torch::autograd::variable_list& grads,
+                             const std::vector<int64_t>& sizes,
+                             const std::vector<int64_t>& counts) {
+    const auto used = std::find_if(grads.begin(), grads.end(),
+                                   [](const at::Tensor& grad) { return grad.defined(); });
+    if (used == grads.end()) {
+      return false;
+    }
+    const auto like = *used;
+    for (std::size_t i = 0; i < grads.size(); ++i) {
+      if (!grads[i].defined()) {
+        grads[i] = at::zeros({sizes[0], sizes[1], counts[i], like.size(3)}, like.options());
+      }
+    }
+    return true;
   }
 };
 

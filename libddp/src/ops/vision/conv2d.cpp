@@ -133,11 +133,15 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
     ctx->saved_data["stride"] = stride;
     ctx->saved_data["x_dtype"] = x_in.scalar_type();
     ctx->saved_data["held_bytes_limit"] = SideStreams::held_bytes_limit();
+    ctx->set_materialize_grads(false);
     return y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     detail::check_differentiated_once("conv2d");
+    if (!grad_outputs[0].defined()) {
+      return variable_list(4);
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &matrix = saved[2];
     const AutocastOff no_autocast(x.device().type());
@@ -205,6 +209,7 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
     ctx->saved_data["stride"] = stride;
     ctx->saved_data["x_dtype"] = x_in.scalar_type();
     ctx->saved_data["held_bytes_limit"] = SideStreams::held_bytes_limit();
+    ctx->set_materialize_grads(false);
     const auto y = at::empty({x.size(0), weight.size(0), g.output(g.height), g.output(g.width)},
                              x.options(), kLast);
     return detail::convolve_by_cudnn(detail::ConvolutionPass::Forward,
@@ -215,6 +220,9 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     detail::check_differentiated_once("conv2d");
+    if (!grad_outputs[0].defined()) {
+      return variable_list(4);
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &filter = saved[2];
     const AutocastOff no_autocast(x.device().type());

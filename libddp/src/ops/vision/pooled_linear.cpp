@@ -62,11 +62,15 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
     ctx->save_for_backward({pooled, weight, bias});
     ctx->saved_data["sizes"] = x.sizes().vec();
     ctx->saved_data["x_dtype"] = x_in.scalar_type();
+    ctx->set_materialize_grads(false);
     return logits;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     detail::check_differentiated_once("pooled_linear");
+    if (!grad_outputs[0].defined()) {
+      return variable_list(4);
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &pooled = saved[0], &weight = saved[1], &bias = saved[2];
     const c10::cuda::CUDAGuard device(pooled.device());

@@ -28,13 +28,14 @@ class DepthStem : public torch::autograd::Function<DepthStem> {
                             const at::Tensor& weight) {
     const AutocastOff no_autocast(cells.device().type());
     ctx->save_for_backward({cells, weight});
+    ctx->set_materialize_grads(false);
     return at::conv2d(cells, detail::stem_filter_to_depth(weight, cells.scalar_type()))
         .contiguous(at::MemoryFormat::ChannelsLast);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     detail::check_differentiated_once("stem_convolution");
-    if (!ctx->needs_input_grad(1)) {
+    if (!grad_outputs[0].defined() || !ctx->needs_input_grad(1)) {
       return variable_list(2);
     }
     const auto saved = ctx->get_saved_variables();
@@ -57,6 +58,7 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& image, const at::Tensor& weight,
                             at::ScalarType dtype) {
     const AutocastOff no_autocast(image.device().type());
+    ctx->set_materialize_grads(false);
     if (detail::supports_stem_product(image, weight, dtype)) {
       ctx->save_for_backward({image, weight});
       ctx->saved_data["patches"] = false;
@@ -75,7 +77,7 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grad_outputs) {
     detail::check_differentiated_once("stem_convolution");
-    if (!ctx->needs_input_grad(1)) {
+    if (!grad_outputs[0].defined() || !ctx->needs_input_grad(1)) {
       return variable_list(3);
     }
     const auto saved = ctx->get_saved_variables();
