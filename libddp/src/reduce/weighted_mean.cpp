@@ -59,16 +59,6 @@ WeightedMean::WeightedMean(CommunicatorPtr communicator, GradientArena& gradient
           {1},
           at::TensorOptions().dtype(widest_dtype(gradients)).device(communicator_->device()))) {}
 
-void WeightedMean::set_means_aside() {
-  if (counts_.is_plain && gradients_.holds_means()) {
-    throw SettingsError(
-        "a rank of the join ran out, and the divisor changes, while gradients of backward() under "
-        "no_sync() are added to means of an earlier backward; fix: call zero_grad() after each "
-        "optimizer step, or keep JoinOptions::divide_by_initial_world_size=true");
-  }
-  gradients_.set_reduced_aside();
-}
-
 void WeightedMean::note_gradient(bool is_reduced) {
   if (runs_weighted_) {
     return;
@@ -103,7 +93,7 @@ void WeightedMean::add(const at::Tensor& count) {
 
 void WeightedMean::set_divisor(double divisor) {
   if (divisor != 0 && divisor != communicator_->world_size()) {
-    set_means_aside();
+    gradients_.set_reduced_aside(/*are_added=*/counts_.is_plain);
   }
   divisor_ = divisor;
 }

@@ -65,7 +65,6 @@ class WeightedMean {
   void abandon() { work_ = nullptr; }
 
  private:
-  void set_means_aside();
   double divisor() const { return divisor_ != 0 ? divisor_ : communicator_->world_size(); }
 
   CommunicatorPtr communicator_;
