@@ -258,8 +258,7 @@ TEST_CASE("each group of every optimizer moves by its own rate, however it is gi
     return;  // libddp's optimizers keep no rate
   }
   for (const Rule& rule : rules_of(kind)) {
-    for (const Rates& rates :
-         {Rates{1, 1, 1, 1, 1}, {0, 1, 0.5, 2, 0.25}, {0.5, 0, 0, 1, 2}, {2, 0.5, 0.25, 1, 0}}) {
+    for (const Rates& rates : {Rates{0, 1, 0.5, 2, 0.25}, {2, 0.5, 0.25, 1, 0}}) {
       require_own_rates(kind, way, rule, rates, torch::kFloat);
       if (kind != Kind::Wrapped && way == Way::Host) {
         require_own_rates(kind, way, rule, rates, torch::kBFloat16);

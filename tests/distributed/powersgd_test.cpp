@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ddp/amp/amp.hpp"
+#include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "reduce/comm_hook_table.hpp"
 
@@ -156,6 +157,36 @@ TEST_CASE("powersgd: the first error of fp16 is zero under any loss scale") {
   half.model->prepare_for_backward({loss});
   scaler.scale(loss).backward();
   CHECK(torch::allclose(half.weight.grad(), torch::ones_like(half.weight), 0.01));
+}
+
+// A rank that ran out of inputs in join(model, loop) runs no backward of its own, so it does not
+// know the scale.
+TEST_CASE("powersgd: a loss scale changes no gradient where ranks without input take every step") {
+  AmpOptions options;
+  options.grad_scaling = GradScaling::On;
+  options.init_scale = 1024;
+  GradScaler scaler(options);
+  Compressed scaled;
+  Compressed plain;
+  const std::vector<double> scales{1024, 1024, 512, 512, 65536, 65536, 1, 256};
+  size_t step = 0;
+  const auto take_step = [&](bool has_batch) {
+    CAPTURE(step, has_batch);
+    const double scale = scales[step];
+    if (step > 0) {
+      scaler.update(scale);
+    }
+    const auto number = static_cast<int64_t>(step);
+    const double weight = has_batch ? 1 : 0;
+    auto gradients = scaled.backward(scaler.scale(scaled.loss(number) * weight));
+    for (auto& gradient : gradients) {
+      gradient.div_(scale);
+    }
+    require_equal(gradients, plain.backward(plain.loss(number) * weight));
+    ++step;
+  };
+  join(*scaled.model, take_step, [&] { return step < (rank() == 0 ? scales.size() : 2); });
+  CHECK(step == scales.size());
 }
 
 TEST_CASE("powersgd: the gradients do not depend on the loss scale, which changes") {

@@ -14,6 +14,17 @@ using namespace ddp;
 using namespace ddp::test;
 using ddp::detail::make_all_reduce_hook;
 
+namespace {
+
+AmpOptions scaled_by_4() {
+  AmpOptions amp;
+  amp.grad_scaling = GradScaling::On;
+  amp.init_scale = 4;
+  return amp;
+}
+
+}  // namespace
+
 TEST_CASE("a sharded optimizer gives the weights and the state of a whole one") {
   const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::AdamW);
   const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
@@ -54,10 +65,14 @@ TEST_CASE("a sharded optimizer takes a bucket without elements") {
     const auto module = std::make_shared<PairImpl>();
     DistributedDataParallel model(module, group());
     const auto optimizer = make_optimizer(model, rule(OptimizerType::AdamW, i == 0));
+    GradScaler scaler(scaled_by_4());
     for (int step = 0; step < 3; ++step) {
       model.zero_grad();
-      model.forward(step).backward();
-      optimizer->step(0.0625);
+      scaler.scale(model.forward(step)).backward();
+      scaler.unscale_(*optimizer);  // on four ranks, one has nothing but padding
+      clip_grad_norm_(model, 1e6);
+      scaler.step(*optimizer, 0.0625);
+      scaler.update();
     }
     states[i] = copy_of(optimizer->state_dict());
     weights[i] = module->full.detach();
@@ -169,10 +184,7 @@ TEST_CASE("inf in one rank's part makes all ranks skip") {
   for (const bool clips : {false, true}) {
     Trainer sharded(rule(OptimizerType::AdamW, true));
     Trainer whole(rule(OptimizerType::AdamW, false));
-    AmpOptions amp;
-    amp.grad_scaling = GradScaling::On;
-    amp.init_scale = 4;
-    GradScaler scalers[] = {GradScaler(amp), GradScaler(amp)};
+    GradScaler scalers[] = {GradScaler(scaled_by_4()), GradScaler(scaled_by_4())};
     for (int step = 0; step < 4; ++step) {
       CAPTURE(step, clips);
       for (const int i : {0, 1}) {
@@ -205,6 +217,44 @@ TEST_CASE("inf in one rank's part makes all ranks skip") {
       CHECK(sharded.optimizer->non_finite_report().num_scans == 1);
       CHECK(sharded.optimizer->non_finite_report().parameter == "w4");
     }
+  }
+}
+
+TEST_CASE("a sharded step with NaN leaves nothing behind, however the step is dropped") {
+  enum class Drop { Scaler, Host, Count };
+  const auto drop = GENERATE(Drop::Scaler, Drop::Host, Drop::Count);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  Trainer trainers[] = {Trainer(rule(OptimizerType::AdamW, true)),
+                        Trainer(rule(OptimizerType::AdamW, false))};
+  GradScaler scalers[] = {GradScaler(scaled_by_4()), GradScaler(scaled_by_4())};
+  for (int step = 0; step < 5; ++step) {
+    CAPTURE(drop, step);
+    const double factor = step == 1 && rank() == 0 ? nan : 1;
+    double norms[2];
+    for (const int i : {0, 1}) {
+      auto& [module, model, optimizer] = trainers[i];
+      model.zero_grad();
+      const auto loss = model.forward(batch(step));
+      if (drop == Drop::Count) {
+        model.weighted_backward(loss, torch::full({}, 4 * factor, on_device()));
+      } else {
+        (drop == Drop::Scaler ? scalers[i].scale(loss * factor) : loss * factor).backward();
+      }
+      if (drop == Drop::Scaler) {
+        scalers[i].unscale_(*optimizer);
+      }
+      norms[i] = clip_grad_norm_(model, 1e6).item<double>();
+      if (drop == Drop::Scaler) {
+        scalers[i].step(*optimizer, 0.0625);
+        scalers[i].update();
+      } else if (std::isfinite(norms[i])) {
+        optimizer->step(0.0625);
+      }
+    }
+    REQUIRE(std::isfinite(norms[0]) == (step != 1));
+    REQUIRE((step == 1 || norms[0] == Approx(norms[1]).epsilon(1e-6)));
+    REQUIRE(scalers[0].get_scale() == scalers[1].get_scale());
+    require_same_weights(trainers[0].module, trainers[1].module);
   }
 }
 

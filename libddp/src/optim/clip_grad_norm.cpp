@@ -11,6 +11,7 @@
 #include "ops/grad_slot.hpp"
 #include "optim/on_device.hpp"
 #include "optim/tensor_groups.hpp"
+#include "optim/zero/shards.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp {
@@ -39,30 +40,6 @@ at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type, Communicator
   at::Tensor sum = is_maximum ? own.clone() : own.pow(norm_type);
   communicator.all_reduce(sum, is_maximum ? ReduceOp::Max : ReduceOp::Sum)->wait();
   return is_maximum ? sum : sum.pow(1.0 / norm_type);
-}
-
-// This rank's parts of the buckets that hold a gradient. Gradients that the caller dropped
-// (mutable_grad() = {}) become zero there.
-std::vector<at::Tensor> shards_of(const DataParallelModel& model) {
-  const auto& gradients = model.reducer().gradients();
-  std::vector<at::Tensor> shards;
-  for (size_t b = 0; b < gradients.layout().buckets.size(); ++b) {
-    const auto& parameters = gradients.layout().buckets[b].parameters;
-    const auto has_grad = [&](int i) {
-      return gradients.parameters()[static_cast<size_t>(i)].tensor.grad().defined();
-    };
-    if (std::none_of(parameters.begin(), parameters.end(), has_grad)) {
-      continue;
-    }
-    shards.push_back(gradients.bucket_shard(static_cast<int>(b)));
-    for (const int i : parameters) {
-      if (!has_grad(i)) {
-        gradients.slot(i).memory.zero_();
-      }
-    }
-  }
-  std::erase_if(shards, [](const at::Tensor& shard) { return shard.numel() == 0; });
-  return shards;
 }
 
 // In float64: the power of a gradient may overflow its own dtype. An infinite norm would set the
@@ -118,15 +95,15 @@ at::Tensor clip_grad_norm_(const DataParallelModel& model, double max_norm, doub
                                ": must be more than 0 with optimizer.zero1=true"));
   }
   const at::NoGradGuard no_grad;
-  const std::vector<at::Tensor> shards = shards_of(model);
-  if (shards.empty()) {  // on every rank
-    const auto device = model.communicator()->device();
-    return at::zeros({}, at::TensorOptions().dtype(at::kFloat).device(device));
-  }
-  const std::vector<detail::TensorGroup> groups = detail::group_tensors(shards);
-  const at::Tensor norm =
-      norm_over_ranks(total_norm(groups, norm_type), norm_type, *model.communicator());
-  return scale(groups, norm, max_norm);
+  Communicator& communicator = *model.communicator();
+  std::vector<at::Tensor> own = detail::own_gradients(model.reducer().gradients(), communicator);
+  std::erase_if(own, [](const at::Tensor& gradient) { return gradient.numel() == 0; });
+  const std::vector<detail::TensorGroup> groups = detail::group_tensors(own);
+  const at::Tensor own_norm =
+      groups.empty()
+          ? at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(communicator.device()))
+          : total_norm(groups, norm_type);
+  return scale(groups, norm_over_ranks(own_norm, norm_type, communicator), max_norm);
 }
 
 }  // namespace ddp

@@ -80,6 +80,17 @@ struct Ema::State {
                     tensors.size() - num_parameters, " buffers (", tensors[num_parameters].name,
                     " …) start again at the model's current values"));
   }
+  // Operations would broadcast a smaller tensor.
+  void refuse_other_shapes() const {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const auto& [name, tensor] = tensors[i];
+      if (tensor.sizes() != averages[i].tensor.sizes()) {
+        throw MismatchError(concat("Ema: ", name, " has shape ", tensor.sizes(),
+                                   ", its average has ", averages[i].tensor.sizes(),
+                                   "; fix: make the Ema after the last change of shape"));
+      }
+    }
+  }
   void refuse_swapped(const std::string& method) const {
     if (swapped) {
       throw Error(
@@ -114,6 +125,7 @@ const NamedParameters& Ema::averages() const {
 void Ema::update() {
   state_->refuse_swapped("update");
   state_->reread_buffers();
+  state_->refuse_other_shapes();
   const auto& tensors = state_->tensors;
   const double weight_share = 1.0 - state_->decay;
   const at::NoGradGuard no_grad;
@@ -160,6 +172,7 @@ class Ema::Swap {
     ema_.refuse_swapped("swap_in");
     const at::NoGradGuard no_grad;
     ema_.reread_buffers();
+    ema_.refuse_other_shapes();
     const std::vector<at::Tensor> weights = tensors_of(ema_.tensors);
     for (const at::Tensor& weight : weights) {
       backup_.push_back(weight.clone());

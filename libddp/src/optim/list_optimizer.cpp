@@ -76,6 +76,7 @@ void ListOptimizer::add_member(const ParameterSettings& settings) {
   ParameterState member;
   member.name = settings.parameter.name;
   member.leaf = leaf;
+  member.memory = memory_of(leaf);
   const bool half = is_half(leaf.scalar_type());
   // A leaf with holes or overlaps has no dense raw memory: its master is a dense copy.
   member.needs_master = half || !leaf.is_non_overlapping_and_dense();
@@ -95,6 +96,8 @@ void ListOptimizer::add_member(const ParameterSettings& settings) {
 
 void ListOptimizer::make_state(ParameterState& member) const {
   refuse_to_make_while_capturing(concat("optimizer state of ", member.name));
+  check_leaf(member);
+  member.memory = memory_of(member.leaf);
   if (member.needs_master) {
     const at::ScalarType dtype =
         is_half(member.leaf.scalar_type()) ? at::kFloat : member.leaf.scalar_type();
@@ -132,9 +135,7 @@ void ListOptimizer::step_chunk(Chunk& chunk, const StepScalars& scalars) {
     if (!member.leaf.grad().defined()) {
       continue;
     }
-    if (member.has_state && member.leaf.device() != member.updated.device()) {
-      refuse_replaced(member.name);
-    }
+    check_leaf(member);
     update_master(member);
     const bool begins = !member.has_state;
     if (begins) {

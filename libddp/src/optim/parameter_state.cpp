@@ -27,6 +27,7 @@ std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
 
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule) {
   if (parameter.has_state) {
+    check_leaf(parameter);
     update_master(parameter);
     state.tensors.merge(tensors_of(parameter, rule));
   }
@@ -65,7 +66,7 @@ void restart_master(const ParameterState& parameter) {
 }
 
 ParameterMemory memory_of(const at::Tensor& parameter) {
-  return {parameter.const_data_ptr(),
+  return {parameter.const_data_ptr(), parameter.device(),
           at::empty_strided(parameter.sizes(), parameter.strides(),
                             at::TensorOptions(at::kMeta).dtype(parameter.scalar_type()))};
 }
@@ -81,6 +82,19 @@ void refuse_replaced(const std::string& name) {
                              " was replaced after the optimizer was made, by one of another shape, "
                              "dtype, device or memory order (module->to(…)?): convert the module "
                              "first, then make its optimizer"));
+}
+
+void check_leaf(const ParameterState& parameter) {
+  const at::Tensor& leaf = parameter.leaf;
+  const at::Tensor& before = parameter.memory.layout;
+  const bool same_dtype = leaf.scalar_type() == before.scalar_type() ||
+                          (is_half(leaf.scalar_type()) && is_half(before.scalar_type()));
+  const bool fits = parameter.updated.defined() ? same_memory_layout(leaf, before)
+                                                : leaf.is_non_overlapping_and_dense() ==
+                                                      before.is_non_overlapping_and_dense();
+  if (leaf.device() != parameter.memory.device || !same_dtype || !fits) {
+    refuse_replaced(parameter.name);
+  }
 }
 
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b) {

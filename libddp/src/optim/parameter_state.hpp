@@ -15,9 +15,19 @@
 
 namespace ddp::detail {
 
+/// The memory of a parameter. set_data and module->to may replace it between two steps.
+struct ParameterMemory {
+  const void* data = nullptr;
+  at::Device device = at::kCPU;
+  at::Tensor layout;  ///< sizes, strides and dtype, without memory
+};
+ParameterMemory memory_of(const at::Tensor& parameter);
+bool is_in(const at::Tensor& parameter, const ParameterMemory& memory);
+
 struct ParameterState {
   std::string name;
   at::Tensor leaf;
+  ParameterMemory memory;         // of the leaf, when its state was made or last adapted to it
   at::Tensor updated;             // tensor that the rule updates: the leaf or its master
   std::vector<at::Tensor> slots;  // in the rule's order
   at::Tensor step;                // 0-dim, updates made
@@ -29,7 +39,7 @@ struct ParameterState {
 std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
                                              const UpdateRule& rule);
 
-/// Adds the tensors of a parameter with state. First updates its master.
+/// Adds the tensors of a parameter with state. First checks its leaf and updates its master.
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule);
 
 /// The gradient of a parameter, possibly undefined. Throws SettingsError if it is sparse or sharded
@@ -60,16 +70,13 @@ class SyncWatch {
   int64_t seen_ = 0;
 };
 
-/// The memory of a parameter. set_data and module->to may replace it between two steps.
-struct ParameterMemory {
-  const void* data = nullptr;
-  at::Tensor layout;  ///< sizes, strides and dtype, without memory
-};
-ParameterMemory memory_of(const at::Tensor& parameter);
-bool is_in(const at::Tensor& parameter, const ParameterMemory& memory);
-
 /// Throws SettingsError: a parameter's dtype, device or layout differs from its state's.
 [[noreturn]] void refuse_replaced(const std::string& name);
+
+/// Refuses a leaf that was replaced by one of another device or dtype (but bfloat16 may become
+/// float16) and, once there is state, of another shape or memory order: updates index the raw
+/// memory of leaf and state alike.
+void check_leaf(const ParameterState& parameter);
 
 /// Equal sizes, and equal strides except of dimensions of size 1, which do not affect memory.
 bool same_memory_layout(const at::Tensor& a, const at::Tensor& b);

@@ -4,9 +4,11 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <mutex>
 #include <optional>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "reduce/join_scope.hpp"
 #include "reduce/model_parts.hpp"
 
@@ -16,6 +18,16 @@ namespace {
 constexpr int64_t kActive = 1;
 constexpr int64_t kSynchronised = 2;
 constexpr int64_t kSendsBuffers = 4;
+
+void warn_of_missed_steps() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    log_warning(
+        "join: this rank ran out of inputs before others and missed their optimizer steps. It got "
+        "their parameters, but not momentum, other optimizer state or a loss scale, so later steps "
+        "may differ between ranks; fix: join(model, step, has_batch), in which all ranks step");
+  });
+}
 
 }  // namespace
 
@@ -86,6 +98,7 @@ void JoinScope::finish() {
   auto& reducer = *model_.parts_->reducer;
   reducer.join_broken_backward();
   std::optional<Reducer::Local> own;
+  bool missed_steps = false;
   while (true) {
     const auto flags = exchange(0);
     const bool any_active = std::any_of(flags.begin(), flags.end(),
@@ -109,7 +122,11 @@ void JoinScope::finish() {
         reducer.mean().add(0);
       }
       reducer.run_backward_with_zeros();
+      missed_steps = true;
     }
+  }
+  if (missed_steps) {
+    warn_of_missed_steps();
   }
   if (own) {
     reducer.restore_local(*own);

@@ -77,6 +77,20 @@ TEST_CASE("swap_in shows the averages and puts the very weights back", "[optim]"
   ema.update();
 }
 
+TEST_CASE("EMA refuses a weight of another shape than its average", "[optim]") {
+  NamedParameters tensors{{"w", weights({3, 5}, 0)}, {"count", at::ones({4}, at::kLong)}};
+  Ema ema(tensors, {.decay = 0.9});
+  for (auto& [name, tensor] : tensors) {
+    const at::Tensor before = tensor.detach();
+    tensor.set_data(before.narrow(0, 0, 1).clone());  // it would be broadcast
+    CHECK(contains(message_of<ddp::MismatchError>([&] { ema.update(); }), "Ema: " + name));
+    CHECK(contains(message_of<ddp::MismatchError>([&] { const auto swap = ema.swap_in(); }),
+                   "Ema: " + name));
+    tensor.set_data(before);
+  }
+  ema.update();
+}
+
 TEST_CASE("EMA state loads exactly and refuses what does not fit", "[optim]") {
   NamedParameters tensors{{"w", weights({3}, 0)}, {"b", weights({2}, 1)}};
   Ema ema(tensors, {.decay = 0.7});

@@ -3,6 +3,11 @@
 // optimizer_test, _golden_test and _state_test run it too.
 #include <torch/torch.h>
 
+#include <functional>
+#include <map>
+
+#include "ddp/amp/amp.hpp"
+#include "ddp/optim/ema.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
@@ -195,12 +200,139 @@ TEST_CASE("The same memory in another dtype is followed, in another layout refus
   CHECK(contains(message_of<ddp::SettingsError>(step), "parameter w was replaced"));
 }
 
+namespace {
+
+enum class Kind { List, Flat, Wrapped };
+
+struct FullStep {
+  explicit FullStep(Kind kind) {
+    const auto options =
+        rule_of(OptimizerType::Adam,
+                kind == Kind::List ? OptimizerImplementation::List : OptimizerImplementation::Flat);
+    std::vector<at::Tensor> tensors;
+    for (const auto& parameter : parameters) {
+      tensors.push_back(parameter.tensor);
+    }
+    optimizer = kind == Kind::Wrapped
+                    ? ddp::wrap_optimizer(std::make_shared<torch::optim::Adam>(tensors), parameters)
+                    : ddp::make_optimizer(parameters, options);
+  }
+  void replace(int turn, int now) {
+    for (auto& parameter : parameters) {
+      if (turn == now) {
+        parameter.tensor.set_data(parameter.tensor.detach().clone());
+      }
+    }
+  }
+  void step(int64_t index, int turn) {
+    scaler.scale(at::ones({}));
+    set_gradients(parameters, index);
+    replace(turn, 0);
+    scaler.unscale_(*optimizer);
+    replace(turn, 1);
+    ddp::clip_grad_norm_(parameters, 0.5);
+    replace(turn, 2);
+    scaler.step(*optimizer, 0.0625);
+    scaler.update();
+    replace(turn, 3);
+    ema.update();
+    const auto swap = ema.swap_in();
+    replace(turn, 4);
+  }
+  static ddp::AmpOptions amp() {
+    ddp::AmpOptions options;
+    options.grad_scaling = ddp::GradScaling::On;
+    options.init_scale = 4;
+    return options;
+  }
+  NamedParameters parameters{{"a", weights({8, 4}, 0)}, {"b.bias", weights({33}, 1)}};
+  std::unique_ptr<ddp::Optimizer> optimizer;
+  ddp::GradScaler scaler{amp()};
+  ddp::Ema ema{parameters, {.decay = 0.75}};
+};
+
+}  // namespace
+
+TEST_CASE("Memory replaced between any two calls of a step changes no number", "[optim]") {
+  const auto kind = GENERATE(Kind::List, Kind::Flat, Kind::Wrapped);
+  FullStep moved(kind);
+  FullStep still(kind);
+  for (int step = 0; step < 10; ++step) {
+    CAPTURE(kind, step);
+    moved.step(step, step % 5);
+    still.step(step, -1);
+    for (size_t i = 0; i < 2; ++i) {
+      REQUIRE(at::equal(moved.parameters[i].tensor, still.parameters[i].tensor));
+      REQUIRE(at::equal(moved.ema.averages()[i].tensor, still.ema.averages()[i].tensor));
+    }
+  }
+}
+
+TEST_CASE("A parameter that its state does not fit any more is refused", "[optim]") {
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
+  const auto type = GENERATE(OptimizerType::Sgd, OptimizerType::Adam, OptimizerType::Lamb);
+  const double momentum = GENERATE(0.0, 0.9);
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const std::map<std::string, std::function<at::Tensor(const at::Tensor&)>> replacements{
+      {"order", [](const at::Tensor& w) { return w.contiguous(at::MemoryFormat::ChannelsLast); }},
+      {"holes",
+       [](const at::Tensor& w) {
+         return at::cat({w, w}, 3).narrow(3, 1, w.size(3));
+       }},
+      {"shape",
+       [](const at::Tensor& w) {
+         return at::cat({w, w}, 0);
+       }},
+      {"ones", [](const at::Tensor& w) { return w.narrow(0, 0, 1).clone(); }},
+      {"dtype", [](const at::Tensor& w) { return w.to(at::kDouble); }},
+      {"half", [](const at::Tensor& w) {
+         return w.to(w.scalar_type() == at::kFloat ? at::kBFloat16 : at::kFloat);
+       }}};
+  for (const auto& [name, replace] : replacements) {
+    CAPTURE(implementation, type, momentum, dtype, name);
+    NamedParameters parameters{{"w", weights({3, 4, 5, 6}, 0).detach().to(dtype).requires_grad_()}};
+    auto& leaf = parameters[0].tensor;
+    ddp::OptimizerOptions options = as({.type = type}, implementation);
+    options.momentum = momentum;
+    auto optimizer = ddp::make_optimizer(parameters, options);
+    const auto step = [&] {
+      leaf.mutable_grad() = at::ones_like(leaf.detach());
+      optimizer->step(0.125);
+    };
+    step();
+    leaf.mutable_grad() = at::Tensor();
+    leaf.set_data(replace(leaf.detach()));
+    const at::Tensor still = leaf.detach().clone();
+    CHECK(contains(message_of<ddp::SettingsError>(step), "parameter w was replaced"));
+    CHECK(at::equal(leaf.detach(), still));
+    CHECK(contains(message_of<ddp::SettingsError>([&] { optimizer->state_dict(); }),
+                   "parameter w was replaced"));
+  }
+}
+
+TEST_CASE("A parameter may get another memory order before its first update", "[optim]") {
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
+  NamedParameters parameters{{"w.bias", weights({3, 4, 5, 6}, 0)}};
+  NamedParameters turned{{"w.bias", weights({3, 4, 5, 6}, 0)}};
+  const auto options = rule_of(OptimizerType::Adam, implementation);
+  auto optimizer = ddp::make_optimizer(parameters, options);
+  auto reference = ddp::make_optimizer(turned, options);
+  auto& leaf = turned[0].tensor;
+  leaf.set_data(leaf.detach().contiguous(at::MemoryFormat::ChannelsLast));
+  run_steps(*optimizer, parameters, 0, 3, kScaledStep);
+  run_steps(*reference, turned, 0, 3, kScaledStep);
+  CHECK(at::equal(parameters[0].tensor.detach(), leaf.detach()));
+}
+
 TEST_CASE("A parameter converted between make_optimizer and the first step is told", "[optim]") {
+  const auto implementation =
+      GENERATE(OptimizerImplementation::List, OptimizerImplementation::Flat);
   const auto before = GENERATE(at::kFloat, at::kBFloat16);
   const auto after = before == at::kFloat ? at::kBFloat16 : at::kFloat;
   NamedParameters parameters = {{"w.bias", weights({40}, 0).detach().to(before).requires_grad_()}};
-  auto optimizer =
-      ddp::make_optimizer(parameters, rule_of(OptimizerType::Lars, OptimizerImplementation::Flat));
+  auto optimizer = ddp::make_optimizer(parameters, rule_of(OptimizerType::Lars, implementation));
   const bool loads = GENERATE(false, true);
   parameters[0].tensor.set_data(parameters[0].tensor.detach().to(after));
   parameters[0].tensor.mutable_grad() = at::ones({40}, after);

@@ -69,9 +69,10 @@ class DataParallelModel;
 ///
 /// A bfloat16 or float16 parameter gets a float32 master, made from the parameter when its first
 /// gradient arrives (docs/semantics_training.md, "Optimizers"). Other code may write the parameter
-/// or replace its memory (set_data, module->to and back) at any time. Loading state changes no
-/// parameter, so load the model's state too. State is saved as `state.<parameter name>.<slot>` with
-/// PyTorch's slots and `master`.
+/// or replace its memory (set_data, module->to and back) at any time. After its first step, a
+/// parameter of another shape, dtype, device or memory order is a SettingsError. Loading state
+/// changes no parameter, so load the model's state too. State is saved as
+/// `state.<parameter name>.<slot>` with PyTorch's slots and `master`.
 ///
 /// Throws SettingsError for settings out of range, a group whose patterns match nothing, duplicate
 /// names, parameters that are not dense real floating-point tensors, and zero1.

@@ -25,14 +25,16 @@ struct JoinOptions {
   bool weighted = false;
 };
 
-/// Runs `loop` on every rank until all have run out. Collective. Throws SettingsError with
-/// SyncBatchNorm (collective forward) and with optimizer.zero1: use the overload below.
+/// Runs `loop` on every rank until all have run out. Collective. A rank that ran out makes no more
+/// optimizer steps and gets only parameters and buffers at the end. With momentum, Adam or a
+/// GradScaler use the overload below. Throws SettingsError with SyncBatchNorm (collective forward)
+/// and with optimizer.zero1: use it there, too.
 void join(DataParallelModel& model, const std::function<void()>& loop,
           const JoinOptions& options = {});
 
-/// For models with collectives in their forward. Collective. Calls step(true) while has_batch() is
-/// true, then step(false) until no rank has a batch. In step(false) run the same forward and
-/// backward on an empty batch, with weighted_backward(loss_sum, 0).
+/// All ranks make all steps, and forwards may be collective. Collective. Calls step(true) while
+/// has_batch() is true, then step(false) until no rank has a batch. In step(false) run the same
+/// forward and backward on an empty batch, with weighted_backward(loss_sum, 0).
 void join(DataParallelModel& model, const std::function<void(bool)>& step,
           const std::function<bool()>& has_batch);
 

@@ -85,20 +85,8 @@ FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
     ParameterState& state = states_.emplace_back();
     state.name = settings.parameter.name;
     state.leaf = settings.parameter.tensor;
+    state.memory = memory_of(state.leaf);
     state.needs_master = is_half(state.leaf.scalar_type());
-  }
-}
-
-// A module may be moved or converted between make_optimizer and a step. Only a leaf's memory may
-// change: its slots have its strides once they are made.
-void FlatOptimizer::check_leaf(const ParameterState& state) const {
-  const at::Tensor& leaf = state.leaf;
-  const bool fits = leaf.device() == device_ && is_flat_dtype(leaf.scalar_type()) &&
-                    is_half(leaf.scalar_type()) == state.needs_master &&
-                    leaf.is_non_overlapping_and_dense();
-  const at::Tensor& like = state.slots.empty() ? state.updated : state.slots.front();
-  if (!fits || (like.defined() && !same_memory_layout(leaf, like))) {
-    refuse_replaced(state.name);
   }
 }
 
@@ -176,10 +164,9 @@ void FlatOptimizer::make_chunks() {
 void FlatOptimizer::make_tables() {
   refuse_to_make_while_capturing("the optimizer's table of parameters");
   std::vector<FlatSegment> segments;
-  memories_.clear();
   for (size_t i = 0; i < states_.size(); ++i) {
     segments.push_back(segment_of(i));
-    memories_.push_back(memory_of(states_[i].leaf));
+    states_[i].memory = memory_of(states_[i].leaf);
   }
   segments_ = to_device(segments, device_);
 }
@@ -208,9 +195,9 @@ FlatSegment FlatOptimizer::segment_of(size_t index) const {
 // A parameter may have other memory now (set_data, module->to).
 void FlatOptimizer::update_moved_leaves() {
   bool any = false;
-  for (size_t i = 0; i < states_.size(); ++i) {
-    if (!is_in(states_[i].leaf, memories_[i])) {
-      check_leaf(states_[i]);
+  for (const ParameterState& state : states_) {
+    if (!is_in(state.leaf, state.memory)) {
+      check_leaf(state);
       any = true;
     }
   }

@@ -54,7 +54,6 @@ class FlatOptimizer final : public Optimizer {
   void make_chunks();
   void restart_sent_masters() const;
   void update_moved_leaves();
-  void check_leaf(const ParameterState& state) const;
   void init_states();
 
   void read_gradients();
@@ -67,7 +66,6 @@ class FlatOptimizer final : public Optimizer {
   NamedParameters parameters_;
   std::vector<ParameterSettings> settings_;
   std::vector<ParameterState> states_;
-  std::vector<ParameterMemory> memories_;  // of the leaves, as the tables have them
   mutable SyncWatch syncs_;
   at::Device device_;
 

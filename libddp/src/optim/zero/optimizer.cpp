@@ -162,11 +162,6 @@ void ZeroOptimizer::update_views(const std::vector<size_t>& moved) const {
   }
 }
 
-bool ZeroOptimizer::has_gradients(const ZeroBucket& bucket) const {
-  return std::any_of(bucket.parameters.begin(), bucket.parameters.end(),
-                     [&](size_t i) { return parameters_[i].tensor.grad().defined(); });
-}
-
 // Sets the gradients of the pieces. False: no parameter has a gradient on any rank.
 bool ZeroOptimizer::read_gradients() {
   update_moved_leaves();
@@ -193,13 +188,7 @@ bool ZeroOptimizer::read_gradients() {
 }
 
 std::vector<at::Tensor> ZeroOptimizer::gradients() const {
-  std::vector<at::Tensor> shards;
-  for (const ZeroBucket& bucket : buckets_) {
-    if (has_gradients(bucket)) {
-      shards.push_back(bucket.shard);
-    }
-  }
-  return shards;
+  return own_gradients(reducer_.gradients(), *communicator_);
 }
 
 void ZeroOptimizer::step(const StepScalars& scalars) {
@@ -266,9 +255,6 @@ void ZeroOptimizer::copy_weights_from_bucket(const ZeroBucket& bucket, const Wor
   }
   work->wait();
   at::_foreach_copy_(bucket.leaves, from);
-  if (bucket.weights.element_size() != bucket.buffer.element_size()) {
-    bucket.buffer.zero_();  // the padding between gradients
-  }
 }
 
 void ZeroOptimizer::agree_on_found_inf(at::Tensor& found_inf) {

@@ -44,7 +44,7 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
   const NamedParameters& named_parameters() const override { return parameters_; }
-  /// This rank's parts of the buckets.
+  /// This rank's parts of the gradients.
   std::vector<at::Tensor> gradients() const override;
   GradientScan scan_gradients(const StepScalar& inverse_scale, double max_norm) override;
   void agree_on_found_inf(at::Tensor& found_inf) override;
@@ -65,7 +65,6 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
   void update_moved_leaves();
   void update_views(const std::vector<size_t>& moved) const;
   void clear_gradients();
-  bool has_gradients(const ZeroBucket& bucket) const;
   bool read_gradients();
   void send_weights();
   void copy_weights_to_bucket(const ZeroBucket& bucket) const;

@@ -9,10 +9,44 @@
 #include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
+namespace {
+
+// Elements of a bucket: those of one parameter in this rank's part. None if numel is negative.
+struct Overlap {
+  int64_t first;
+  int64_t numel;
+};
+
+Overlap overlap(int64_t offset, int64_t numel, int64_t part, int rank) {
+  const int64_t first = std::max(offset, part * rank);
+  return {first, std::min(offset + numel, part * (rank + 1)) - first};
+}
+
+}  // namespace
 
 at::Tensor flat_memory(const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
   return parameter.detach().as_strided({parameter.numel()}, {1}, parameter.storage_offset());
+}
+
+std::vector<at::Tensor> own_gradients(const GradientArena& gradients,
+                                      const Communicator& communicator) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> own;
+  for (size_t b = 0; b < gradients.layout().buckets.size(); ++b) {
+    const Bucket& bucket = gradients.layout().buckets[b];
+    const at::Tensor& buffer = gradients.bucket_buffer(static_cast<int>(b));
+    const int64_t part = gradients.bucket_shard(static_cast<int>(b)).numel();
+    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
+      const auto parameter = static_cast<size_t>(bucket.parameters[i]);
+      if (gradients.parameters()[parameter].tensor.grad().defined()) {
+        const auto [first, numel] = overlap(bucket.offsets[i], gradients.specs()[parameter].numel,
+                                            part, communicator.rank());
+        own.push_back(buffer.narrow(0, first, std::max<int64_t>(0, numel)));
+      }
+    }
+  }
+  return own;
 }
 
 std::vector<ZeroBucket> shard_buckets(const GradientArena& gradients,
@@ -34,8 +68,7 @@ std::vector<ZeroBucket> shard_buckets(const GradientArena& gradients,
       next.parameters.push_back(parameter);
       next.offsets.push_back(offset);
       next.leaves.push_back(leaf);
-      const int64_t first = std::max(offset, begin);
-      const int64_t numel = std::min(offset + leaf.numel(), begin + part) - first;
+      const auto [first, numel] = overlap(offset, leaf.numel(), part, communicator.rank());
       if (numel > 0 || (numel == 0 && leaf.numel() == 0)) {  // an empty parameter has state too
         next.pieces.push_back({.parameter = parameter,
                                .begin = first - offset,

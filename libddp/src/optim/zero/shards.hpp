@@ -14,6 +14,12 @@ namespace ddp::detail {
 /// A parameter's elements in memory order, 1-D, sharing its memory; unknown to autograd.
 at::Tensor flat_memory(const at::Tensor& parameter);
 
+/// This rank's part of each gradient, 1-D: a tensor, possibly without elements, for every parameter
+/// whose .grad is defined. So other ranks have as many. The padding between gradients is left out:
+/// a backward may leave NaN there.
+std::vector<at::Tensor> own_gradients(const GradientArena& gradients,
+                                      const Communicator& communicator);
+
 /// The part of one parameter inside this rank's part of its bucket.
 struct ZeroPiece {
   size_t parameter = 0;  ///< index into the reducer's parameters
