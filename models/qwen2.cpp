@@ -44,6 +44,11 @@ class Qwen2Layer : public torch::nn::Module {
     post_attention_norm_ = norm_weight("post_attention_layernorm", o, memory);
   }
 
+  void join() const {
+    qkv_proj_.join();
+    gate_up_proj_.join();
+  }
+
   /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const Qwen2Call& call) {
     const auto [to_attend, skipped] = ddp::ops::rms_norm(hidden, input_norm_, eps_);
@@ -147,6 +152,13 @@ Qwen2Impl::Qwen2Impl(const Qwen2Options& options, const torch::TensorOptions& te
 }
 
 Qwen2Impl::~Qwen2Impl() = default;
+
+void Qwen2Impl::arrange_weights() {
+  LanguageModel::arrange_weights();
+  for (const auto& layer : layers_) {
+    layer->join();
+  }
+}
 
 void Qwen2Impl::reset_parameters() {
   const torch::NoGradGuard no_grad;
