@@ -197,14 +197,22 @@ const ddp::ops::RotaryTables& Qwen2Impl::rotary_tables(int64_t num_positions) {
   return rotary_.emplace_back(ddp::ops::make_rotary_tables(rope, size, device));
 }
 
+int64_t Qwen2Impl::num_positions(const TokenInput& input, const KeyValueCache* cache) const {
+  if (input.document_offsets.defined()) {
+    return input.max_document_length;
+  }
+  if (cache != nullptr) {
+    return cache->length + input.input_ids.size(1);
+  }
+  // Only the device knows the values of position_ids.
+  return input.position_ids.defined() ? options_.max_positions : input.input_ids.size(1);
+}
+
 torch::Tensor Qwen2Impl::hidden_states(const TokenInput& input, KeyValueCache* cache) {
   detail::check_input(input, cache, options_.max_positions);
   const auto positions = detail::positions_of(input, cache);
-  const int64_t num_positions =
-      input.document_offsets.defined()
-          ? input.max_document_length
-          : (cache == nullptr ? 0 : cache->length) + input.input_ids.size(1);
-  const auto angles = ddp::ops::rotary_angles(rotary_tables(num_positions), positions);
+  const auto angles =
+      ddp::ops::rotary_angles(rotary_tables(num_positions(input, cache)), positions);
   const detail::Qwen2Call call{detail::layer_call(input, cache, computation_), angles};
   const auto hidden = detail::run_layers(layers_, torch::embedding(embed_tokens_, input.input_ids),
                                          call, computation_);

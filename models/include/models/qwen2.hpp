@@ -67,6 +67,8 @@ class Qwen2Impl : public CausalLm {
 
  private:
   bool is_matrix_product(const std::string& name) const override;
+  /// What the rotary tables must cover.
+  int64_t num_positions(const TokenInput& input, const KeyValueCache* cache) const;
   const ddp::ops::RotaryTables& rotary_tables(int64_t num_positions);
 
   Qwen2Options options_;
