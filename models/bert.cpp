@@ -90,7 +90,6 @@ class BertLayer : public torch::nn::Module {
   /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const LayerCall& call) {
     const double p = is_training() ? hidden_dropout_ : 0.0;
-    join();  // a `.to()` separates them
     const auto bias = ddp::ops::joined_rows({query_.bias, key_.bias, value_.bias});
     const auto [qkv, skipped] = ddp::ops::linear_and_residual(
         hidden, ddp::ops::joined_rows({query_.weight, key_.weight, value_.weight}),
@@ -102,12 +101,12 @@ class BertLayer : public torch::nn::Module {
     return mlp_end_.forward(wide, skipped_mlp, eps_, p);
   }
 
- private:
   void join() const {
     ddp::ops::join_rows({query_.weight, key_.weight, value_.weight});
     ddp::ops::join_rows({query_.bias, key_.bias, value_.bias});
   }
 
+ private:
   torch::Tensor attention(const torch::Tensor& qkv, const torch::Tensor& bias,
                           const LayerCall& call) const {
     const auto [query, key, value] =
@@ -209,6 +208,13 @@ BertImpl::BertImpl(const BertOptions& options, const torch::TensorOptions& tenso
 
 BertImpl::~BertImpl() = default;
 
+void BertImpl::arrange_weights() {
+  LanguageModel::arrange_weights();
+  for (const auto& layer : layers_) {
+    layer->join();
+  }
+}
+
 void BertImpl::reset_parameters() {
   const torch::NoGradGuard no_grad;
   for (auto& item : named_parameters()) {
@@ -253,16 +259,13 @@ torch::Tensor BertImpl::logits(const torch::Tensor& hidden) const {
 }
 
 LmOutput BertImpl::forward(const TokenInput& input, const torch::Tensor& labels) {
-  // A `.to()` after construction removes the row padding. The handle shares the parameter.
-  auto decoder = word_embeddings_;
-  ddp::ops::pad_rows(decoder);
   auto hidden = hidden_states(input).flatten(0, 1);
   if (input.target_positions.defined()) {
     hidden = hidden.index_select(0, input.target_positions);
   }
-  const auto result =
-      ddp::ops::linear_cross_entropy(head_->transform(hidden, options_.layer_norm_eps), decoder,
-                                     labels.reshape({-1}), loss_options(head_->bias));
+  const auto result = ddp::ops::linear_cross_entropy(
+      head_->transform(hidden, options_.layer_norm_eps), word_embeddings_, labels.reshape({-1}),
+      loss_options(head_->bias));
   return {result.loss_sum, result.num_correct};
 }
 

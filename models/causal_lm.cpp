@@ -21,12 +21,9 @@ torch::Tensor CausalLm::logits(const torch::Tensor& hidden) const {
 }
 
 LmOutput CausalLm::forward(const TokenInput& input, const torch::Tensor& labels) {
-  // A `.to()` after construction removes the row padding. The handle shares the parameter.
-  auto head = head_weight();
-  ddp::ops::pad_rows(head);
   const auto hidden = hidden_states(input);
-  const auto result = ddp::ops::linear_cross_entropy(hidden.reshape({-1, hidden.size(-1)}), head,
-                                                     labels.reshape({-1}), loss_options());
+  const auto result = ddp::ops::linear_cross_entropy(
+      hidden.reshape({-1, hidden.size(-1)}), head_weight(), labels.reshape({-1}), loss_options());
   return {result.loss_sum, result.num_correct};
 }
 

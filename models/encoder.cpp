@@ -82,9 +82,6 @@ LmOutput EncoderImpl::forward(const TokenInput& input, const torch::Tensor& labe
     detail::refuse(
         "the encoder takes input_ids and position_ids only; fix: clear the other fields");
   }
-  // A `.to()` after construction removes the row padding. The handle shares the parameter.
-  auto head = head_;
-  ddp::ops::pad_rows(head);
   const auto places = input.position_ids.defined()
                           ? torch::embedding(positions_, input.position_ids)
                           : positions_.narrow(0, 0, input.input_ids.size(1));
@@ -94,7 +91,7 @@ LmOutput EncoderImpl::forward(const TokenInput& input, const torch::Tensor& labe
   }
   const auto normed =
       ddp::ops::layer_norm(hidden, norm_weight_, norm_bias_, options_.layer_norm_eps).normed;
-  const auto result = ddp::ops::linear_cross_entropy(normed.flatten(0, 1), head,
+  const auto result = ddp::ops::linear_cross_entropy(normed.flatten(0, 1), head_,
                                                      labels.reshape({-1}), loss_options());
   return {result.loss_sum, result.num_correct};
 }

@@ -3,7 +3,34 @@
 
 #include <torch/torch.h>
 
+#include "ddp/detail/model_weights.hpp"
+
 namespace models {
+
+void LanguageModel::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  torch::nn::Module::to(device, dtype, non_blocking);
+  arrange_weights();
+}
+
+void LanguageModel::to(torch::Dtype dtype, bool non_blocking) {
+  torch::nn::Module::to(dtype, non_blocking);
+  arrange_weights();
+}
+
+void LanguageModel::to(torch::Device device, bool non_blocking) {
+  torch::nn::Module::to(device, non_blocking);
+  arrange_weights();
+}
+
+void LanguageModel::load(torch::serialize::InputArchive& archive) {
+  torch::nn::Module::load(archive);
+  arrange_weights();
+}
+
+void LanguageModel::arrange_weights() {
+  auto head = head_weight();  // the handle shares the parameter
+  ddp::ops::pad_rows(head);
+}
 
 double LanguageModel::matrix_flops_per_token() const {
   double flops = 0;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/lora.hpp"
 
+#include <c10/core/InferenceMode.h>
+#include <c10/util/hash.h>
 #include <fnmatch.h>
 #include <torch/torch.h>
 
@@ -57,22 +59,27 @@ class Fp8Copy::Current : public ddp::ops::WeightCopy {
   }
 
   void refresh() override {
-    uint64_t version = num_refreshes;
+    uint64_t version = num_refreshes;  // a hash of the versions and addresses of all weights
     for (const auto& weight : weights_) {
-      version += static_cast<uint64_t>(weight._version());
+      version = c10::hash_combine(version, static_cast<uint64_t>(weight._version()));
+      version = c10::hash_combine(version, reinterpret_cast<uintptr_t>(weight.const_data_ptr()));
     }
     const auto* data = weights_.front().const_data_ptr();
     if (copy_ && data == data_ && version == version_) {
       return;
     }
     convert();
-    storage_ = weights_.front().storage();  // while it is held, no other weight gets its memory
+    storages_.clear();  // while they are held, no other weight gets their memory
+    for (const auto& weight : weights_) {
+      storages_.push_back(weight.storage());
+    }
     data_ = data;
     version_ = version;
   }
 
  private:
   void convert() {
+    const c10::InferenceMode normal(false);  // a backward may read the copy later
     const torch::NoGradGuard no_grad;
     auto copy = ddp::ops::quantize_weight(ddp::ops::joined_rows(weights_));
     if (!copy.scales.isfinite().all().item<bool>()) {
@@ -98,7 +105,7 @@ class Fp8Copy::Current : public ddp::ops::WeightCopy {
   std::vector<torch::Tensor> weights_;
   std::string layer_;
   std::optional<ddp::ops::Fp8Weight> copy_;
-  c10::Storage storage_;
+  std::vector<c10::Storage> storages_;
   const void* data_ = nullptr;
   uint64_t version_ = 0;
 };
@@ -241,7 +248,6 @@ torch::Tensor JoinedLinears::compute(const torch::Tensor& input, bool gated) con
     }
     return activated(torch::cat(results, -1));
   }
-  join();  // a `.to()` separates them
   const auto bias = biases.empty() ? torch::Tensor() : ddp::ops::joined_rows(biases);
   const auto weight = ddp::ops::joined_rows(weights);
   if (have_none) {

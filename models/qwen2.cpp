@@ -44,6 +44,11 @@ class Qwen2Layer : public torch::nn::Module {
     post_attention_norm_ = norm_weight("post_attention_layernorm", o, memory);
   }
 
+  void join() const {
+    qkv_proj_.join();
+    gate_up_proj_.join();
+  }
+
   /// Maps [batch, seq, hidden] to the same shape.
   torch::Tensor forward(const torch::Tensor& hidden, const Qwen2Call& call) {
     const auto [to_attend, skipped] = ddp::ops::rms_norm(hidden, input_norm_, eps_);
@@ -148,6 +153,13 @@ Qwen2Impl::Qwen2Impl(const Qwen2Options& options, const torch::TensorOptions& te
 
 Qwen2Impl::~Qwen2Impl() = default;
 
+void Qwen2Impl::arrange_weights() {
+  LanguageModel::arrange_weights();
+  for (const auto& layer : layers_) {
+    layer->join();
+  }
+}
+
 void Qwen2Impl::reset_parameters() {
   const torch::NoGradGuard no_grad;
   for (auto& item : named_parameters()) {
@@ -185,14 +197,22 @@ const ddp::ops::RotaryTables& Qwen2Impl::rotary_tables(int64_t num_positions) {
   return rotary_.emplace_back(ddp::ops::make_rotary_tables(rope, size, device));
 }
 
+int64_t Qwen2Impl::num_positions(const TokenInput& input, const KeyValueCache* cache) const {
+  if (input.document_offsets.defined()) {
+    return input.max_document_length;
+  }
+  if (cache != nullptr) {
+    return cache->length + input.input_ids.size(1);
+  }
+  // Only the device knows the values of position_ids.
+  return input.position_ids.defined() ? options_.max_positions : input.input_ids.size(1);
+}
+
 torch::Tensor Qwen2Impl::hidden_states(const TokenInput& input, KeyValueCache* cache) {
   detail::check_input(input, cache, options_.max_positions);
   const auto positions = detail::positions_of(input, cache);
-  const int64_t num_positions =
-      input.document_offsets.defined()
-          ? input.max_document_length
-          : (cache == nullptr ? 0 : cache->length) + input.input_ids.size(1);
-  const auto angles = ddp::ops::rotary_angles(rotary_tables(num_positions), positions);
+  const auto angles =
+      ddp::ops::rotary_angles(rotary_tables(num_positions(input, cache)), positions);
   const detail::Qwen2Call call{detail::layer_call(input, cache, computation_), angles};
   const auto hidden = detail::run_layers(layers_, torch::embedding(embed_tokens_, input.input_ids),
                                          call, computation_);

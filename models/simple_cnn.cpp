@@ -32,13 +32,11 @@ void SimpleCnnImpl::reset() {
 }
 
 torch::Tensor SimpleCnnImpl::forward(torch::Tensor input) {
-  if (is_training()) {
-    std::vector<torch::Tensor> counters;
-    for (const auto& norm : norms_) {
-      norm.append_counter(counters);
-    }
-    count_batches(counters);
+  std::vector<torch::Tensor> counters;
+  for (const auto& norm : norms_) {
+    norm.append_counter(counters);
   }
+  count_batches(counters);
   for (std::size_t i = 0; i < convs_.size(); ++i) {
     if (i > 0) {
       input = torch::max_pool2d(input, /*kernel_size=*/2);

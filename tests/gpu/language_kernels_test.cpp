@@ -82,6 +82,21 @@ TEST_CASE("linear_and_residual adds the residual's gradient to the input's") {
         tolerance_of(dtype));
 }
 
+TEST_CASE("a backward refuses an input that was changed as linear_and_residual's residual") {
+  const auto x = leaf({64, 64}, torch::kBFloat16), weight = leaf({96, 64}, torch::kBFloat16);
+  const auto run = [&](bool changes) {
+    const auto result = ddp::ops::linear_and_residual(x * 1, weight);
+    if (changes) {
+      const torch::NoGradGuard no_grad;
+      auto residual = result.residual;
+      residual.mul_(2);
+    }
+    result.product.sum().backward();
+  };
+  CHECK_NOTHROW(run(false));
+  CHECK_THROWS_WITH(run(true), Catch::Contains("modified by an inplace operation"));
+}
+
 TEST_CASE("norms equal float64, their residual's gradient is added") {
   torch::manual_seed(3);
   const auto dtype = GENERATE(torch::kBFloat16, torch::kHalf);

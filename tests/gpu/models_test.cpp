@@ -52,6 +52,22 @@ TEST_CASE("ResNet-18 and 50 give the CPU's logits and gradients on a GPU, in NHW
   }
 }
 
+TEST_CASE("a ResNet trains after its first forward in training mode ran in inference mode") {
+  torch::manual_seed(4);
+  const auto model = models::resnet18({.num_classes = 10});
+  model->to(torch::kCUDA);
+  models::to_channels_last(*model);
+  models::to_half_but_norms(*model, torch::kBFloat16);
+  const auto images = torch::randn({8, 3, 64, 64}, torch::kCUDA)
+                          .to(torch::kBFloat16)
+                          .contiguous(at::MemoryFormat::ChannelsLast);
+  {
+    const c10::InferenceMode inference;
+    model->forward(images);
+  }
+  CHECK_NOTHROW(model->forward(images).sum().backward());
+}
+
 TEST_CASE("ResNet-50 with fused normalisation is as near to float64 as with ATen's ops") {
   // Gradients of bfloat16 networks differ by many per cent from float64 with any ops, so fused ops
   // must only be no worse than plain ones. One forward and backward, batch statistics.

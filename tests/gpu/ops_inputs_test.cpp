@@ -10,6 +10,7 @@
 
 #include "batch_norm_test.hpp"
 #include "convolution_test.hpp"
+#include "ddp/ops/language.hpp"
 #include "ops/grad_slot.hpp"
 #include "ops/streams/side_streams.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
@@ -217,6 +218,8 @@ TEST_CASE("kernels' gradients refuse to be differentiated again") {
   refuses("pooled_linear", logits, x);
   const auto labels = torch::zeros({4}, torch::kLong).cuda();
   refuses("cross_entropy", ddp::ops::cross_entropy(logits, labels).loss, logits);
+  const auto gate_up = torch::randn({4, 64}, kHalves).requires_grad_(true);
+  refuses("swiglu", ddp::ops::swiglu(gate_up), gate_up);
   for (const auto& [name, form] : forms()) {
     INFO(name);
     auto inputs = make_inputs({4, 64, 8, 8}, torch::kCUDA, torch::kBFloat16);

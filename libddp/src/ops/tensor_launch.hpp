@@ -62,10 +62,15 @@ inline void check_differentiated_once(const char* op) {
       "where a second derivative is needed (in a ResNet: fused_ops=false)");
 }
 
-/// `tensor`'s memory as a tensor that autograd does not take for a view.
+/// `tensor`'s memory as a tensor that autograd does not take for a view. It has tensor's version,
+/// so that a backward refuses memory that was changed through either.
 inline at::Tensor alias_of(const at::Tensor& tensor, at::IntArrayRef sizes) {
   auto alias = at::empty({0}, tensor.options());
   alias.set_(tensor.storage(), tensor.storage_offset(), sizes, tensor.strides());
+  if (!alias.is_inference() && !tensor.is_inference()) {  // these have no version
+    alias.unsafeGetTensorImpl()->set_version_counter(
+        tensor.unsafeGetTensorImpl()->version_counter());
+  }
   return alias;
 }
 inline at::Tensor alias_of(const at::Tensor& tensor) {

@@ -59,6 +59,7 @@ class BertImpl : public LanguageModel {
   LmOutput forward(const TokenInput& input, const torch::Tensor& labels) override;
 
   const torch::Tensor& head_weight() const override { return word_embeddings_; }
+  void arrange_weights() override;
   int64_t num_layers() const override { return options_.num_layers; }        ///< of options()
   int64_t max_positions() const override { return options_.max_positions; }  ///< of options()
   /// Attention is not causal and counts whole. The head counts for computation().head_share of the

@@ -54,6 +54,17 @@ struct LanguageModelOptions {
 
 class LanguageModel : public torch::nn::Module {
  public:
+  /// As torch::nn::Module's, and then arrange_weights().
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;    ///< likewise
+  void to(torch::Device device, bool non_blocking = false) override;  ///< likewise
+  void load(torch::serialize::InputArchive& archive) override;        ///< likewise
+  /// Moves weights to where products read them fastest: those of one product into one memory, the
+  /// head into memory with padding. Names, values and gradients stay. The constructor, to() and
+  /// load() do it; a forward never moves weights. Call it if weights got memory in another way, by
+  /// set_data() for instance: results are right without it, but slower.
+  virtual void arrange_weights();
+
   /// [vocab, dim]; tied models return their embedding.
   virtual const torch::Tensor& head_weight() const = 0;
   virtual int64_t num_layers() const = 0;     ///< blocks

@@ -44,8 +44,7 @@ namespace detail {
 /// A frozen weight's copy in FP8, made at the first use and again after the weight has changed.
 class Fp8Copy {
  public:
-  /// Of the rows of `weights`, which are adjacent (ops::join_rows()). Throws std::runtime_error
-  /// naming `layer` if they are not finite.
+  /// Of the rows of all `weights`. Throws std::runtime_error naming `layer` if they are not finite.
   const ddp::ops::Fp8Weight& of(torch::TensorList weights, const std::string& layer);
 
  private:
@@ -107,9 +106,10 @@ class JoinedLinears {
   torch::Tensor forward(const torch::Tensor& input) const { return compute(input, false); }
   /// swiglu(forward(input)), of gate and up.
   torch::Tensor forward_gated(const torch::Tensor& input) const { return compute(input, true); }
+  /// Puts the weights into one memory again if they have left it; until then each call copies them.
+  void join() const;
 
  private:
-  void join() const;
   torch::Tensor compute(const torch::Tensor& input, bool gated) const;
 
   std::vector<Linear> layers_;

@@ -58,6 +58,7 @@ class Qwen2Impl : public CausalLm {
 
   torch::Tensor hidden_states(const TokenInput& input, KeyValueCache* cache = nullptr) override;
   const torch::Tensor& head_weight() const override;
+  void arrange_weights() override;
   int64_t num_layers() const override { return options_.num_layers; }          ///< of options()
   int64_t max_positions() const override { return options_.max_positions; }    ///< of options()
   KeyValueCache make_cache(int64_t batch, int64_t max_length) const override;  ///< empty
@@ -66,6 +67,8 @@ class Qwen2Impl : public CausalLm {
 
  private:
   bool is_matrix_product(const std::string& name) const override;
+  /// What the rotary tables must cover.
+  int64_t num_positions(const TokenInput& input, const KeyValueCache* cache) const;
   const ddp::ops::RotaryTables& rotary_tables(int64_t num_positions);
 
   Qwen2Options options_;

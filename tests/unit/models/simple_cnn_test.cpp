@@ -23,6 +23,20 @@ TEST_CASE("SimpleCnn equals the same layers written by hand") {
   CHECK(model->named_buffers()["bn2.num_batches_tracked"].item<int64_t>() == 1);
 }
 
+TEST_CASE("a SimpleCnn's norm counts the batches of its own mode") {
+  for (const bool model_trains : {false, true}) {
+    CAPTURE(model_trains);
+    models::SimpleCnn model(models::SimpleCnnOptions{.channels = {4, 6}, .num_classes = 3});
+    model->train(model_trains);
+    model->norm("bn1")->train(true);
+    model->norm("bn2")->train(false);
+    model->forward(torch::randn({5, 3, 8, 8}));
+    const auto buffers = model->named_buffers();
+    CHECK(buffers["bn1.num_batches_tracked"].item<int64_t>() == 1);
+    CHECK(buffers["bn2.num_batches_tracked"].item<int64_t>() == 0);
+  }
+}
+
 TEST_CASE("SimpleCnn learns a tiny problem and clones") {
   torch::manual_seed(1);
   models::SimpleCnn model(

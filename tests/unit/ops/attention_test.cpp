@@ -123,6 +123,37 @@ TEST_CASE("a mask takes keys out of the softmax") {
                     Catch::Contains("cudnn cannot be used with packed documents"));
 }
 
+TEST_CASE("bool and floating-point masks mean what they mean in PyTorch") {
+  torch::manual_seed(4);
+  for (const int64_t q_len : {1, 4}) {
+    for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+      CAPTURE(q_len, dtype);
+      const auto heads = [&](int64_t count, int64_t length) {
+        return torch::randn({2, count, length, 8}).to(dtype).requires_grad_(true);
+      };
+      const auto q = heads(6, q_len), k = heads(2, 7), v = heads(2, 7);
+      auto reads = torch::rand({2, 1, q_len, 7}).gt(0.4);
+      reads.select(2, 0).select(0, 1).fill_(false);  // a query that reads nothing
+      for (const auto& mask : {reads, torch::randn({2, 1, q_len, 7}).to(dtype)}) {
+        const auto out = ddp::ops::attention(q, k, v, {.is_causal = false, .mask = mask});
+        const auto expected =
+            torch::scaled_dot_product_attention(q, k, v, mask, 0, false, {}, /*enable_gqa=*/true);
+        const double tolerance = dtype == torch::kFloat ? 1e-5 : 2e-2;
+        CHECK(torch::allclose(out, expected, tolerance, tolerance));
+        const auto direction = torch::randn_like(out);
+        const auto grads = torch::autograd::grad({out}, {q, k, v}, {direction});
+        const auto wanted = torch::autograd::grad({expected}, {q, k, v}, {direction});
+        for (std::size_t i = 0; i < 3; ++i) {
+          CHECK(torch::allclose(grads[i], wanted[i], tolerance, 4 * tolerance));
+        }
+      }
+      CHECK_THROWS_WITH(
+          ddp::ops::attention(q, k, v, {.is_causal = false, .mask = reads.to(torch::kLong)}),
+          Catch::Contains("attention mask of Long") && Catch::Contains("bool"));
+    }
+  }
+}
+
 TEST_CASE("a backend that cannot serve the inputs says why") {
   const auto q = torch::randn({1, 2, 4, 8});
   using Catch::Contains;

@@ -291,6 +291,8 @@ TEST_CASE("gradients that carry no graph refuse create_graph") {
   const auto labels = torch::zeros({6}, torch::kLong);
   refuses("linear_cross_entropy", ddp::ops::linear_cross_entropy(rows, base, labels).loss_sum,
           rows);
+  const auto gate_up = leaf({6, 8});
+  refuses("swiglu", ddp::ops::swiglu(gate_up), gate_up);
   const auto sine = [](const std::vector<torch::Tensor>& in) { return in[0].sin(); };
   refuses("checkpoint", ddp::ops::checkpoint(sine, {rows}), rows);
 }

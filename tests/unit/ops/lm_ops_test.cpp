@@ -188,7 +188,8 @@ TEST_CASE("pad_rows keeps values, identity and gradient, and a move takes the me
   CHECK(rows.data_ptr() == weight.data_ptr());
   const auto moved = weight.detach().clone();
   CHECK(ddp::ops::padded_rows(moved).size(0) == 5);
-  // A slice of a larger tensor is never mistaken for padding.
+  // Fewer rows than pad_rows() was given, and slices of larger tensors, are not padded.
+  CHECK(ddp::ops::padded_rows(weight.detach().narrow(0, 0, 4)).size(0) == 4);
   CHECK(ddp::ops::padded_rows(torch::zeros({200, 3}).narrow(0, 0, 5)).size(0) == 5);
 }
 
@@ -374,8 +375,10 @@ TEST_CASE("linear adds a bias and a residual, for both layouts of the weight") {
 
 TEST_CASE("a weight inside a larger matrix gives hidden its own rows' gradient only") {
   torch::manual_seed(6);
-  const auto full = torch::randn({128, 8}, torch::kDouble);  // sized as after pad_rows()
+  auto full = torch::randn({128, 8}, torch::kDouble);  // sized as after pad_rows()
+  full.narrow(0, 100, 28).fill_(std::nan(""));
   const auto weight = full.narrow(0, 0, 100);
+  CHECK(ddp::ops::padded_rows(weight).size(0) == 100);
   const auto labels = torch::randint(100, {5}, torch::kLong);
   for (const int64_t chunk : {0, 2}) {
     CAPTURE(chunk);

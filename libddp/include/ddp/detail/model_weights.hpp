@@ -13,7 +13,8 @@ namespace ddp::ops {
 
 /// Moves `parts`, which differ in the first dimension only, into one memory, where they follow each
 /// other: the weights of layers that read the same input, for one product. Values, names and
-/// gradients stay; a `.to()` separates them again.
+/// gradients stay; a `.to()` separates them again. The parts get one version: a backward that reads
+/// their joint memory refuses a change of any of them.
 void join_rows(const std::vector<at::Tensor>& parts);
 /// All rows of `parts`; after join_rows() without a copy. The gradient goes to the parts (at most
 /// three).

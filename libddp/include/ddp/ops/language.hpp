@@ -31,8 +31,9 @@ struct AttentionOptions {
   bool is_causal = true;                              ///< position i reads 0 … i
   double dropout_p = 0;           ///< of the attention weights; 0 outside training
   std::optional<double> scale{};  ///< of the scores; unset: 1 / sqrt(head_dim)
-  /// Added to the scores, broadcast to [batch, heads, q_len, k_len]: 0 if a query reads a key, else
-  /// -inf. Always uses the Math backend. Not with is_causal, not for packed documents.
+  /// Broadcast to [batch, heads, q_len, k_len]: bool, true if a query reads a key, or floating
+  /// point and added to the scores (-inf: not read). Other dtypes are refused. Always uses the Math
+  /// backend. Not with is_causal, not for packed documents.
   at::Tensor mask{};
   /// As in training. Use the same value in a checkpointed forward and in its recomputation;
   /// otherwise another kernel may run.

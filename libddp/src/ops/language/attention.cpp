@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <limits>
 #include <optional>
 #include <stdexcept>
 
@@ -170,6 +171,20 @@ at::Tensor with_math(const at::Tensor& query, const at::Tensor& key, const at::T
   return by_definition(query, key, value, {}, options.is_causal, options);
 }
 
+/// What `mask` adds to the scores. A bool mask is true where a query reads a key.
+at::Tensor added_to_scores(const at::Tensor& mask, at::ScalarType dtype) {
+  if (mask.is_floating_point()) {
+    return mask.to(dtype);
+  }
+  if (mask.scalar_type() != at::kBool) {
+    refuse("an attention mask of ", mask.scalar_type(),
+           " has no meaning; fix: a bool mask, true where a query reads a key, or a floating-point "
+           "mask, which is added to the scores");
+  }
+  return at::zeros(mask.sizes(), mask.options().dtype(dtype))
+      .masked_fill_(mask.logical_not(), -std::numeric_limits<double>::infinity());
+}
+
 /// The definition with a mask. With one query, the query heads of a key head become its queries, so
 /// keys and values are not expanded.
 at::Tensor with_mask(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
@@ -181,8 +196,8 @@ at::Tensor with_mask(const at::Tensor& query, const at::Tensor& key, const at::T
   }
   const bool folds = query.size(2) == 1 && mask.size(1) == 1;
   const auto rows = folds ? query.reshape({query.size(0), key.size(1), -1, query.size(3)}) : query;
-  const auto out =
-      by_definition(rows, key, value, mask.to(query.scalar_type()), /*is_causal=*/false, options);
+  const auto out = by_definition(rows, key, value, added_to_scores(mask, query.scalar_type()),
+                                 /*is_causal=*/false, options);
   return folds ? out.reshape(query.sizes()) : out;
 }
 

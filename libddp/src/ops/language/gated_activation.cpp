@@ -26,8 +26,7 @@ std::vector<int64_t> half_sizes(const at::Tensor& gate_up) {
 
 #ifdef DDP_HAS_CUDA
 bool fits_kernels(const at::Tensor& gate_up) {
-  return !at::GradMode::is_enabled() &&  // enabled in a backward: create_graph=true
-         runs_own_kernels(gate_up, gate_up.scalar_type()) && gate_up.numel() > 0 &&
+  return runs_own_kernels(gate_up, gate_up.scalar_type()) && gate_up.numel() > 0 &&
          gate_up.size(-1) % 16 == 0;
 }
 #endif
@@ -102,6 +101,7 @@ class Swiglu : public torch::autograd::Function<Swiglu> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  torch::autograd::variable_list grad_outputs) {
+    detail::check_differentiated_once("swiglu");
     if (!grad_outputs[0].defined()) {
       return {at::Tensor()};
     }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -53,6 +55,19 @@ at::Tensor join(const std::vector<at::Tensor>& parts) {
   }
   // Not a view for autograd: a view of a parameter may not be written later, as optimizers do.
   return detail::alias_of(parts[0], sizes);
+}
+
+/// One version for all parts, for their joint memory is saved for backwards. It is the largest: a
+/// graph that saved a part before still refuses it if it has changed.
+void share_version(const std::vector<at::Tensor>& parts) {
+  uint32_t largest = 0;
+  for (const auto& part : parts) {
+    largest = std::max(largest, static_cast<uint32_t>(part._version()));
+  }
+  c10::VariableVersion version(largest);
+  for (const auto& part : parts) {
+    part.unsafeGetTensorImpl()->set_version_counter(version);
+  }
 }
 
 class JoinedRows : public torch::autograd::Function<JoinedRows> {
@@ -112,6 +127,8 @@ at::Tensor joined_rows(const std::vector<at::Tensor>& parts) {
 }
 
 void join_rows(const std::vector<at::Tensor>& parts) {
+  // In inference mode the memory would never be trained.
+  const c10::InferenceMode as_parts(parts.at(0).is_inference());
   const at::NoGradGuard no_grad;
   const auto sizes = joined_sizes(parts);
   if (are_adjacent(parts)) {
@@ -124,6 +141,9 @@ void join_rows(const std::vector<at::Tensor>& parts) {
     inside.copy_(part);
     part.set_data(inside);
     row += part.size(0);
+  }
+  if (!parts[0].is_inference()) {
+    share_version(parts);
   }
 }
 

@@ -3,12 +3,15 @@
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <limits>
+#include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "ddp/detail/model_weights.hpp"
 #include "ops/autocast_off.hpp"
@@ -85,7 +88,7 @@ void loss_by_aten(const at::Tensor& logits, const at::Tensor& labels, int64_t vo
     gradient.scatter_(1, target, at_label);
     gradient.masked_fill_(counts.logical_not().unsqueeze(1), 0);
     valid.copy_(gradient);  // the only rounding to the logits' dtype
-    // padded_rows() may show rows of a larger matrix, whose logits are not zero.
+    // Of a hidden state that is not finite, these logits are NaN.
     logits.narrow(1, vocab, logits.size(1) - vocab).zero_();
   }
 }
@@ -328,11 +331,39 @@ int64_t num_padded_rows(const at::Tensor& weight) {
   return (weight.size(0) + kRowMultiple - 1) / kRowMultiple * kRowMultiple;
 }
 
-/// Whether the memory comes from pad_rows(): offset 0 and the padded number of rows.
-bool is_padded(const at::Tensor& weight) {
-  return weight.dim() == 2 && weight.storage_offset() == 0 && weight.is_contiguous() &&
-         static_cast<int64_t>(weight.storage().nbytes()) ==
-             num_padded_rows(weight) * weight.size(1) * static_cast<int64_t>(weight.element_size());
+/// The memory that pad_rows() has made. Sizes alone would not tell it from a slice of a matrix,
+/// whose further rows are not zero.
+class PaddedMemory {
+ public:
+  void add(const at::Tensor& weight) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(entries_, [](const Entry& entry) { return entry.storage.expired(); });
+    entries_.push_back({weight.storage().getWeakStorageImpl(), weight.sizes().vec()});
+  }
+
+  bool holds(const at::Tensor& weight) {
+    if (weight.dim() != 2 || weight.storage_offset() != 0 || !weight.is_contiguous()) {
+      return false;
+    }
+    const std::lock_guard lock(mutex_);
+    return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+      return entry.storage._unsafe_get_target() == weight.storage().unsafeGetStorageImpl() &&
+             weight.sizes().equals(entry.sizes);
+    });
+  }
+
+ private:
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // no other storage gets its address
+    std::vector<int64_t> sizes;                         // without the padding
+  };
+  std::mutex mutex_;
+  std::vector<Entry> entries_;
+};
+
+PaddedMemory& padded_memory() {
+  static PaddedMemory memory;
+  return memory;
 }
 
 }  // namespace
@@ -381,20 +412,23 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
 
 void pad_rows(at::Tensor& weight) {
   const int64_t rows = num_padded_rows(weight);
-  if (rows == weight.size(0) || is_padded(weight)) {
+  if (rows == weight.size(0) || padded_memory().holds(weight)) {
     return;
   }
+  // In inference mode the memory would never be trained.
+  const c10::InferenceMode as_weight(weight.is_inference());
   const at::NoGradGuard no_grad;
   auto padded = at::zeros({rows, weight.size(1)}, weight.options());
   auto inside = padded.narrow(0, 0, weight.size(0));
   inside.copy_(weight);
   weight.set_data(inside);
+  padded_memory().add(weight);
 }
 
 at::Tensor padded_rows(const at::Tensor& weight) {
   const at::NoGradGuard no_grad;
   const auto plain = weight.detach();
-  return is_padded(weight)
+  return padded_memory().holds(weight)
              ? plain.as_strided({num_padded_rows(weight), weight.size(1)}, plain.strides())
              : plain;
 }

@@ -2,6 +2,7 @@
 #include "ddp/ops/vision.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include <utility>
 
@@ -65,6 +66,7 @@ at::Tensor batch_norm_kernel_counters(const at::Tensor& weight) {
   if (detail::is_captured(detail::current_stream(weight.device()))) {
     return {};
   }
+  const c10::InferenceMode normal(false);  // a backward may read them later
   return at::zeros({2 * weight.numel()}, weight.options().dtype(at::kInt).requires_grad(false));
 }
 
