@@ -20,8 +20,10 @@ struct GradBucket {
   bool is_last = false;           ///< the last bucket of this backward
   bool is_last_of_dtype = false;  ///< these are reduced together after backward, where nothing
                                   ///< overlaps with them
-  at::Tensor buffer;  ///< flat 1-D, the undivided gradients with padding (zeros) between them
-  at::Tensor shard;   ///< the part that this rank averages with ZeRO-1, else the whole `buffer`
+  /// Flat 1-D, the undivided gradients with padding between them: zeros, or NaN after a mean that
+  /// was NaN as a whole.
+  at::Tensor buffer;
+  at::Tensor shard;  ///< the part that this rank averages with ZeRO-1, else the whole `buffer`
   std::vector<at::Tensor> gradients;   ///< views of `buffer`, shaped like the parameters
   std::vector<at::Tensor> parameters;  ///< of the gradients, in their order
   double divisor = 1;                  ///< divisor of the sum over ranks: usually the world size
