@@ -54,7 +54,7 @@ TEST_CASE("ResNet-18 and 50 give the CPU's logits and gradients on a GPU, in NHW
 
 TEST_CASE("a ResNet trains after its first forward in training mode ran in inference mode") {
   torch::manual_seed(4);
-  const auto model = models::resnet18({.num_classes = 10});
+  auto model = models::resnet18({.num_classes = 10});
   model->to(torch::kCUDA);
   models::to_channels_last(*model);
   models::to_half_but_norms(*model, torch::kBFloat16);
