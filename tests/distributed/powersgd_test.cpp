@@ -20,6 +20,8 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
+using Gradients = std::vector<torch::Tensor>;
+
 // Two matrices, one of them in channels_last order, and a vector that is sent in full.
 struct Compressed {
   explicit Compressed(double cap = 25) {
@@ -177,4 +179,47 @@ TEST_CASE("powersgd: the gradients do not depend on the loss scale, which change
   other.register_hook([](const torch::Tensor&) { throw std::runtime_error("half-way"); });
   CHECK_THROWS_WITH(scaler.scale(other * 2).backward(), Catch::Contains("half-way"));
   require_equal(scaled.backward(scaled.loss(step)), plain.backward(plain.loss(step)));
+}
+
+TEST_CASE("powersgd: means by counts do not depend on the unit of the counts, which changes") {
+  const bool scales_loss = GENERATE(false, true);
+  AmpOptions options;
+  options.grad_scaling = GradScaling::On;
+  options.init_scale = 1024;
+  GradScaler scaler(options);
+  Compressed counted(1.0 / (1 << 20));
+  Compressed plain(1.0 / (1 << 20));
+  const double units[] = {1, 1, 64, 64, 0.25, 1, 1024, 1};
+  int64_t step = 0;
+  for (const double unit : units) {
+    CAPTURE(step, unit, scales_loss);
+    counted.model->zero_grad();
+    const auto loss = counted.loss(step) * unit;
+    counted.model->prepare_for_backward({loss});
+    counted.model->weighted_backward(scales_loss ? scaler.scale(loss) : loss, unit);
+    Gradients gradients;
+    for (const auto& weight : counted.weights) {
+      gradients.push_back(weight.grad() / (scales_loss ? options.init_scale : 1));
+    }
+    require_equal(gradients, plain.backward(plain.loss(step)));
+    ++step;
+  }
+}
+
+TEST_CASE("powersgd: a weighted backward without an item leaves zeros and changes no state") {
+  Compressed starved;
+  Compressed plain;
+  for (int64_t step = 0; step < 6; ++step) {
+    CAPTURE(step);
+    if (step == 3) {
+      starved.model->zero_grad();
+      const auto loss = starved.loss(50) * 0;
+      starved.model->prepare_for_backward({loss});
+      starved.model->weighted_backward(loss, 0);
+      for (const auto& weight : starved.weights) {
+        CHECK_FALSE(weight.grad().any().item<bool>());
+      }
+    }
+    require_equal(starved.backward(starved.loss(step)), plain.backward(plain.loss(step)));
+  }
 }

@@ -337,6 +337,9 @@ TEST_CASE("what cannot be sharded is refused") {
   options.dampening = 0.5;
   refused(options, {}, "dampening");
   refused(rule(OptimizerType::Lamb, true), {}, "lars and lamb");
+  module->to(torch::kDouble);  // so no norm of parts needs more than float32
+  refused(rule(OptimizerType::Sgd, true), {}, "of dtype Double");
+  module->to(torch::kFloat);
   REQUIRE_THROWS_WITH(
       make_optimizer(NamedParameters{{"w2", module->weights[2]}}, rule(OptimizerType::Sgd, true)),
       Catch::Contains("not a DistributedDataParallel"));
@@ -367,4 +370,20 @@ TEST_CASE("what cannot be sharded is refused") {
   trainer.backward(3);
   trainer.module->weights[1].mutable_grad() = torch::ones_like(trainer.module->weights[1]);
   REQUIRE_THROWS_WITH(trainer.optimizer->step(0.0625), Catch::Contains("gradient of w1"));
+}
+
+TEST_CASE("a backward through weights that a sharded step moved is refused") {
+  const auto dtype = GENERATE(torch::kFloat, torch::kBFloat16);
+  Trainer trainer(rule(OptimizerType::AdamW, true), {}, dtype);
+  for (int step = 0; step < 3; ++step) {
+    std::vector<torch::Tensor> old;
+    for (const auto& weight : trainer.module->weights) {
+      old.push_back((weight * weight).sum());
+    }
+    trainer.train(step);
+    for (const auto& loss : old) {
+      // On every rank, whichever part of the weight it moved.
+      CHECK_THROWS_WITH(loss.backward(), Catch::Contains("modified by an inplace operation"));
+    }
+  }
 }

@@ -49,7 +49,7 @@ at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device 
 
 void detail::conclude_norm(GradientScan& scan, const at::Tensor& norm, double max_norm,
                            at::ScalarType dtype) {
-  scan.norm = norm.to(at::kFloat);
+  scan.norm = norm.to(dtype);
   scan.clip_factor = max_norm > 0.0
                          ? at::clamp_max(at::reciprocal(norm + 1e-6) * max_norm, 1.0).to(dtype)
                          : at::ones_like(norm, dtype);

@@ -5,8 +5,8 @@
 
 namespace ddp::detail {
 
-/// Sets norm and clip_factor of a scan from the float64 norm of the unscaled gradients. The factor
-/// is of `dtype`.
+/// Sets norm and clip_factor of a scan, both of `dtype`, from the float64 norm of the unscaled
+/// gradients.
 void conclude_norm(GradientScan& scan, const at::Tensor& norm, double max_norm,
                    at::ScalarType dtype);
 

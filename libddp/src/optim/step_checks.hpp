@@ -21,6 +21,16 @@ inline bool is_known_to_skip(const StepScalars& scalars) {
   return scalars.found_inf.value().value_or(0.0) != 0.0;
 }
 
+/// Raises the version counters of the parameters with a gradient, as in-place operations do. A
+/// backward that saved their old values then throws instead of reading the new ones.
+inline void note_moved(const NamedParameters& parameters) {
+  for (const NamedParameter& parameter : parameters) {
+    if (parameter.tensor.grad().defined()) {
+      parameter.tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
 /// `factor` on `device`, for gradients of `dtype`. float64 gradients get the host's number as it
 /// is, others get it rounded to float32, as the flat kernels read it.
 inline at::Tensor factor_tensor(const StepScalar& factor, at::Device device, at::ScalarType dtype) {

@@ -197,6 +197,7 @@ void BackwardPass::on_gradient(int index) {
     return;
   }
   if (parameter.requires_grad()) {  // else it was frozen after the forward and got nothing
+    parts_.mean.note_gradient(pass_.is_expected);
     parts_.unused.mark_used(index);
   }
   parts_.timing.note_gradient();
@@ -321,7 +322,7 @@ void BackwardPass::mark_ready(int index) {
   }
   parts_.reductions.wait_for_gradients(bucket);
   forget_dropped_gradients(parts_, layout().buckets[static_cast<size_t>(bucket)]);
-  parts_.gradients.gather(bucket);
+  parts_.gradients.gather(bucket, parts_.unused.state().used);
   if (mark == Mark::AllReady) {
     parts_.timing.note_last_gradient();
     // Queues the final callback now that all gradients are ready. If it were queued earlier, a

@@ -104,6 +104,9 @@ void BucketReductions::start(size_t first, size_t last) {
   if (hook_ && !hook_->starts_in_group()) {
     group.reset();
   }
+  if (hook_ && hook_->reads_count()) {
+    mean_.finish();
+  }
   const auto op = mean_.reduce_op();
   const bool is_last_of_dtype =
       last + 1 == reductions_.size();  // backward hides all buckets before

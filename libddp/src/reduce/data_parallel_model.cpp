@@ -72,12 +72,15 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, bool trains,
   reducer.drop_stale_counts();
   const auto counts_before = reducer.mean().counts();
   add_count();
+  reducer.mean().set_runs_weighted(true);
   try {
     loss_sum.backward();
   } catch (...) {
+    reducer.mean().set_runs_weighted(false);
     reducer.restore_counts(counts_before);  // else the next backward would divide by them too
     throw;
   }
+  reducer.mean().set_runs_weighted(false);
 }
 
 // The reduction of a backward goes by the state at its synchronised forward. Freezing after that

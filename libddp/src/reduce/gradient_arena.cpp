@@ -53,6 +53,13 @@ const ops::GradSlot* slot_holding_grad(const at::Tensor& parameter, const ops::G
   return ops::has_several_grad_slots(parameter) ? ops::slot_of_grad(parameter) : nullptr;
 }
 
+// The stream that reads `tensor` now may not be the one that its memory belongs to.
+void use_until_freed(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() && !is_capturing(tensor.device())) {
+    tensor.record_stream(current_stream(tensor.device()));
+  }
+}
+
 void clear_writes(ops::GradSlot& slot) {
   slot.written = false;
   slot.stream = std::nullopt;
@@ -180,14 +187,14 @@ void GradientArena::shard() {
   cut(layout_);
 }
 
-void GradientArena::gather(int index) {
+void GradientArena::gather(int index, const std::vector<bool>& used) {
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(communicator_->device().type());
   const auto& parameters = layout_.buckets[static_cast<size_t>(index)].parameters;
   for (const int parameter : parameters) {
     refuse_partial(parameter);
   }
-  collect(parameters);
+  collect(parameters, used);
   for (const int parameter : parameters) {
     const auto i = static_cast<size_t>(parameter);
     if (!parameters_[i].tensor.grad().defined() && !gradients_[i].slot.written) {
@@ -202,14 +209,21 @@ void GradientArena::gather_local(std::vector<int> parameters) {
   std::erase_if(parameters, [&](int parameter) {
     return ops::has_several_grad_slots(parameters_[static_cast<size_t>(parameter)].tensor);
   });
-  collect(parameters);
+  collect(parameters, {});
 }
 
 void GradientArena::keep_apart(int parameter) {
+  const auto i = static_cast<size_t>(parameter);
+  if (ops::has_several_grad_slots(parameters_[i].tensor)) {
+    set_apart(i);
+  }
+}
+
+void GradientArena::set_apart(size_t parameter) {
   const at::NoGradGuard no_grad;
-  const at::Tensor& tensor = parameters_[static_cast<size_t>(parameter)].tensor;
-  auto& gradient = gradients_[static_cast<size_t>(parameter)];
-  if (ops::has_several_grad_slots(tensor) && lies_in(tensor, gradient.slot)) {
+  const at::Tensor& tensor = parameters_[parameter].tensor;
+  auto& gradient = gradients_[parameter];
+  if (lies_in(tensor, gradient.slot)) {
     tensor.mutable_grad() = tensor.grad().clone();
     gradient.is_apart = true;
   }
@@ -217,8 +231,8 @@ void GradientArena::keep_apart(int parameter) {
 
 // Copies and casts gradients from .grad into their slots with one _foreach_copy_. If a fused op
 // already wrote a slot, .grad is added to it. Then .grad points to the slot, unless another reducer
-// may still have to copy the gradient.
-void GradientArena::collect(const std::vector<int>& indices) {
+// may still have to copy the gradient, or the parameter takes no part and may have to keep it.
+void GradientArena::collect(const std::vector<int>& indices, const std::vector<bool>& used) {
   const auto device = communicator_->device();
   std::vector<at::Tensor> copy_to, copy_from, add_to, add_from;
   for (const int index : indices) {
@@ -226,10 +240,13 @@ void GradientArena::collect(const std::vector<int>& indices) {
     auto& gradient = gradients_[static_cast<size_t>(index)];
     auto& slot = gradient.slot;
     at::Tensor& grad = parameter.tensor.mutable_grad();
+    const ops::GradSlot* held = slot_holding_grad(parameter.tensor, slot);
+    if (held == nullptr && !gradient.is_apart) {
+      gradient.set_aside = at::Tensor();  // zero_grad() dropped .grad with the mean
+    }
     if (!grad.defined() && !slot.written) {
       continue;
     }
-    const ops::GradSlot* held = slot_holding_grad(parameter.tensor, slot);
     slot.reduced = held != nullptr ? held->reduced : gradient.is_apart && slot.reduced;
     if (grad.defined() && !aliases(grad, slot.memory)) {
       if (slot.written && slot.stream) {
@@ -239,8 +256,9 @@ void GradientArena::collect(const std::vector<int>& indices) {
       (slot.written ? add_from : copy_from).push_back(grad);
     }
     clear_writes(slot);
-    if (ops::has_several_grad_slots(parameter.tensor)) {
-      keep_apart(index);
+    const bool is_used = used.empty() || used[static_cast<size_t>(index)];
+    if (!is_used || ops::has_several_grad_slots(parameter.tensor)) {
+      set_apart(static_cast<size_t>(index));
     } else {
       grad = slot.memory;
     }
@@ -270,8 +288,14 @@ void GradientArena::publish(const std::vector<bool>& used) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto& gradient = gradients_[i];
     const bool is_used = used.empty() || used[i];
-    if (std::exchange(gradient.is_apart, false) || is_used) {
-      parameters_[i].tensor.mutable_grad() = gradient.slot.memory;
+    const bool was_apart = std::exchange(gradient.is_apart, false);
+    at::Tensor& grad = parameters_[i].tensor.mutable_grad();
+    if (was_apart && !is_used && grad.defined()) {
+      gradient.slot.memory.copy_(grad);
+      use_until_freed(grad);
+    }
+    if (was_apart || is_used) {
+      grad = gradient.slot.memory;
     }
     gradient.slot.reduced = gradient.slot.reduced || is_used;
     gradient.slot.written = false;
@@ -290,13 +314,26 @@ void GradientArena::zero() {
   }
 }
 
+bool GradientArena::holds_mean(size_t parameter) const {
+  const auto& gradient = gradients_[parameter];
+  const ops::GradSlot* held = slot_holding_grad(parameters_[parameter].tensor, gradient.slot);
+  return held != nullptr && held->reduced && !gradient.set_aside.defined();
+}
+
+bool GradientArena::holds_means() const {
+  size_t i = 0;
+  while (i < gradients_.size() && !holds_mean(i)) {
+    ++i;
+  }
+  return i < gradients_.size();
+}
+
 void GradientArena::set_reduced_aside() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < gradients_.size(); ++i) {
     auto& [slot, set_aside, is_apart] = gradients_[i];
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
-    const ops::GradSlot* held = slot_holding_grad(parameters_[i].tensor, slot);
-    if (held != nullptr && held->reduced && !set_aside.defined()) {
+    if (holds_mean(i)) {
       refuse_partial(static_cast<int>(i));
       set_aside = grad.clone();
       slot.memory.zero_();
@@ -308,10 +345,14 @@ void GradientArena::set_reduced_aside() {
 
 void GradientArena::add_set_aside() {
   const at::NoGradGuard no_grad;
-  for (auto& gradient : gradients_) {
-    if (gradient.set_aside.defined()) {
-      gradient.slot.memory.add_(gradient.set_aside);
-      gradient.set_aside = at::Tensor();
+  for (size_t i = 0; i < gradients_.size(); ++i) {
+    auto& gradient = gradients_[i];
+    const at::Tensor mean = std::exchange(gradient.set_aside, at::Tensor());
+    if (mean.defined()) {
+      gradient.slot.memory.add_(mean);
+      if (gradient.is_apart && parameters_[i].tensor.grad().defined()) {
+        parameters_[i].tensor.mutable_grad().add_(mean);
+      }
     }
   }
 }

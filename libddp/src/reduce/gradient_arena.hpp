@@ -77,13 +77,15 @@ class GradientArena {
   /// its part.
   void refuse_partial(int parameter) const;
   /// Copies the gradients of bucket `index` into their slots. A parameter without a gradient
-  /// contributes zeros. The .grad of a shared parameter stays apart until publish().
-  void gather(int index);
+  /// contributes zeros. The .grad of a shared parameter stays apart until publish(), and so does
+  /// what an earlier backward left in the .grad of a parameter that is not `used` on this rank.
+  /// `used` is per parameter; empty stands for all.
+  void gather(int index, const std::vector<bool>& used = {});
   /// The same for `parameters`, which got gradients in a backward that is not reduced. Slots
   /// without a gradient and shared parameters stay as they are.
   void gather_local(std::vector<int> parameters);
   /// Makes each slot its parameter's .grad and marks it as reduced. `used` is per parameter; empty
-  /// stands for all. A parameter that no rank used keeps its .grad.
+  /// stands for all. A parameter that no rank used keeps its .grad, with its values of before.
   void publish(const std::vector<bool>& used);
   /// Marks every slot as unwritten: after a backward that threw, values of fused ops are invalid.
   void forget_writes();
@@ -94,6 +96,8 @@ class GradientArena {
   /// own) over the ranks is the sum of both means only if the divisor is the number of ranks. Any
   /// other divisor needs this.
   void set_reduced_aside();
+  /// Whether set_reduced_aside() would move a mean.
+  bool holds_means() const;
   void add_set_aside();
   void drop_set_aside();
 
@@ -120,7 +124,9 @@ class GradientArena {
 
   void allocate(const DdpOptions& options);
   void cut(BucketLayout layout);
-  void collect(const std::vector<int>& indices);
+  void collect(const std::vector<int>& indices, const std::vector<bool>& used);
+  bool holds_mean(size_t parameter) const;
+  void set_apart(size_t parameter);
 
   NamedParameters parameters_;
   CommunicatorPtr communicator_;

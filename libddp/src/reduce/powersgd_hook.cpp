@@ -50,6 +50,7 @@ class PowerSgdHook final : public CommHook {
                   " min_compression_rate=", options_.min_compression_rate, " seed=", options_.seed);
   }
   bool capturable() const override { return false; }  // steps_ and the first Q are host state
+  bool reads_count() const override { return true; }  // the error is one of the final gradient
 
   void reset() override {
     states_.clear();
@@ -62,7 +63,11 @@ class PowerSgdHook final : public CommHook {
     if (bucket.is_last) {
       ++steps_;
     }
-    bucket.buffer.div_(bucket.divisor);
+    if (bucket.inverse_count.defined()) {
+      bucket.buffer.mul_(bucket.inverse_count);
+    } else {
+      bucket.buffer.div_(bucket.divisor);
+    }
     if (state.full) {
       state.work = bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Sum);
       return;
@@ -94,7 +99,7 @@ class PowerSgdHook final : public CommHook {
       finish_low_rank(bucket, state);
     }
     if (bucket.inverse_count.defined()) {
-      bucket.buffer.mul_(bucket.inverse_count * bucket.divisor);
+      bucket.buffer.mul_(bucket.inverse_count != 0);  // the error is not a gradient of no item
     }
   }
 
@@ -201,7 +206,8 @@ class PowerSgdHook final : public CommHook {
 
   // Whether the sums of all buckets of this backward are finite: 0-dim, without a host wait, equal
   // on all ranks. If they are not, the optimizer skips the step, and no bucket keeps anything of
-  // it. The norm of P is infinite where orthogonalize_ would make a column of zeros of it.
+  // it. The same holds for a weighted backward without an item. The norm of P is infinite where
+  // orthogonalize_ would make a column of zeros of it.
   const at::Tensor& all_finite(const GradBucket& bucket) {
     if (!is_finite_.defined()) {
       std::vector<at::Tensor> finite{at::ones({}, bucket.buffer.options().dtype(at::kBool))};
@@ -214,6 +220,9 @@ class PowerSgdHook final : public CommHook {
           const double largest = std::numeric_limits<double>::infinity();
           finite.push_back(at::isfinite(at::linalg_vector_norm(state.rest, largest)));
         }
+      }
+      if (bucket.inverse_count.defined()) {
+        finite.push_back((bucket.inverse_count != 0).squeeze());
       }
       is_finite_ = at::stack(finite).all();
     }

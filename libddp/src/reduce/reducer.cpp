@@ -57,7 +57,7 @@ void Reducer::begin_forward() {
 
 void Reducer::drop_stale_counts() {
   // join_broken_backward() completes a broken backward and needs the counts.
-  if (!parts_.mean.counts().is_weighted || pass_.threw()) {
+  if (parts_.mean.counts().is_none() || pass_.threw()) {
     return;
   }
   const auto& parameters = parts_.gradients.parameters();

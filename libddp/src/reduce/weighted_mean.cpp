@@ -41,6 +41,15 @@ at::ScalarType widest_dtype(GradientArena& gradients) {
              : at::kFloat;
 }
 
+void refuse_plain(const WeightedMean::Counts& counts) {
+  if (counts.is_plain) {
+    throw SettingsError(
+        "weighted_backward while gradients of backward() under no_sync() wait for the mean over "
+        "the ranks: the counts would divide them, too; fix: call weighted_backward for every "
+        "backward of the step, or zero_grad() first");
+  }
+}
+
 }  // namespace
 
 WeightedMean::WeightedMean(CommunicatorPtr communicator, GradientArena& gradients)
@@ -50,7 +59,31 @@ WeightedMean::WeightedMean(CommunicatorPtr communicator, GradientArena& gradient
           {1},
           at::TensorOptions().dtype(widest_dtype(gradients)).device(communicator_->device()))) {}
 
+void WeightedMean::set_means_aside() {
+  if (counts_.is_plain && gradients_.holds_means()) {
+    throw SettingsError(
+        "a rank of the join ran out, and the divisor changes, while gradients of backward() under "
+        "no_sync() are added to means of an earlier backward; fix: call zero_grad() after each "
+        "optimizer step, or keep JoinOptions::divide_by_initial_world_size=true");
+  }
+  gradients_.set_reduced_aside();
+}
+
+void WeightedMean::note_gradient(bool is_reduced) {
+  if (runs_weighted_) {
+    return;
+  }
+  if (counts_.is_weighted) {
+    throw SettingsError(
+        "backward() while gradients of weighted_backward under no_sync() wait: their counts would "
+        "divide its gradient, too; fix: call weighted_backward for every backward of the step, or "
+        "zero_grad() before the forward");
+  }
+  counts_.is_plain = counts_.is_plain || !is_reduced;
+}
+
 void WeightedMean::add(double count) {
+  refuse_plain(counts_);
   gradients_.set_reduced_aside();
   counts_.host += count;
   counts_.is_weighted = true;
@@ -58,6 +91,7 @@ void WeightedMean::add(double count) {
 
 void WeightedMean::add(const at::Tensor& count) {
   const at::NoGradGuard no_grad;
+  refuse_plain(counts_);
   gradients_.set_reduced_aside();
   // A copy, because the caller may overwrite its tensor before the synchronised backward.
   const auto added =
@@ -69,7 +103,7 @@ void WeightedMean::add(const at::Tensor& count) {
 
 void WeightedMean::set_divisor(double divisor) {
   if (divisor != 0 && divisor != communicator_->world_size()) {
-    gradients_.set_reduced_aside();
+    set_means_aside();
   }
   divisor_ = divisor;
 }

@@ -15,24 +15,33 @@ namespace ddp::detail {
 
 class WeightedMean {
  public:
-  /// The counts that wait for the next synchronised backward.
+  /// The counts that wait for the next synchronised backward, and what kind of gradients does. All
+  /// gradients that wait are of one kind, because one number divides their sum.
   struct Counts {
     double host = 0;
     at::Tensor device;  ///< [1], never the caller's tensor; undefined: none
     bool is_weighted = false;
+    bool is_plain = false;  ///< gradients of backward() under no_sync() wait instead
 
+    bool is_none() const { return !is_weighted && !is_plain; }
     bool empty() const { return host == 0 && !device.defined(); }
   };
 
   WeightedMean(CommunicatorPtr communicator, GradientArena& gradients);
 
-  /// Adds to this rank's count. Counts add up until a synchronised backward uses them.
+  /// Adds to this rank's count. Counts add up until a synchronised backward uses them. Throws
+  /// SettingsError if gradients of backward() wait.
   void add(double count);
   /// The same with one element on the device. The host does not wait.
   void add(const at::Tensor& count);
   const Counts& counts() const { return counts_; }
   void set_counts(const Counts& counts) { counts_ = counts; }
-  /// Replaces the world size as the divisor; 0 restores it.
+  /// Whether the backward that runs belongs to the counts.
+  void set_runs_weighted(bool on) { runs_weighted_ = on; }
+  /// Call for a gradient that arrived. Throws SettingsError if counts wait that are not its own.
+  void note_gradient(bool is_reduced);
+  /// Replaces the world size as the divisor; 0 restores it. Throws SettingsError if a mean would
+  /// have to be parted from gradients of backward() under no_sync() that were added to it.
   void set_divisor(double divisor);
   /// From now on backwards without a count throw. A weighted join uses this.
   void require_counts(bool on) { requires_counts_ = on; }
@@ -56,6 +65,7 @@ class WeightedMean {
   void abandon() { work_ = nullptr; }
 
  private:
+  void set_means_aside();
   double divisor() const { return divisor_ != 0 ? divisor_ : communicator_->world_size(); }
 
   CommunicatorPtr communicator_;
@@ -64,6 +74,7 @@ class WeightedMean {
   std::optional<c10::Stream> device_stream_;  // where counts_.device was computed
   double divisor_ = 0;
   bool requires_counts_ = false;
+  bool runs_weighted_ = false;
   /// [1] on the device: the sum, and from finish() on its reciprocal. float64 if a gradient is
   /// float64, else float32.
   at::Tensor sum_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <torch/torch.h>
 
+#include <cmath>
 #include <limits>
 
 #include "ddp/optim/make_optimizer.hpp"
@@ -113,4 +114,14 @@ TEST_CASE("Undefined gradients do not count in a scan", "[optim]") {
   const GradientScan scan = f.optimizer->scan_gradients();
   CHECK(scan.norm.item<float>() == 3.0F);
   CHECK(scan.found_inf.item<float>() == 0.0F);
+}
+
+TEST_CASE("A scan of float64 weights measures, unscales and clips in float64", "[optim]") {
+  const auto weight = at::zeros({3}, at::kDouble).requires_grad_();
+  const auto optimizer = ddp::make_optimizer(NamedParameters{{"w", weight}}, OptimizerOptions{});
+  weight.mutable_grad() = at::tensor({1.0, 1.0, 1.0}, at::kDouble);
+  const GradientScan scan = optimizer->scan_gradients(1.0 / 3.0, 0.1);
+  const double norm = std::sqrt(3.0) / 3.0;
+  CHECK(scan.norm.item<double>() == Approx(norm).epsilon(1e-12));
+  CHECK(scan.clip_factor.item<double>() == Approx(0.1 / (norm + 1e-6)).epsilon(1e-12));
 }

@@ -379,3 +379,37 @@ TEST_CASE("make_optimizer returns a Stateful object", "[optim]") {
   CHECK_FALSE(all_equal(parameters, before));
   CHECK(moved->capturable());
 }
+
+TEST_CASE("A backward through weights that a step moved is refused as in PyTorch", "[optim]") {
+  const auto dtype = GENERATE(at::kFloat, at::kBFloat16);
+  const auto check = [&](const auto& make) {
+    const at::Tensor moved = weights({5, 3}, 0).detach().to(dtype).requires_grad_();
+    const at::Tensor unused = weights({5}, 1).detach().to(dtype).requires_grad_();
+    const auto step = make(NamedParameters{{"moved", moved}, {"unused", unused}});
+    for (int i = 0; i < 2; ++i) {  // the first step makes the state
+      const at::Tensor old = (moved * moved).sum();
+      const at::Tensor still = (unused * unused).sum();
+      moved.mutable_grad() = at::ones_like(moved);
+      step();
+      CHECK(contains(message_of([&] { old.backward(); }), "modified by an inplace operation"));
+      still.backward();
+      unused.mutable_grad().reset();
+    }
+  };
+  for (const OptimizerOptions& options : every_rule()) {
+    CAPTURE(static_cast<int>(options.type), static_cast<int>(options.implementation));
+    check([&](const NamedParameters& parameters) {
+      return [optimizer = std::shared_ptr(ddp::make_optimizer(parameters, options))] {
+        optimizer->step({.lr = 0.5, .inverse_scale = 0.5, .found_inf = at::zeros({})});
+      };
+    });
+  }
+  check([](const NamedParameters& parameters) {
+    auto sgd = std::make_shared<torch::optim::SGD>(
+        std::vector<at::Tensor>{parameters[0].tensor, parameters[1].tensor},
+        torch::optim::SGDOptions(0.5));
+    return [optimizer = std::shared_ptr(ddp::wrap_optimizer(std::move(sgd), parameters))] {
+      optimizer->step(0.5);
+    };
+  });
+}

@@ -104,6 +104,24 @@ TEST_CASE("a weighted sum is started once and scales every bucket") {
   }
 }
 
+TEST_CASE("a hook that reads the count finds it in start()") {
+  struct Hook : ddp::CommHook {
+    std::string name() const override { return "reads the count"; }
+    bool reads_count() const override { return true; }
+    void start(ddp::GradBucket& bucket) override { bucket.buffer.mul_(bucket.inverse_count); }
+    void finish(ddp::GradBucket&) override {}
+  };
+  ThreeBuckets three;
+  three.reductions.set_hook(std::make_shared<Hook>());
+  three.mean.add(2);
+  three.start_all();
+  CHECK(three.calls()[0].work->num_waits() == 1);
+  three.reductions.finish();
+  for (int b = 0; b < 3; ++b) {
+    CHECK(three.all_are(b, 0.125));  // 1 / (2 + 6)
+  }
+}
+
 TEST_CASE("a missing count ends the start") {
   ThreeBuckets three;
   three.mean.require_counts(true);

@@ -427,6 +427,35 @@ TEST_CASE("dropped means are not added") {
   CHECK(all_are(two.slot(0), 0));
 }
 
+TEST_CASE("a mean that was set aside goes with its .grad") {
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  two.arena.set_reduced_aside();
+  two.grad(0) = at::Tensor();  // zero_grad(), and the next backward reaches "b" only
+  two.grad(1) = filled_like(two.parameters[1].tensor, 7);
+  two.arena.gather(0);
+  two.arena.add_set_aside();
+  CHECK(all_are(two.slot(0), 0));
+  CHECK(all_are(two.slot(1), 7));
+}
+
+TEST_CASE("what is left in an unused .grad outlives the reduction, unless another rank used it") {
+  const bool is_aside = GENERATE(false, true);
+  const bool is_used_elsewhere = GENERATE(false, true);
+  ArenaOfTwo two;
+  two.reduce_1_and_2();
+  if (is_aside) {
+    two.arena.set_reduced_aside();
+  }
+  two.arena.gather(0, {true, false});
+  two.arena.bucket_buffer(0).fill_(5);  // as a reduction does
+  two.arena.add_set_aside();
+  two.arena.publish({true, is_used_elsewhere});
+  CHECK(two.lies_in_slot(1));
+  CHECK(all_are(two.grad(1), is_used_elsewhere ? (is_aside ? 7 : 5) : 2));
+  CHECK(two.arena.slot(1).reduced);
+}
+
 TEST_CASE("a sharded arena reduces this rank's half of each bucket") {
   const auto communicator = std::make_shared<testing::FakeCommunicator>();
   const auto parameters = parameters_a_and_b();

@@ -182,3 +182,51 @@ TEST_CASE("earlier means are set aside where the sum is not divided by the numbe
   }
   CHECK(slot.eq(0).all().item<bool>());
 }
+
+TEST_CASE("gradients that wait for one divisor refuse another") {
+  MeanOfTwoRanks two;
+  SECTION("counts after backward() under no_sync()") {
+    two.mean.note_gradient(/*is_reduced=*/false);
+    const auto counts = at::ones({});
+    for (const bool on_device : {false, true}) {
+      const auto message = testing::message_of<ddp::SettingsError>(
+          [&] { on_device ? two.mean.add(counts) : two.mean.add(1); });
+      CHECK_THAT(message, Catch::Contains("weighted_backward while gradients of backward()"));
+    }
+    CHECK_NOTHROW(two.mean.note_gradient(/*is_reduced=*/true));
+    two.mean.reset();  // that backward ended
+    CHECK_NOTHROW(two.mean.add(1));
+  }
+  SECTION("backward() after counts") {
+    two.mean.add(1);
+    two.mean.set_runs_weighted(true);
+    CHECK_NOTHROW(two.mean.note_gradient(/*is_reduced=*/false));
+    two.mean.set_runs_weighted(false);
+    for (const bool is_reduced : {false, true}) {
+      const auto message =
+          testing::message_of<ddp::SettingsError>([&] { two.mean.note_gradient(is_reduced); });
+      CHECK_THAT(message, Catch::Contains("backward() while gradients of weighted_backward"));
+    }
+    two.mean.reset();
+    CHECK_NOTHROW(two.mean.note_gradient(/*is_reduced=*/true));
+    CHECK_NOTHROW(two.mean.add(1));
+  }
+}
+
+TEST_CASE("another divisor cannot part a mean from what was added to it") {
+  MeanOfTwoRanks two;
+  const auto slot = two.gradients.slot(0).memory;
+  two.reduce_1();
+  SECTION("before it is set aside") {
+    two.mean.note_gradient(/*is_reduced=*/false);
+    CHECK_THAT(testing::message_of<ddp::SettingsError>([&] { two.mean.set_divisor(3); }),
+               Catch::Contains("a rank of the join ran out") && Catch::Contains("zero_grad()"));
+    CHECK(slot.eq(1).all().item<bool>());
+  }
+  SECTION("after it was set aside") {
+    two.mean.set_divisor(3);
+    two.mean.note_gradient(/*is_reduced=*/false);
+    CHECK_NOTHROW(two.mean.set_divisor(3));
+    CHECK(slot.eq(0).all().item<bool>());
+  }
+}

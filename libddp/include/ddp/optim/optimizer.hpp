@@ -23,11 +23,12 @@ struct StepScalars {
   StepScalar clip_factor = {};  ///< multiplied into the gradients: min(1, max_norm / norm)
 };
 
-/// Results of one pass over an optimizer's gradients, on their device.
+/// Results of one pass over an optimizer's gradients, on their device. Norm and factor of float64
+/// weights are float64.
 struct GradientScan {
-  at::Tensor norm;         ///< 0-dim float32, the 2-norm of all gradients as one vector
+  at::Tensor norm;         ///< 0-dim, float32 or float64, the 2-norm of all gradients as one vector
   at::Tensor found_inf;    ///< 0-dim float32, 1 if an element is inf or NaN, else 0
-  at::Tensor clip_factor;  ///< min(1, max_norm / (norm + 1e-6)) or 1; of float64 weights float64
+  at::Tensor clip_factor;  ///< 0-dim, float32 or float64, min(1, max_norm / (norm + 1e-6)) or 1
   at::Tensor first_non_finite;  ///< 0-dim int32, index into named_parameters() of the first
                                 ///< gradient with inf or NaN, or -1
 };
@@ -40,7 +41,8 @@ struct NonFiniteReport {
 
 /// Updates parameters from their `.grad`. A step never makes the host wait for the device unless a
 /// class documents it. As in PyTorch, parameters with undefined `.grad` are skipped, and so is
-/// their state. A step writes no gradient, but one with zero1 leaves them undefined.
+/// their state. A step writes no gradient, but one with zero1 leaves them undefined. A backward
+/// through the weights of before a step throws, unless a CUDA graph replayed that step.
 class Optimizer : public Stateful {
  public:
   virtual void step(const StepScalars& scalars) = 0;     ///< applies the gradients

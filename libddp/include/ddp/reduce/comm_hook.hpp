@@ -26,7 +26,8 @@ struct GradBucket {
   std::vector<at::Tensor> parameters;  ///< of the gradients, in their order
   double divisor = 1;                  ///< divisor of the sum over ranks: usually the world size
   /// 1 / sum(counts) on the device in weighted_backward, else undefined. If it is defined, finish()
-  /// multiplies the sum by it instead of dividing by `divisor`. start() must not read it.
+  /// multiplies the sum by it instead of dividing by `divisor`. start() must not read it, unless
+  /// CommHook::reads_count() is true.
   at::Tensor inverse_count;
   /// GradScaler's scale of this backward, one element on the device; undefined: 1. Gradients are in
   /// units of it, so a hook rescales what it keeps from an earlier backward. The scaler overwrites
@@ -55,6 +56,9 @@ class CommHook {
   virtual void reset() {}
   /// True if start() only enqueues operations, so that buckets may share one group call.
   virtual bool starts_in_group() const { return false; }
+  /// True if start() reads GradBucket::inverse_count. Each start() then waits for the sum of
+  /// counts.
+  virtual bool reads_count() const { return false; }
   /// Bytes sent for each byte of gradients, for ddp.bucket_cap_mb=auto.
   virtual double wire_fraction() const { return 1; }
   /// True if start() and finish() do the same in every step, so that a CUDA graph may replay them.

@@ -126,7 +126,7 @@ class DataParallelModel : public Stateful {
   /// backward makes .grad the gradient of (sum over ranks) / (sum of counts), the exact global
   /// mean. Under no_sync() counts add up. If float16 gradients of the sum overflow, multiply
   /// `loss_sum` and `count` by one constant, equal on all ranks and about 1 / (typical count).
-  /// Throws SettingsError if all parameters are frozen.
+  /// Throws SettingsError if all parameters are frozen, or gradients of a local backward() wait.
   void weighted_backward(const at::Tensor& loss_sum, double count);
   /// `count` is a one-element tensor on the model's device. The call reads its value, so the tensor
   /// may be refilled afterwards. Each replay of a CUDA graph reads its current value. Counts are
