@@ -59,12 +59,15 @@ WeightedMean::WeightedMean(CommunicatorPtr communicator, GradientArena& gradient
           {1},
           at::TensorOptions().dtype(widest_dtype(gradients)).device(communicator_->device()))) {}
 
-void WeightedMean::set_means_aside() {
+void WeightedMean::begin_backward() {
+  if (!has_own_divisor()) {
+    return;
+  }
   if (counts_.is_plain && gradients_.holds_means()) {
     throw SettingsError(
-        "a rank of the join ran out, and the divisor changes, while gradients of backward() under "
-        "no_sync() are added to means of an earlier backward; fix: call zero_grad() after each "
-        "optimizer step, or keep JoinOptions::divide_by_initial_world_size=true");
+        "join: gradients of a backward() under no_sync() before the join were added to means of an "
+        "earlier backward, and JoinOptions::divide_by_initial_world_size=false divides them by "
+        "another number; fix: call zero_grad() before the join, or omit the option");
   }
   gradients_.set_reduced_aside();
 }
@@ -99,13 +102,6 @@ void WeightedMean::add(const at::Tensor& count) {
   counts_.device = counts_.device.defined() ? counts_.device + added : added;
   device_stream_ = current_stream(communicator_->device());
   counts_.is_weighted = true;
-}
-
-void WeightedMean::set_divisor(double divisor) {
-  if (divisor != 0 && divisor != communicator_->world_size()) {
-    set_means_aside();
-  }
-  divisor_ = divisor;
 }
 
 bool WeightedMean::scales_after_sum() const {
