@@ -404,7 +404,6 @@ void BackwardPass::run_with_zeros() {
     const std::lock_guard lock(mutex_);
     start();
     parts_.gradients.zero();
-    parts_.gradients.drop_set_aside();
     parts_.unused.forget_used();
     for (int i = 0; i < static_cast<int>(expected_fires_.size()); ++i) {
       pass_.scheduler.mark_ready(i);

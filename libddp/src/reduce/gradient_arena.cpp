@@ -212,18 +212,11 @@ void GradientArena::gather_local(std::vector<int> parameters) {
   collect(parameters, {});
 }
 
-void GradientArena::keep_apart(int parameter) {
-  const auto i = static_cast<size_t>(parameter);
-  if (ops::has_several_grad_slots(parameters_[i].tensor)) {
-    set_apart(i);
-  }
-}
-
-void GradientArena::set_apart(size_t parameter) {
+void GradientArena::keep_apart(int parameter, bool used) {
   const at::NoGradGuard no_grad;
-  const at::Tensor& tensor = parameters_[parameter].tensor;
-  auto& gradient = gradients_[parameter];
-  if (lies_in(tensor, gradient.slot)) {
+  const at::Tensor& tensor = parameters_[static_cast<size_t>(parameter)].tensor;
+  auto& gradient = gradients_[static_cast<size_t>(parameter)];
+  if ((!used || ops::has_several_grad_slots(tensor)) && lies_in(tensor, gradient.slot)) {
     tensor.mutable_grad() = tensor.grad().clone();
     gradient.is_apart = true;
   }
@@ -258,7 +251,7 @@ void GradientArena::collect(const std::vector<int>& indices, const std::vector<b
     clear_writes(slot);
     const bool is_used = used.empty() || used[static_cast<size_t>(index)];
     if (!is_used || ops::has_several_grad_slots(parameter.tensor)) {
-      set_apart(static_cast<size_t>(index));
+      keep_apart(index, is_used);
     } else {
       grad = slot.memory;
     }
@@ -314,26 +307,19 @@ void GradientArena::zero() {
   }
 }
 
-bool GradientArena::holds_mean(size_t parameter) const {
-  const auto& gradient = gradients_[parameter];
-  const ops::GradSlot* held = slot_holding_grad(parameters_[parameter].tensor, gradient.slot);
-  return held != nullptr && held->reduced && !gradient.set_aside.defined();
-}
-
-bool GradientArena::holds_means() const {
-  size_t i = 0;
-  while (i < gradients_.size() && !holds_mean(i)) {
-    ++i;
-  }
-  return i < gradients_.size();
-}
-
-void GradientArena::set_reduced_aside() {
+void GradientArena::set_reduced_aside(bool are_added) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < gradients_.size(); ++i) {
     auto& [slot, set_aside, is_apart] = gradients_[i];
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
-    if (holds_mean(i)) {
+    const ops::GradSlot* held = slot_holding_grad(parameters_[i].tensor, slot);
+    if (held != nullptr && held->reduced && !set_aside.defined()) {
+      if (are_added) {
+        throw SettingsError(
+            "a rank of the join ran out, and the divisor changes, while gradients of backward() "
+            "under no_sync() are added to means of an earlier backward; fix: call zero_grad() "
+            "after each optimizer step, or keep JoinOptions::divide_by_initial_world_size=true");
+      }
       refuse_partial(static_cast<int>(i));
       set_aside = grad.clone();
       slot.memory.zero_();
@@ -354,12 +340,6 @@ void GradientArena::add_set_aside() {
         parameters_[i].tensor.mutable_grad().add_(mean);
       }
     }
-  }
-}
-
-void GradientArena::drop_set_aside() {
-  for (auto& gradient : gradients_) {
-    gradient.set_aside = at::Tensor();
   }
 }
 

@@ -70,9 +70,10 @@ class GradientArena {
     return gradients_[static_cast<size_t>(parameter)].slot;
   }
 
-  /// Copies the gradient of a parameter that several reducers own out of its slot, which this
-  /// reduction overwrites: another reducer may still read .grad in this backward.
-  void keep_apart(int parameter);
+  /// Copies .grad out of its slot, which this reduction overwrites, until publish(): if several
+  /// reducers own the parameter, another one may still read .grad in this backward. One that is not
+  /// `used` on this rank may have to keep it.
+  void keep_apart(int parameter, bool used = true);
   /// Throws SettingsError if .grad, to which a backward adds, is a mean of which this rank has only
   /// its part.
   void refuse_partial(int parameter) const;
@@ -94,12 +95,10 @@ class GradientArena {
 
   /// Moves means of earlier backwards out of the buckets until add_set_aside(). The mean of (mean +
   /// own) over the ranks is the sum of both means only if the divisor is the number of ranks. Any
-  /// other divisor needs this.
-  void set_reduced_aside();
-  /// Whether set_reduced_aside() would move a mean.
-  bool holds_means() const;
+  /// other divisor needs this. If .grad is made undefined meanwhile, the mean is dropped. Throws
+  /// SettingsError, and moves nothing, if there is a mean and local gradients `are_added` to it.
+  void set_reduced_aside(bool are_added = false);
   void add_set_aside();
-  void drop_set_aside();
 
   /// The gradient of one parameter with its marks.
   struct Saved {
@@ -125,8 +124,6 @@ class GradientArena {
   void allocate(const DdpOptions& options);
   void cut(BucketLayout layout);
   void collect(const std::vector<int>& indices, const std::vector<bool>& used);
-  bool holds_mean(size_t parameter) const;
-  void set_apart(size_t parameter);
 
   NamedParameters parameters_;
   CommunicatorPtr communicator_;

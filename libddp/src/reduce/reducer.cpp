@@ -64,7 +64,6 @@ void Reducer::drop_stale_counts() {
   if (std::none_of(parameters.begin(), parameters.end(),
                    [](const auto& entry) { return entry.tensor.grad().defined(); })) {
     parts_.mean.reset();
-    parts_.gradients.drop_set_aside();
   }
 }
 

@@ -40,9 +40,8 @@ class Reducer {
     drop_stale_counts();
     pass_.note_local_forward(outputs);
   }
-  /// Drops counts that wait, and the means that were set aside for them, if every .grad is
-  /// undefined: zero_grad() dropped the gradients that they belong to. Forwards call it, and
-  /// weighted_backward before it adds a count.
+  /// Drops counts that wait if every .grad is undefined: zero_grad() dropped the gradients that
+  /// they belong to. Forwards call it, and weighted_backward before it adds a count.
   void drop_stale_counts();
   /// Whether outputs of a synchronised forward exist that no backward has reached.
   bool has_open_forward() { return pass_.has_open_forward(); }

@@ -60,16 +60,12 @@ WeightedMean::WeightedMean(CommunicatorPtr communicator, GradientArena& gradient
           at::TensorOptions().dtype(widest_dtype(gradients)).device(communicator_->device()))) {}
 
 void WeightedMean::begin_backward() {
-  if (!has_own_divisor()) {
-    return;
+  // Means with local gradients of before the join cannot be set aside, and with all ranks active
+  // they need not.
+  const bool are_added = counts_.is_plain;
+  if (has_own_divisor() && !(are_added && divisor() == communicator_->world_size())) {
+    gradients_.set_reduced_aside(are_added);
   }
-  if (counts_.is_plain && gradients_.holds_means()) {
-    throw SettingsError(
-        "join: gradients of a backward() under no_sync() before the join were added to means of an "
-        "earlier backward, and JoinOptions::divide_by_initial_world_size=false divides them by "
-        "another number; fix: call zero_grad() before the join, or omit the option");
-  }
-  gradients_.set_reduced_aside();
 }
 
 void WeightedMean::note_gradient(bool is_reduced) {

@@ -43,9 +43,9 @@ class WeightedMean {
   /// Replaces the world size as the divisor; 0 restores it.
   void set_divisor(double divisor) { divisor_ = divisor; }
   bool has_own_divisor() const { return divisor_ != 0; }
-  /// Call before a backward adds its first gradient. With a divisor of its own, means of earlier
-  /// backwards move out of the buckets. Throws SettingsError if gradients of a backward() under
-  /// no_sync() were added to them.
+  /// Call before a backward adds its first gradient. If the divisor is or may become another one
+  /// than the world size, means of earlier backwards move out of the buckets. Throws SettingsError
+  /// if gradients of backward() under no_sync() were added to them.
   void begin_backward();
   /// From now on backwards without a count throw. A weighted join uses this.
   void require_counts(bool on) { requires_counts_ = on; }

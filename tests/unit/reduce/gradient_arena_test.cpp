@@ -418,15 +418,6 @@ TEST_CASE("a slot that an op wrote again holds no mean") {
   CHECK(all_are(two.slot(0), 3));
 }
 
-TEST_CASE("dropped means are not added") {
-  ArenaOfTwo two;
-  two.reduce_1_and_2();
-  two.arena.set_reduced_aside();
-  two.arena.drop_set_aside();
-  two.arena.add_set_aside();
-  CHECK(all_are(two.slot(0), 0));
-}
-
 TEST_CASE("a mean that was set aside goes with its .grad") {
   ArenaOfTwo two;
   two.reduce_1_and_2();
