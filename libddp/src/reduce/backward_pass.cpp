@@ -314,7 +314,7 @@ void BackwardPass::mark_unused_parameters() {
   if (std::exchange(pass_.has_marked_unused, true)) {
     return;
   }
-  const auto& reachable = forwards_.reachable();
+  const auto reachable = forwards_.reachable();
   for (size_t i = 0; i < expected_fires_.size(); ++i) {
     if (parts_.options.static_graph ? expected_fires_[i] == 0
                                     : !reachable.empty() && !reachable[i]) {

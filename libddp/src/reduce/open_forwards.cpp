@@ -78,18 +78,24 @@ bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
   });
 }
 
+bool OpenForwards::Open::is_reached() const {
+  const auto known = forward.lock();
+  return known != nullptr && known->reached;
+}
+
 // A parameter may get its gradient before the backward reaches an output: from a tensor that the
 // module keeps for the loss. So the whole graph of the backward is asked.
-bool OpenForwards::in_running_backward() const {
-  if (num_untracked_ > 0) {
-    return true;
-  }
+bool OpenForwards::Open::is_in_running_graph() const {
   const auto* graph = torch::autograd::get_current_graph_task_nodes_in_graph();
-  return graph != nullptr && std::any_of(open_.begin(), open_.end(), [&](const Open& open) {
-           return std::any_of(open.nodes.begin(), open.nodes.end(), [&](const auto& weak) {
-             const auto node = weak.lock();
-             return node != nullptr && graph->contains(node.get());
-           });
+  return graph != nullptr && std::any_of(nodes.begin(), nodes.end(), [&](const auto& weak) {
+           const auto node = weak.lock();
+           return node != nullptr && graph->contains(node.get());
+         });
+}
+
+bool OpenForwards::in_running_backward() const {
+  return num_untracked_ > 0 || std::any_of(open_.begin(), open_.end(), [](const Open& open) {
+           return open.is_in_running_graph();
          });
 }
 
@@ -122,22 +128,26 @@ void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
   } else {
     untracked_ = num_untracked_++ == 0 ? std::move(reachable) : either(untracked_, reachable);
   }
-  update_reachable();
 }
 
-// Several forwards may share one backward.
-void OpenForwards::update_reachable() {
-  reachable_ = num_untracked_ > 0 ? untracked_ : open_.front().reachable;
+// Several forwards may share one backward, and others have none.
+std::vector<bool> OpenForwards::reachable() const {
+  const auto runs = [](const Open& open) {
+    return open.is_reached() || open.is_in_running_graph();
+  };
+  const bool is_known = num_untracked_ > 0 || std::any_of(open_.begin(), open_.end(), runs);
+  auto reachable = num_untracked_ > 0 ? untracked_ : std::vector<bool>();
   for (const auto& open : open_) {
-    reachable_ = either(reachable_, open.reachable);
+    if (!is_known || runs(open)) {
+      reachable = reachable.empty() ? open.reachable : either(reachable, open.reachable);
+    }
   }
+  return reachable;
 }
 
 void OpenForwards::forget_ended() {
-  std::erase_if(open_, [](const Open& open) {
-    const auto forward = open.forward.lock();
-    return !forward || forward->reached;
-  });
+  std::erase_if(open_,
+                [](const Open& open) { return open.forward.expired() || open.is_reached(); });
 }
 
 bool OpenForwards::has_unreached() {
@@ -168,7 +178,6 @@ bool OpenForwards::expect_another_backward() {
     num_untracked_ = 0;
     return false;
   }
-  update_reachable();
   return true;
 }
 

@@ -26,9 +26,10 @@ class OpenForwards {
   /// Adds a synchronised forward. Throws SettingsError if find_unused_parameters needs a graph and
   /// the outputs have none.
   void add(const std::vector<at::Tensor>& outputs);
-  /// Per parameter: whether a backward of the open forwards reaches it. Without
-  /// find_unused_parameters: whether it was trained in one of them. Empty before the first.
-  const std::vector<bool>& reachable() const { return reachable_; }
+  /// Per parameter: whether the backward that runs reaches it. Without find_unused_parameters:
+  /// whether it was trained in one of its forwards. If the backward's forwards are not known, all
+  /// open ones count. Empty before the first.
+  std::vector<bool> reachable() const;
   /// Whether a backward from `outputs` reports when it begins: one of them has a graph.
   static bool can_track(const std::vector<at::Tensor>& outputs);
   /// Runs `call` whenever a backward that accumulates gradients reaches one of `outputs`. Their
@@ -63,11 +64,13 @@ class OpenForwards {
     std::weak_ptr<Forward> forward;                           // expires with the forward's graph
     std::vector<std::weak_ptr<torch::autograd::Node>> nodes;  // of the outputs
     std::vector<bool> reachable;
+
+    bool is_reached() const;
+    bool is_in_running_graph() const;
   };
 
   bool watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<Forward>& forward);
   void forget_ended();
-  void update_reachable();
 
   const bool walks_;              // find_unused_parameters, and the graph changes
   const bool one_backward_only_;  // of several forwards
@@ -79,7 +82,6 @@ class OpenForwards {
   std::vector<bool> untracked_;  // what they reach
   bool forward_since_backward_ = false;
   bool refuses_second_ = false;
-  std::vector<bool> reachable_;
 };
 
 }  // namespace ddp::detail
