@@ -77,6 +77,116 @@ TEST_CASE("a forward without a backward leaves nothing either") {
   }
 }
 
+TEST_CASE("a synchronised forward without a backward reduces no backward under no_sync()") {
+  const bool all_keep_output = GENERATE(false, true);  // else rank 0 alone
+  const bool is_weighted = GENERATE(false, true);
+  enum class Frozen { Never, LocalBackward, BothBackwards };
+  const auto frozen = GENERATE(Frozen::Never, Frozen::LocalBackward, Frozen::BothBackwards);
+  CAPTURE(all_keep_output, is_weighted, frozen);
+  Mlp module, reference;
+  DistributedDataParallel model(module, group(), with_cap(bucket_caps()[1]));
+  const auto backward = [&](int64_t step, double count) {
+    const auto loss = loss_of(model, step);
+    is_weighted ? model.weighted_backward(loss, count) : loss.backward();
+  };
+  std::vector<torch::Tensor> kept;
+  for (int step = 0; step < 3; ++step) {
+    CAPTURE(step);
+    model.zero_grad();
+    const auto logged = loss_of(model, 70 + step);
+    if (all_keep_output || rank() == 0) {
+      kept.push_back(logged);
+    }
+    const auto passes = num_passes(model);
+    module->third->bias.set_requires_grad(frozen == Frozen::Never);
+    {
+      const auto local = model.no_sync();
+      backward(2 * step, 3);
+    }
+    CHECK(num_passes(model) == passes);
+    module->third->bias.set_requires_grad(frozen != Frozen::BothBackwards);
+    backward(2 * step + 1, 1);
+    CHECK(num_passes(model) == passes + 1);
+    module->third->bias.set_requires_grad(true);
+    auto expected = mean_of_steps(reference, {2 * step, 2 * step + 1});
+    if (frozen != Frozen::Never) {
+      expected.back() = frozen == Frozen::LocalBackward
+                            ? mean_of_steps(reference, {2 * step + 1}).back()
+                            : torch::Tensor();
+    }
+    for (auto& gradient : expected) {
+      if (gradient.defined()) {
+        gradient.div_(is_weighted ? 4 : 1);
+      }
+    }
+    require_equal(grads_of(*module), expected);
+  }
+}
+
+TEST_CASE("torch::autograd::grad of an output is no backward of its forward") {
+  Mlp module, reference;
+  DistributedDataParallel model(module, group());
+  const bool is_of_second = GENERATE(false, true);
+  for (int step = 0; step < 2; ++step) {
+    model.zero_grad();
+    auto x = batch_of(rank(), 0, 4).requires_grad_();
+    const auto read_gradient = [&](const torch::Tensor& loss) {
+      torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true);
+    };
+    if (is_of_second) {
+      const auto first = loss_of(model, 1);
+      const auto second = model.forward(x).sum();
+      read_gradient(second);
+      first.backward();
+      second.backward();
+    } else {
+      const auto loss = model.forward(x).sum();
+      read_gradient(loss);
+      {
+        const auto local = model.no_sync();
+        loss_of(model, 1).backward();
+      }
+      loss.backward();
+    }
+    require_equal(grads_of(*module), mean_of_steps(reference, {0, 1}));
+  }
+}
+
+TEST_CASE("a backward reduces gradients that it reaches before the output") {
+  // `aside` is no output, and its layer's gradient is ready before the output's.
+  struct AsideImpl : torch::nn::Module {
+    AsideImpl() { to(context().device()); }
+    torch::Tensor forward(const torch::Tensor& x) {
+      const auto y = (x * trunk).sum();
+      aside = y * head;
+      return y;
+    }
+    torch::Tensor trunk = register_parameter("trunk", torch::ones({4}));
+    torch::Tensor head = register_parameter("head", torch::ones({}));
+    torch::Tensor aside;
+  };
+  const bool names_inputs = GENERATE(false, true);
+  const auto module = std::make_shared<AsideImpl>();
+  DistributedDataParallel model(module, group());
+  std::vector<torch::Tensor> kept;
+  for (int step = 0; step < 3; ++step) {
+    model.zero_grad();
+    const auto output = model.forward(torch::full({4}, rank() + 1.0, on_device()));
+    kept.push_back(output);
+    torch::autograd::backward({output + module->aside}, {}, {}, false,
+                              names_inputs ? module->parameters() : std::vector<torch::Tensor>());
+    const double mean = 0.5 * (world() + 1);
+    REQUIRE(module->trunk.grad().eq(2 * mean).all().item<bool>());
+    REQUIRE(module->head.grad().item<double>() == 4 * mean);
+    const auto passes = num_passes(model);
+    {
+      const auto local = model.no_sync();
+      (model.forward(torch::ones({4}, on_device())) + module->aside).backward();
+    }
+    REQUIRE(num_passes(model) == passes);
+  }
+}
+
 TEST_CASE("a second backward that cannot be reduced is refused, not taken for a local one") {
   for (const bool static_graph : {false, true}) {
     DdpOptions options;

@@ -176,6 +176,27 @@ TEST_CASE("a backward that no forward of the wrapper announced is warned of once
         (world() > 1 ? 1 : 0));
 }
 
+TEST_CASE("a second backward of one forward is local, and the warning names it") {
+  Mlp module, plain;
+  DistributedDataParallel model(module, group());
+  const auto message = testing::stderr_of([&] {
+    const auto loss = model.forward(batch_of(rank(), 0, 4)).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+  });
+  INFO(message);
+  CHECK(testing::num_found(message, "one backward for each forward") == (world() > 1 ? 1 : 0));
+  auto expected =
+      mean_reference(plain, [&](Mlp& p) { return p->forward(concatenated(0, 4)).sum(); });
+  plain->zero_grad();
+  loss_of(plain, batch_of(rank(), 0, 4)).backward();
+  const auto own = grads_of(*plain);
+  for (size_t i = 0; i < own.size(); ++i) {
+    expected[i] = expected[i] + own[i];
+  }
+  require_equal(grads_of(*module), expected);
+}
+
 TEST_CASE("a foreign .grad is attached again") {
   Mlp module;
   Mlp reference;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Comm hooks and join.
+#include <algorithm>
+
 #include "ddp/reduce/comm_hook.hpp"
 #include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
@@ -367,6 +369,111 @@ TEST_CASE("join leaves the gradients of a rank that ran out as they were") {
     REQUIRE(torch::equal(module->first->bias.grad(), added[1]));
     REQUIRE(torch::equal(module->second->bias.grad(), added[3] + 1));
   }
+}
+
+namespace {
+
+// The mean of the gradients that ranks from `first` to `last` have in `steps`.
+std::vector<torch::Tensor> mean_of_ranks(Mlp& plain, int first, int last,
+                                         const std::vector<int64_t>& steps, int divisor) {
+  plain->zero_grad();
+  for (int r = first; r <= last; ++r) {
+    for (const auto step : steps) {
+      loss_of(plain, batch_of(r, step, 4)).backward();
+    }
+  }
+  auto grads = grads_of(*plain);
+  for (auto& grad : grads) {
+    grad.div_(divisor);
+  }
+  return grads;
+}
+
+enum class LoopOrder { ForwardFirst, MetricsBeforeStep, MetricsAfterStep };
+
+}  // namespace
+
+TEST_CASE("join: a step has its own mean alone, in every order of the loop's calls") {
+  const auto order =
+      GENERATE(LoopOrder::ForwardFirst, LoopOrder::MetricsBeforeStep, LoopOrder::MetricsAfterStep);
+  const bool initial_divisor = GENERATE(true, false);
+  CAPTURE(order, initial_divisor);
+  Mlp module, plain;
+  DistributedDataParallel model(module, group());
+  const auto log_metrics = [&] {
+    const torch::NoGradGuard no_grad;
+    model.forward(batch_of(rank(), 90, 4));
+  };
+  join(model,
+       [&] {
+         for (int step = 0; step < world() + 1 - rank(); ++step) {  // rank 0 has the most batches
+           CAPTURE(step);
+           if (order != LoopOrder::ForwardFirst) {
+             model.zero_grad();
+           }
+           const auto loss = model.forward(batch_of(rank(), step, 4)).sum();
+           if (order == LoopOrder::ForwardFirst) {
+             model.zero_grad();
+           }
+           loss.backward();
+           if (order == LoopOrder::MetricsBeforeStep) {
+             log_metrics();
+           }
+           const int num_active = std::min(world(), world() + 1 - step);
+           require_equal(grads_of(*module), mean_of_ranks(plain, 0, num_active - 1, {step},
+                                                          initial_divisor ? world() : num_active));
+           if (order == LoopOrder::MetricsAfterStep) {
+             log_metrics();
+           }
+         }
+       },
+       {.divide_by_initial_world_size = initial_divisor});
+  for (int step = 7; step < 9; ++step) {
+    model.zero_grad();
+    model.forward(batch_of(rank(), step, 4)).sum().backward();
+    require_equal(grads_of(*module), mean_of_ranks(plain, 0, world() - 1, {step}, world()));
+  }
+}
+
+TEST_CASE("join: a rank may run out before the synchronised backward of an accumulation") {
+  enum class Zero { Never, InPlace, Undefined };
+  const auto zero = GENERATE(Zero::Never, Zero::InPlace, Zero::Undefined);
+  CAPTURE(zero);
+  Mlp module, plain;
+  DistributedDataParallel model(module, group());
+  model.forward(batch_of(rank(), 0, 4)).sum().backward();
+  join(model,
+       [&] {
+         if (zero == Zero::Undefined) {
+           model.zero_grad();
+         } else if (zero == Zero::InPlace) {
+           for (auto& parameter : module->parameters()) {
+             parameter.mutable_grad().zero_();
+           }
+         }
+         for (const int step : {1, 2}) {
+           const auto local = model.no_sync();
+           model.forward(batch_of(rank(), step, 4)).sum().backward();
+         }
+         const int first = world() > 1 ? 1 : 0;
+         if (rank() < first) {
+           return;
+         }
+         model.forward(batch_of(rank(), 3, 4)).sum().backward();
+         auto expected = mean_of_ranks(plain, first, world() - 1, {1, 2, 3}, world() - first);
+         if (zero == Zero::Never) {
+           const auto earlier = mean_of_ranks(plain, 0, world() - 1, {0}, world());
+           for (size_t i = 0; i < expected.size(); ++i) {
+             expected[i] = expected[i] + earlier[i];
+           }
+         }
+         const auto actual = grads_of(*module);
+         for (size_t i = 0; i < actual.size(); ++i) {  // a third is not exact
+           INFO("actual " << actual[i] << "\nexpected " << expected[i]);
+           REQUIRE(torch::allclose(actual[i], expected[i], 1e-5, 1e-5));
+         }
+       },
+       {.divide_by_initial_world_size = false});
 }
 
 TEST_CASE("join can throw on all ranks as soon as one runs out") {

@@ -105,6 +105,43 @@ TEST_CASE("a model on a subgroup beside one on the world") {
   }
 }
 
+TEST_CASE("a forward of one wrapper reduces no local backward of another of the same module") {
+  const bool keeps_output = GENERATE(false, true);
+  const bool is_weighted = GENERATE(false, true);
+  CAPTURE(keeps_output, is_weighted);
+  Mlp module, reference;
+  DistributedDataParallel logged(module, group());
+  DistributedDataParallel trained(module, group());
+  const auto backward = [&](int64_t step, double count) {
+    const auto loss = trained.forward(batch_of(rank(), step, 4)).sum();
+    is_weighted ? trained.weighted_backward(loss, count) : loss.backward();
+  };
+  for (int step = 0; step < 3; ++step) {
+    CAPTURE(step);
+    trained.zero_grad();
+    auto output = logged.forward(batch_of(rank(), 90 + step, 4));
+    if (!keeps_output) {
+      output = torch::Tensor();
+    }
+    {
+      const auto local = trained.no_sync();
+      backward(2 * step, 3);
+    }
+    reference->zero_grad();
+    loss_of(reference, batch_of(rank(), 2 * step, 4)).backward();
+    require_equal(grads_of(*module), grads_of(*reference));
+    backward(2 * step + 1, 1);
+    auto expected = mean_reference(reference, [&](Mlp& plain) {
+      return loss_of(plain, concatenated(2 * step, 4)) +
+             loss_of(plain, concatenated(2 * step + 1, 4));
+    });
+    for (auto& gradient : expected) {
+      gradient.div_(is_weighted ? 4 : 1);
+    }
+    require_equal(grads_of(*module), expected);
+  }
+}
+
 TEST_CASE("logging data tells buckets, order and times") {
   Mlp module;
   DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));

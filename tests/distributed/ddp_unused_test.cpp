@@ -142,6 +142,31 @@ TEST_CASE("a parameter used under no_sync counts as used in the synchronised ste
   }
 }
 
+TEST_CASE("a gradient under no_sync that zero_grad dropped is no use of its parameter") {
+  const double cap = GENERATE(from_range(bucket_caps()));
+  const bool rank_0_uses = GENERATE(false, true);
+  CAPTURE(cap, rank_0_uses);
+  Branches module, reference;
+  DistributedDataParallel model(module, group(), find_unused(cap));
+  for (int round = 0; round < 3; ++round) {
+    {
+      const auto local = model.no_sync();
+      model.forward(batch_of(rank(), 50 + round, 4), true).sum().backward();
+    }
+    model.zero_grad();
+    model.forward(batch_of(rank(), round, 4), rank_0_uses && rank() == 0).sum().backward();
+    const auto expected = mean_reference(reference, [&](Branches& plain) {
+      torch::Tensor sum = torch::zeros({}, on_device());
+      for (int r = 0; r < world(); ++r) {
+        sum = sum + plain->forward(batch_of(r, round, 4), rank_0_uses && r == 0).sum();
+      }
+      return sum;
+    });
+    require_equal(grads_of(*module), expected);
+    model.zero_grad();
+  }
+}
+
 TEST_CASE(
     "static_graph finds unused parameters by itself, also with no_sync between the first steps") {
   for (const double cap : bucket_caps()) {

@@ -162,6 +162,27 @@ TEST_CASE("every order of backwards, weighted, local or not, has its number or a
   }
 }
 
+TEST_CASE("backward() while counts wait is refused, also where zero_grad follows its forward") {
+  const bool zeroes = GENERATE(false, true);
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  for (int round = 0; round < 2; ++round) {
+    model.zero_grad();
+    run(model, 'B', 0);
+    run(model, 'w', 1);
+    const auto loss = model.forward(batch_of(rank(), 2, 4)).sum();
+    if (zeroes) {
+      model.zero_grad();
+    }
+    REQUIRE_THROWS_WITH(loss.backward(), Catch::Contains("zero_grad() before the forward"));
+    model.zero_grad();
+    run(model, 'B', 3);
+    Rule rule;
+    REQUIRE_FALSE(rule.refuses('B', 3));
+    require_close(grads_of(*module), rule.expected());
+  }
+}
+
 namespace {
 
 // "some" takes part on request.

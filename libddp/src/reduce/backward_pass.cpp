@@ -24,13 +24,14 @@ void queue_engine_callback(std::function<void()> callback) {
   torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
 }
 
-// A parameter that is frozen now may have had a gradient under no_sync(), which zero_grad()
-// dropped. Then the optimizer must skip the parameter. Call this before the bucket is gathered.
+// A parameter that is frozen or unused now may have had a gradient under no_sync(), which
+// zero_grad() dropped. Then the optimizer must skip the parameter. Call this before the bucket is
+// gathered.
 void forget_dropped_gradients(ReducerParts& parts, const Bucket& bucket) {
   for (const int index : bucket.parameters) {
     const at::Tensor& tensor = parts.gradients.parameters()[static_cast<size_t>(index)].tensor;
-    if (!tensor.requires_grad() && !tensor.grad().defined() &&
-        !parts.gradients.slot(index).written) {
+    const bool may_lack = !tensor.requires_grad() || parts.unused.reads_map();
+    if (may_lack && !tensor.grad().defined() && !parts.gradients.slot(index).written) {
       parts.unused.forget_used(index);
     }
   }
@@ -85,7 +86,7 @@ BackwardPass::BackwardPass(ReducerParts& parts)
       pass_(parts.gradients.layout()),
       hooks_(
           parts.gradients.parameters(), [this](int index) { on_gradient(index); },
-          [&parts](int index) { wait_for_writer(parts, index); }),
+          [this](int index) { before_addition(index); }),
       forwards_(parts.options, hooks_, [this] { on_forward_reached(); }),
       expected_fires_(parts.gradients.parameters().size(), 1) {}
 
@@ -147,21 +148,30 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
   forwards_.add(outputs);
   local_forward_ = false;
   start();
+  if (!OpenForwards::can_track(outputs)) {
+    parts_.mean.begin_backward();
+  }
   parts_.timing.begin_backward();
   parts_.tuner.begin_backward(history_.num_passes, history_.ready_order);
 }
 
-// If the outputs of a synchronised forward were freed without a backward, the next backward (under
-// no_sync()) must not be reduced for it.
-void BackwardPass::note_local_forward() {
+void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard lock(mutex_);
   local_forward_ = true;
   parts_.gradients.forget_writes();
-  const bool is_abandoned = forwards_.note_local_forward();
-  if (pass_.is_expected && pass_.scheduler.num_ready() == 0 && is_abandoned) {
-    pass_.is_expected = false;
-    forwards_.clear();
-    sequencer().end_pass(model_id_);
+  forwards_.note_local_forward();
+  if (!parts_.mean.has_own_divisor()) {
+    return;
+  }
+  const bool reports =
+      OpenForwards::call_when_reached(outputs, [this, alive = std::weak_ptr(lifetime_)] {
+        if (!alive.expired()) {
+          const std::lock_guard lock_of_backward(mutex_);
+          parts_.mean.begin_backward();
+        }
+      });
+  if (!reports) {
+    parts_.mean.begin_backward();
   }
 }
 
@@ -183,6 +193,15 @@ void BackwardPass::on_forward_reached() {
   }
 }
 
+// Runs before AccumulateGrad adds a gradient to .grad.
+void BackwardPass::before_addition(int index) {
+  const std::lock_guard lock(mutex_);
+  wait_for_writer(parts_, index);
+  if (belongs_to_pass()) {
+    note_backward();
+  }
+}
+
 void BackwardPass::on_gradient(int index) {
   const std::lock_guard lock(mutex_);
   check_gradient(parts_, index);
@@ -190,18 +209,19 @@ void BackwardPass::on_gradient(int index) {
   if (!pass_.is_expected) {
     forwards_.check_not_second();
   }
+  const bool is_reduced = belongs_to_pass();
   // A parameter of several wrapped models gets gradients in the backwards of the others too. These
   // stay in .grad, where this model's next synchronised backward finds them.
   const at::Tensor& parameter = parts_.gradients.parameters()[static_cast<size_t>(index)].tensor;
-  if (ops::has_several_grad_slots(parameter) && !reaches_this_model()) {
+  if (!is_reduced && !local_forward_ && ops::has_several_grad_slots(parameter)) {
     return;
   }
   if (parameter.requires_grad()) {  // else it was frozen after the forward and got nothing
-    parts_.mean.note_gradient(pass_.is_expected);
+    parts_.mean.note_gradient(is_reduced);
     parts_.unused.mark_used(index);
   }
   parts_.timing.note_gradient();
-  if (!pass_.is_expected) {
+  if (!is_reduced) {
     on_local_gradient(index);
     return;
   }
@@ -215,12 +235,10 @@ void BackwardPass::on_gradient(int index) {
   mark_ready(index);
 }
 
-// False if another model's backward runs, and none has reached an output of this model.
-bool BackwardPass::reaches_this_model() const {
-  if (!pass_.is_expected) {
-    return local_forward_;
-  }
-  return !running_backwards_.empty() || !RunningBackwards::any();
+// Whether the backward that runs is one that the pass expects. A nested backward (checkpointing)
+// has a graph of its own, and runs within one that was noted.
+bool BackwardPass::belongs_to_pass() const {
+  return pass_.is_expected && (!running_backwards_.empty() || forwards_.in_running_backward());
 }
 
 // Handles the gradient of a backward under no_sync(), or without a forward of the wrapper. Such
@@ -232,9 +250,10 @@ void BackwardPass::on_local_gradient(int index) {
       !std::exchange(has_warned_unannounced_, true)) {
     log_warning(concat(
         "parameter ", parts_.describe(index),
-        " got a gradient, but the wrapper's forward did not run: the gradient is not averaged and "
-        "the replicas diverge; fix: call model.forward(x) instead of module->forward(x), or call "
-        "model.prepare_for_backward({loss}) before the backward"));
+        " got a gradient, but no forward of the wrapper waits for a backward: the gradient is not "
+        "averaged and the replicas diverge; fix: call model.forward(x) instead of "
+        "module->forward(x), or model.prepare_for_backward({loss}) before the backward, and one "
+        "backward for each forward"));
   }
   local_gradients_.push_back(index);
   const int task = torch::autograd::get_current_graph_task_id();
@@ -295,7 +314,7 @@ void BackwardPass::mark_unused_parameters() {
   if (std::exchange(pass_.has_marked_unused, true)) {
     return;
   }
-  const auto& reachable = forwards_.reachable();
+  const auto reachable = forwards_.reachable();
   for (size_t i = 0; i < expected_fires_.size(); ++i) {
     if (parts_.options.static_graph ? expected_fires_[i] == 0
                                     : !reachable.empty() && !reachable[i]) {
@@ -401,16 +420,19 @@ void BackwardPass::run_with_zeros() {
 // is a separate task.
 void BackwardPass::note_backward() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (!running_backwards_.add(task)) {
+  if (std::find(running_backwards_.begin(), running_backwards_.end(), task) !=
+      running_backwards_.end()) {
     return;
   }
+  parts_.mean.begin_backward();
+  running_backwards_.push_back(task);
   parts_.reductions.set_loss_scale(running_loss_scale());
   queue_engine_callback([this, task, alive = std::weak_ptr(lifetime_)] {
     if (alive.expired()) {
       return;
     }
     const std::lock_guard lock(mutex_);
-    running_backwards_.remove(task);
+    std::erase(running_backwards_, task);
     end_backward();
   });
 }

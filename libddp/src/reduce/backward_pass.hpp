@@ -34,7 +34,6 @@
 #include "reduce/gradient_hooks.hpp"
 #include "reduce/open_forwards.hpp"
 #include "reduce/pass_timing.hpp"
-#include "reduce/running_backwards.hpp"
 #include "reduce/unused_parameters.hpp"
 #include "reduce/weighted_mean.hpp"
 
@@ -82,7 +81,7 @@ class BackwardPass {
   /// Call after a synchronised forward. Its backward will be reduced.
   void expect(const std::vector<at::Tensor>& outputs);
   /// Call after a forward under no_sync(). Its backward will not be reduced.
-  void note_local_forward();
+  void note_local_forward(const std::vector<at::Tensor>& outputs);
   bool has_open_forward();
   /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
   void check_complete();
@@ -122,8 +121,9 @@ class BackwardPass {
 
   void start();
   void on_forward_reached();
+  void before_addition(int index);
   void on_gradient(int index);
-  bool reaches_this_model() const;
+  bool belongs_to_pass() const;
   void on_local_gradient(int index);
   void count_static_gradient(int index);
   void queue_static_count();
@@ -146,7 +146,7 @@ class BackwardPass {
   GradientHooks hooks_;
   OpenForwards forwards_;
   std::vector<int> expected_fires_;     // static_graph: what the first pass counted
-  RunningBackwards running_backwards_;  // the pass's
+  std::vector<int> running_backwards_;  // the engine's tasks of the pass that have not ended
   std::vector<int> local_gradients_;    // those of the backward that local_task_ runs
   int local_task_ = -1;         // the engine's task at whose end local gradients move into slots
   bool local_forward_ = false;  // a local forward ran after the last synchronised one

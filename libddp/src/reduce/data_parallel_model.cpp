@@ -273,7 +273,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   if (reduces) {
     parts_->reducer->prepare_for_backward(outputs);
   } else if (at::GradMode::is_enabled()) {
-    parts_->reducer->note_local_forward();
+    parts_->reducer->note_local_forward(outputs);
   }
 }
 

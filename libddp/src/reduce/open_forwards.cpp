@@ -12,10 +12,13 @@
 namespace ddp::detail {
 namespace {
 
-// torch::autograd::grad() runs the hooks of outputs but accumulates nothing.
+// torch::autograd::grad() runs the hooks of outputs, but it captures gradients and accumulates
+// nothing.
 bool backward_accumulates() {
   const auto* wanted_nodes = torch::autograd::get_current_graph_task_exec_info();
-  return wanted_nodes == nullptr || wanted_nodes->empty();
+  return wanted_nodes == nullptr ||
+         std::none_of(wanted_nodes->begin(), wanted_nodes->end(),
+                      [](const auto& wanted) { return wanted.second.captures_ != nullptr; });
 }
 
 // Leaves have none, and their hooks are never freed.
@@ -37,37 +40,63 @@ OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks
       hooks_(hooks),
       on_reached_(std::make_shared<std::function<void()>>(std::move(on_reached))) {}
 
-// Makes each output with a graph report when a backward reaches it. Returns false if no output has
-// a graph. The hook, which the graph owns, holds the only shared_ptr to Forward, so the forward
-// ends when the graph is freed.
-bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
-                         const std::shared_ptr<Forward>& forward) {
-  bool watched = false;
-  for (const auto& output : outputs) {
-    if (!has_graph(output)) {
-      continue;
-    }
-    watched = true;
-    output.register_hook([forward, weak = std::weak_ptr(on_reached_)](const at::Tensor&) {
-      const auto on_reached = weak.lock();
-      forward->reached = true;
-      if (on_reached == nullptr || !backward_accumulates()) {
-        return;
-      }
-      if (forward->closed) {
-        throw SettingsError(
-            "this is the second backward of one forward, and ddp.find_unused_parameters=true "
-            "allows one; fix: add the losses and call backward once, or set "
-            "ddp.find_unused_parameters=false");
-      }
-      (*on_reached)();
-    });
-  }
-  return watched;
-}
-
 bool OpenForwards::can_track(const std::vector<at::Tensor>& outputs) {
   return std::any_of(outputs.begin(), outputs.end(), has_graph);
+}
+
+bool OpenForwards::call_when_reached(const std::vector<at::Tensor>& outputs,
+                                     const std::function<void()>& call) {
+  for (const auto& output : outputs) {
+    if (has_graph(output)) {
+      output.register_hook([call](const at::Tensor&) {
+        if (backward_accumulates()) {
+          call();
+        }
+      });
+    }
+  }
+  return can_track(outputs);
+}
+
+// The hooks, which the graph owns, hold the only shared_ptr to Forward, so the forward ends when
+// the graph is freed.
+bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
+                         const std::shared_ptr<Forward>& forward) {
+  return call_when_reached(outputs, [forward, weak = std::weak_ptr(on_reached_)] {
+    forward->reached = true;
+    const auto on_reached = weak.lock();
+    if (on_reached == nullptr) {
+      return;
+    }
+    if (forward->closed) {
+      throw SettingsError(
+          "this is the second backward of one forward, and ddp.find_unused_parameters=true "
+          "allows one; fix: add the losses and call backward once, or set "
+          "ddp.find_unused_parameters=false");
+    }
+    (*on_reached)();
+  });
+}
+
+bool OpenForwards::Open::is_reached() const {
+  const auto known = forward.lock();
+  return known != nullptr && known->reached;
+}
+
+// A parameter may get its gradient before the backward reaches an output: from a tensor that the
+// module keeps for the loss. So the whole graph of the backward is asked.
+bool OpenForwards::Open::is_in_running_graph() const {
+  const auto* graph = torch::autograd::get_current_graph_task_nodes_in_graph();
+  return graph != nullptr && std::any_of(nodes.begin(), nodes.end(), [&](const auto& weak) {
+           const auto node = weak.lock();
+           return node != nullptr && graph->contains(node.get());
+         });
+}
+
+bool OpenForwards::in_running_backward() const {
+  return num_untracked_ > 0 || std::any_of(open_.begin(), open_.end(), [](const Open& open) {
+           return open.is_in_running_graph();
+         });
 }
 
 void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
@@ -89,26 +118,36 @@ void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
   forget_ended();
   auto reachable = walks_ ? hooks_.find_reachable(outputs) : hooks_.find_trained();
   if (watched) {
-    open_.push_back({forward, std::move(reachable)});
+    std::vector<std::weak_ptr<torch::autograd::Node>> nodes;
+    for (const auto& output : outputs) {
+      if (has_graph(output)) {
+        nodes.push_back(output.grad_fn());
+      }
+    }
+    open_.push_back({forward, std::move(nodes), std::move(reachable)});
   } else {
     untracked_ = num_untracked_++ == 0 ? std::move(reachable) : either(untracked_, reachable);
   }
-  update_reachable();
 }
 
-// Several forwards may share one backward.
-void OpenForwards::update_reachable() {
-  reachable_ = num_untracked_ > 0 ? untracked_ : open_.front().reachable;
+// Several forwards may share one backward, and others have none.
+std::vector<bool> OpenForwards::reachable() const {
+  const auto runs = [](const Open& open) {
+    return open.is_reached() || open.is_in_running_graph();
+  };
+  const bool is_known = num_untracked_ > 0 || std::any_of(open_.begin(), open_.end(), runs);
+  auto reachable = num_untracked_ > 0 ? untracked_ : std::vector<bool>();
   for (const auto& open : open_) {
-    reachable_ = either(reachable_, open.reachable);
+    if (!is_known || runs(open)) {
+      reachable = reachable.empty() ? open.reachable : either(reachable, open.reachable);
+    }
   }
+  return reachable;
 }
 
 void OpenForwards::forget_ended() {
-  std::erase_if(open_, [](const Open& open) {
-    const auto forward = open.forward.lock();
-    return !forward || forward->reached;
-  });
+  std::erase_if(open_,
+                [](const Open& open) { return open.forward.expired() || open.is_reached(); });
 }
 
 bool OpenForwards::has_unreached() {
@@ -139,14 +178,14 @@ bool OpenForwards::expect_another_backward() {
     num_untracked_ = 0;
     return false;
   }
-  update_reachable();
   return true;
 }
 
-bool OpenForwards::note_local_forward() {
+void OpenForwards::note_local_forward() {
   refuses_second_ = false;
-  forget_ended();
-  return open_.empty() && (num_untracked_ == 0 || !forward_since_backward_);
+  if (!forward_since_backward_) {
+    num_untracked_ = 0;  // the last backward was that of all of them
+  }
 }
 
 void OpenForwards::check_not_second() const {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <atomic>
 #include <functional>
@@ -18,19 +19,26 @@ namespace ddp::detail {
 
 class OpenForwards {
  public:
-  /// `on_reached` runs on the engine's thread when a backward that accumulates gradients reaches an
-  /// output of an open forward.
+  /// `on_reached` runs on the engine's thread when a backward reaches an output of an open forward.
   OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
                std::function<void()> on_reached);
 
   /// Adds a synchronised forward. Throws SettingsError if find_unused_parameters needs a graph and
   /// the outputs have none.
   void add(const std::vector<at::Tensor>& outputs);
-  /// Per parameter: whether a backward of the open forwards reaches it. Without
-  /// find_unused_parameters: whether it was trained in one of them. Empty before the first.
-  const std::vector<bool>& reachable() const { return reachable_; }
+  /// Per parameter: whether the backward that runs reaches it. Without find_unused_parameters:
+  /// whether it was trained in one of its forwards. If the backward's forwards are not known, all
+  /// open ones count. Empty before the first.
+  std::vector<bool> reachable() const;
   /// Whether a backward from `outputs` reports when it begins: one of them has a graph.
   static bool can_track(const std::vector<at::Tensor>& outputs);
+  /// Runs `call` whenever a backward that accumulates gradients reaches one of `outputs`. Their
+  /// graph owns it. Returns can_track().
+  static bool call_when_reached(const std::vector<at::Tensor>& outputs,
+                                const std::function<void()>& call);
+  /// Whether the backward that runs in this thread is one of an open forward: an output is in its
+  /// graph, or the outputs of a forward are not known.
+  bool in_running_backward() const;
   /// Whether an output exists that no backward has reached.
   bool has_unreached();
 
@@ -39,8 +47,8 @@ class OpenForwards {
   void close_reached();
   /// A synchronised backward ended. Whether another one is to come for an open forward.
   bool expect_another_backward();
-  /// A forward under no_sync() ran. Whether no backward is to come for the synchronised ones.
-  bool note_local_forward();
+  /// A forward under no_sync() ran.
+  void note_local_forward();
   /// A backward runs that no forward announced. Throws SettingsError where it is the second of two
   /// forwards whose pass ended with the first.
   void check_not_second() const;
@@ -53,13 +61,16 @@ class OpenForwards {
     std::atomic<bool> closed = false;   // its pass ended although outputs were not reached
   };
   struct Open {
-    std::weak_ptr<Forward> forward;  // expires with the forward's graph
+    std::weak_ptr<Forward> forward;                           // expires with the forward's graph
+    std::vector<std::weak_ptr<torch::autograd::Node>> nodes;  // of the outputs
     std::vector<bool> reachable;
+
+    bool is_reached() const;
+    bool is_in_running_graph() const;
   };
 
   bool watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<Forward>& forward);
   void forget_ended();
-  void update_reachable();
 
   const bool walks_;              // find_unused_parameters, and the graph changes
   const bool one_backward_only_;  // of several forwards
@@ -71,7 +82,6 @@ class OpenForwards {
   std::vector<bool> untracked_;  // what they reach
   bool forward_since_backward_ = false;
   bool refuses_second_ = false;
-  std::vector<bool> reachable_;
 };
 
 }  // namespace ddp::detail

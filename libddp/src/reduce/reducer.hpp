@@ -36,9 +36,9 @@ class Reducer {
   /// left without a gradient.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs) { pass_.expect(outputs); }
   /// Call after a forward whose backward must not be reduced.
-  void note_local_forward() {
+  void note_local_forward(const std::vector<at::Tensor>& outputs) {
     drop_stale_counts();
-    pass_.note_local_forward();
+    pass_.note_local_forward(outputs);
   }
   /// Drops counts that wait if every .grad is undefined: zero_grad() dropped the gradients that
   /// they belong to. Forwards call it, and weighted_backward before it adds a count.

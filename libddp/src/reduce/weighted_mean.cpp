@@ -59,6 +59,15 @@ WeightedMean::WeightedMean(CommunicatorPtr communicator, GradientArena& gradient
           {1},
           at::TensorOptions().dtype(widest_dtype(gradients)).device(communicator_->device()))) {}
 
+void WeightedMean::begin_backward() {
+  // Means with local gradients of before the join cannot be set aside, and with all ranks active
+  // they need not.
+  const bool are_added = counts_.is_plain;
+  if (has_own_divisor() && !(are_added && divisor() == communicator_->world_size())) {
+    gradients_.set_reduced_aside(are_added);
+  }
+}
+
 void WeightedMean::note_gradient(bool is_reduced) {
   if (runs_weighted_) {
     return;
@@ -89,13 +98,6 @@ void WeightedMean::add(const at::Tensor& count) {
   counts_.device = counts_.device.defined() ? counts_.device + added : added;
   device_stream_ = current_stream(communicator_->device());
   counts_.is_weighted = true;
-}
-
-void WeightedMean::set_divisor(double divisor) {
-  if (divisor != 0 && divisor != communicator_->world_size()) {
-    gradients_.set_reduced_aside(/*are_added=*/counts_.is_plain);
-  }
-  divisor_ = divisor;
 }
 
 bool WeightedMean::scales_after_sum() const {

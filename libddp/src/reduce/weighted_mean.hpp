@@ -40,9 +40,13 @@ class WeightedMean {
   void set_runs_weighted(bool on) { runs_weighted_ = on; }
   /// Call for a gradient that arrived. Throws SettingsError if counts wait that are not its own.
   void note_gradient(bool is_reduced);
-  /// Replaces the world size as the divisor; 0 restores it. Throws SettingsError if a mean would
-  /// have to be parted from gradients of backward() under no_sync() that were added to it.
-  void set_divisor(double divisor);
+  /// Replaces the world size as the divisor; 0 restores it.
+  void set_divisor(double divisor) { divisor_ = divisor; }
+  bool has_own_divisor() const { return divisor_ != 0; }
+  /// Call before a backward adds its first gradient. If the divisor is or may become another one
+  /// than the world size, means of earlier backwards move out of the buckets. Throws SettingsError
+  /// if gradients of backward() under no_sync() were added to them.
+  void begin_backward();
   /// From now on backwards without a count throw. A weighted join uses this.
   void require_counts(bool on) { requires_counts_ = on; }
 
@@ -65,7 +69,7 @@ class WeightedMean {
   void abandon() { work_ = nullptr; }
 
  private:
-  double divisor() const { return divisor_ != 0 ? divisor_ : communicator_->world_size(); }
+  double divisor() const { return has_own_divisor() ? divisor_ : communicator_->world_size(); }
 
   CommunicatorPtr communicator_;
   GradientArena& gradients_;

@@ -59,11 +59,35 @@ TEST_CASE("a forward whose outputs are gone expects no backward") {
   ForwardsOfTwo two;
   two.forward();
   CHECK_FALSE(two.forwards->has_unreached());
-  CHECK(two.forwards->note_local_forward());
   const auto output = two.forward();
-  CHECK_FALSE(two.forwards->note_local_forward());
+  two.forwards->note_local_forward();
+  CHECK(two.forwards->has_unreached());
   two.forwards->clear();
   CHECK_FALSE(two.forwards->has_unreached());
+}
+
+TEST_CASE("a backward is one of an open forward if an output is in its graph") {
+  ForwardsOfTwo two;
+  const auto& a = two.parameters[0].tensor;
+  bool is_one = false;
+  a.register_hook([&](const at::Tensor&) { is_one = two.forwards->in_running_backward(); });
+  CHECK_FALSE(two.forwards->in_running_backward());
+  const auto output = two.forward(false, true);
+  a.sum().backward();
+  CHECK_FALSE(is_one);
+  (output + a.sum()).backward();  // the node of a.sum(), made last, runs before the output's
+  CHECK(is_one);
+}
+
+TEST_CASE("torch::autograd::grad is no backward, one with inputs is") {
+  ForwardsOfTwo two;
+  const auto output = two.forward() * 2;
+  torch::autograd::grad({output}, {two.parameters[0].tensor}, {}, /*retain_graph=*/true);
+  CHECK(two.forwards->has_unreached());
+  CHECK(two.num_reached == 0);
+  torch::autograd::backward({output}, {}, {}, false, {two.parameters[0].tensor});
+  CHECK_FALSE(two.forwards->has_unreached());
+  CHECK(two.num_reached == 1);
 }
 
 TEST_CASE("one backward ends two forwards") {
@@ -89,10 +113,12 @@ TEST_CASE("forwards whose outputs are not known are counted") {
   ForwardsOfTwo two;
   two.untracked_forward();
   two.untracked_forward();
-  CHECK_FALSE(two.forwards->note_local_forward());
+  two.forwards->note_local_forward();
+  CHECK(two.forwards->in_running_backward());
   CHECK(two.forwards->expect_another_backward());
+  two.forwards->note_local_forward();  // that backward was one of both
+  CHECK_FALSE(two.forwards->in_running_backward());
   CHECK_FALSE(two.forwards->expect_another_backward());
-  CHECK(two.forwards->note_local_forward());
 }
 
 TEST_CASE("a second backward after two forwards is refused where one has to follow") {
