@@ -7,8 +7,9 @@
 
 namespace models {
 
+// arrange_weights() reads the values: a copy to the host must be complete.
 void LanguageModel::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
-  torch::nn::Module::to(device, dtype, non_blocking);
+  torch::nn::Module::to(device, dtype, non_blocking && !device.is_cpu());
   arrange_weights();
 }
 
@@ -18,7 +19,7 @@ void LanguageModel::to(torch::Dtype dtype, bool non_blocking) {
 }
 
 void LanguageModel::to(torch::Device device, bool non_blocking) {
-  torch::nn::Module::to(device, non_blocking);
+  torch::nn::Module::to(device, non_blocking && !device.is_cpu());
   arrange_weights();
 }
 

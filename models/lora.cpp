@@ -2,7 +2,6 @@
 #include "models/lora.hpp"
 
 #include <c10/core/InferenceMode.h>
-#include <c10/util/hash.h>
 #include <fnmatch.h>
 #include <torch/torch.h>
 
@@ -52,32 +51,38 @@ class Fp8Copy::Current : public ddp::ops::WeightCopy {
     if (!std::equal(weights.begin(), weights.end(), weights_.begin(), weights_.end(), is_same)) {
       weights_ = weights.vec();
       layer_ = layer;
-      data_ = nullptr;  // versions of other tensors do not compare
+      sources_.clear();
     }
     refresh();
     return *copy_;
   }
 
   void refresh() override {
-    uint64_t version = num_refreshes;  // a hash of the versions and addresses of all weights
+    std::vector<Source> sources;
     for (const auto& weight : weights_) {
-      version = c10::hash_combine(version, static_cast<uint64_t>(weight._version()));
-      version = c10::hash_combine(version, reinterpret_cast<uintptr_t>(weight.const_data_ptr()));
+      const auto& version = weight.unsafeGetTensorImpl()->version_counter();
+      sources.push_back({.num_refreshes = num_refreshes,
+                         .version = version.enabled() ? version.current_version() : 0,
+                         .data = weight.const_data_ptr(),
+                         .storage = weight.storage().getWeakStorageImpl()});
     }
-    const auto* data = weights_.front().const_data_ptr();
-    if (copy_ && data == data_ && version == version_) {
-      return;
+    if (!copy_ || sources != sources_) {
+      convert();
+      sources_ = std::move(sources);
     }
-    convert();
-    storages_.clear();  // while they are held, no other weight gets their memory
-    for (const auto& weight : weights_) {
-      storages_.push_back(weight.storage());
-    }
-    data_ = data;
-    version_ = version;
   }
 
  private:
+  /// What a weight was when it was converted.
+  struct Source {
+    uint64_t num_refreshes;
+    uint32_t version;
+    const void* data;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // no other storage gets its address
+
+    bool operator==(const Source&) const = default;
+  };
+
   void convert() {
     const c10::InferenceMode normal(false);  // a backward may read the copy later
     const torch::NoGradGuard no_grad;
@@ -105,9 +110,7 @@ class Fp8Copy::Current : public ddp::ops::WeightCopy {
   std::vector<torch::Tensor> weights_;
   std::string layer_;
   std::optional<ddp::ops::Fp8Weight> copy_;
-  std::vector<c10::Storage> storages_;
-  const void* data_ = nullptr;
-  uint64_t version_ = 0;
+  std::vector<Source> sources_;  // empty: other weights than those that were converted
 };
 
 const ddp::ops::Fp8Weight& Fp8Copy::of(torch::TensorList weights, const std::string& layer) {

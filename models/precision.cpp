@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "ddp/ops/vision.hpp"
+#include "models/language_model.hpp"
 
 namespace models {
 namespace {
@@ -69,6 +70,11 @@ void to_half_but_norms(torch::nn::Module& module, c10::ScalarType dtype) {
       }
     }
   });
+  for (const auto& part : module.modules()) {
+    if (auto* const model = dynamic_cast<LanguageModel*>(part.get())) {
+      model->arrange_weights();
+    }
+  }
 }
 
 }  // namespace models

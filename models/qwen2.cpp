@@ -198,14 +198,13 @@ const ddp::ops::RotaryTables& Qwen2Impl::rotary_tables(int64_t num_positions) {
 }
 
 int64_t Qwen2Impl::num_positions(const TokenInput& input, const KeyValueCache* cache) const {
+  if (input.position_ids.defined()) {
+    return options_.max_positions;  // only the device knows their values
+  }
   if (input.document_offsets.defined()) {
     return input.max_document_length;
   }
-  if (cache != nullptr) {
-    return cache->length + input.input_ids.size(1);
-  }
-  // Only the device knows the values of position_ids.
-  return input.position_ids.defined() ? options_.max_positions : input.input_ids.size(1);
+  return input.input_ids.size(1) + (cache != nullptr ? cache->length : 0);
 }
 
 torch::Tensor Qwen2Impl::hidden_states(const TokenInput& input, KeyValueCache* cache) {

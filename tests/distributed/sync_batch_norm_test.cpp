@@ -4,6 +4,7 @@
 #include "ddp/ops/vision.hpp"
 #include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "support/partly_used_ops.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -391,4 +392,35 @@ TEST_CASE("join refuses a SyncBatchNorm model and runs it with empty shares inst
       },
       [&] { return step < 2 + rank(); });
   REQUIRE(steps_run == 1 + world());
+}
+
+TEST_CASE("a rank whose loss gives fused norms no gradient still joins the others' sums") {
+  const auto gradients = [](int form, bool has_gradient) {
+    SyncBatchNorm norm(8, group());
+    norm->to(context().device());
+    const auto layer = *norm->fusable_layer();
+    const auto x = torch::randn({2, 8, 6, 6}, at::detail::createCPUGenerator(5 + rank()))
+                       .to(context().device(), torch::kFloat)
+                       .contiguous(at::MemoryFormat::ChannelsLast)
+                       .requires_grad_();
+    const auto y = form == 0   ? ops::batch_norm_relu(x, layer)
+                   : form == 1 ? ops::batch_norm_add_relu(x, layer, x.detach()).branch
+                               : ops::batch_norm_relu_max_pool(x, layer).branch;
+    // Zeros are what a rank without a gradient adds to the sums.
+    (rank() > 0 ? y.square().sum()
+     : has_gradient
+         ? (y * 0).sum()
+         : torch::zeros({}, on_device().requires_grad(true)) + partly_used::NoGradient::apply(y))
+        .backward();
+    return x.grad();
+  };
+  for (const int form : {0, 1, 2}) {
+    CAPTURE(form);
+    const auto wanted = gradients(form, true), got = gradients(form, false);
+    if (rank() > 0) {
+      REQUIRE(torch::equal(got, wanted));
+    } else {
+      REQUIRE((!got.defined() || got.isfinite().all().item<bool>()));
+    }
+  }
 }

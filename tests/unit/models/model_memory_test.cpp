@@ -244,6 +244,8 @@ TEST_CASE("a model made in inference mode evaluates there and outside") {
   }
   const torch::NoGradGuard no_grad;
   CHECK(loss_of(*made).isfinite().item<bool>());
+  made->to(torch::kFloat);
+  CHECK(loss_of(*made).isfinite().item<bool>());
 }
 
 TEST_CASE("rotary positions may lie anywhere below max_positions") {
@@ -258,5 +260,11 @@ TEST_CASE("rotary positions may lie anywhere below max_positions") {
     const auto shifted = model->hidden_states({.input_ids = ids, .position_ids = positions});
     // Attention depends on differences of positions; angles are rounded to float32.
     CHECK(torch::allclose(shifted, plain, 1e-3, 1e-3));
+    const auto packed =
+        model->hidden_states({.input_ids = ids.view({1, 14}),
+                              .position_ids = positions.reshape({1, 14}),
+                              .document_offsets = torch::tensor({0, 7, 14}, torch::kInt),
+                              .max_document_length = 7});
+    CHECK(torch::allclose(packed.view_as(plain), plain, 1e-3, 1e-3));
   }
 }

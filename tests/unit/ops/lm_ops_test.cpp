@@ -10,6 +10,7 @@
 #include "ddp/ops/language.hpp"
 #include "ops_test.hpp"
 #include "support/catch.hpp"
+#include "support/partly_used_ops.hpp"
 
 using ops_test::close;
 using ops_test::input;
@@ -309,6 +310,15 @@ TEST_CASE("checkpoint runs its function again only in a backward") {
   const torch::NoGradGuard no_grad;
   ddp::ops::checkpoint(body, {x, frozen});
   CHECK(runs == 3);
+}
+
+TEST_CASE("checkpoint gives no gradient where its result has none") {
+  const auto x = input({4, 6}), weight = input({6, 6});
+  const auto out = ddp::ops::checkpoint(
+      [&](const std::vector<torch::Tensor>& in) { return torch::linear(in[0], weight); }, {x});
+  ddp::test::partly_used::NoGradient::apply(out).backward();
+  CHECK_FALSE(weight.grad().defined());
+  CHECK_FALSE(x.grad().defined());
 }
 
 TEST_CASE("checkpoint refuses backwards that ask for chosen gradients only") {

@@ -60,6 +60,12 @@ at::Tensor join(const std::vector<at::Tensor>& parts) {
 /// One version for all parts, for their joint memory is saved for backwards. It is the largest: a
 /// graph that saved a part before still refuses it if it has changed.
 void share_version(const std::vector<at::Tensor>& parts) {
+  const auto has_version = [](const at::Tensor& part) {
+    return part.unsafeGetTensorImpl()->version_counter().enabled();
+  };
+  if (!std::all_of(parts.begin(), parts.end(), has_version)) {
+    return;  // made in inference mode, so no backward saves them
+  }
   uint32_t largest = 0;
   for (const auto& part : parts) {
     largest = std::max(largest, static_cast<uint32_t>(part._version()));
@@ -132,6 +138,7 @@ void join_rows(const std::vector<at::Tensor>& parts) {
   const at::NoGradGuard no_grad;
   const auto sizes = joined_sizes(parts);
   if (are_adjacent(parts)) {
+    share_version(parts);
     return;
   }
   const auto memory = at::empty(sizes, parts[0].options());
@@ -142,9 +149,7 @@ void join_rows(const std::vector<at::Tensor>& parts) {
     part.set_data(inside);
     row += part.size(0);
   }
-  if (!parts[0].is_inference()) {
-    share_version(parts);
-  }
+  share_version(parts);
 }
 
 }  // namespace ddp::ops

@@ -362,7 +362,7 @@ class PaddedMemory {
 };
 
 PaddedMemory& padded_memory() {
-  static PaddedMemory memory;
+  static auto& memory = *new PaddedMemory;  // never destroyed: a model may be static
   return memory;
 }
 

@@ -163,9 +163,15 @@ at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Ten
 struct ForkGradients {
   at::Tensor first, second;
 
-  ForkGradients(const variable_list& grads, at::ScalarType dtype)
-      : first(in_kernel_layout(grads[0].defined() ? grads[0] : grads[1], dtype)),
-        second(grads[0].defined() ? in_kernel_layout(grads[1], dtype) : at::Tensor()) {}
+  /// Of a result like `x`. Without any gradient `first` is undefined, but zeros with an exchange:
+  /// the other ranks wait for this one.
+  ForkGradients(const variable_list& grads, const at::Tensor& x, bool is_exchanged)
+      : first(in_kernel_layout(grads[0].defined() ? grads[0] : grads[1], x.scalar_type())),
+        second(grads[0].defined() ? in_kernel_layout(grads[1], x.scalar_type()) : at::Tensor()) {
+    if (!first.defined() && is_exchanged) {
+      first = at::zeros_like(x);
+    }
+  }
 };
 
 // Two outputs: handles for branch and shortcut.
@@ -183,13 +189,14 @@ class BatchNormRelu : public torch::autograd::Function<BatchNormRelu> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     check_differentiated_once("batch_norm_relu");
     const auto saved = ctx->get_saved_variables();
-    const ForkGradients grad(grads, saved[0].scalar_type());
+    auto* const exchange = kept_exchange(ctx);
+    const ForkGradients grad(grads, saved[0], exchange != nullptr);
     if (!grad.first.defined()) {
       return variable_list(4);
     }
     BackwardNorm norm(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     run_backward(norm, nullptr, saved[3], saved[5], grad.first, grad.second, /*wants_sum=*/false,
-                 kept_exchange(ctx));
+                 exchange);
     return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor()};
   }
 };
@@ -214,11 +221,11 @@ class BatchNormAddRelu : public torch::autograd::Function<BatchNormAddRelu> {
     check_differentiated_once("batch_norm_add_relu");
     const auto saved = ctx->get_saved_variables();
     const auto& z = saved[6];
-    const auto [grad, grad2] = ForkGradients(grads, saved[0].scalar_type());
+    auto* const exchange = kept_exchange(ctx);
+    const auto [grad, grad2] = ForkGradients(grads, saved[0], exchange != nullptr);
     if (!grad.defined()) {
       return variable_list(8);
     }
-    auto* const exchange = kept_exchange(ctx);
     BackwardNorm first(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     if (z.defined()) {
       BackwardNorm second(z, saved[7], saved[8], saved[9], wanted_pair(ctx, 4));

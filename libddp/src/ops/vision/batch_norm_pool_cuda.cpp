@@ -75,10 +75,16 @@ class BatchNormReluMaxPool : public torch::autograd::Function<BatchNormReluMaxPo
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     check_differentiated_once("batch_norm_relu_max_pool");
-    if (!grads[0].defined() && !grads[1].defined()) {
-      return variable_list(4);
-    }
     const auto saved = ctx->get_saved_variables();
+    if (!grads[0].defined() && !grads[1].defined()) {
+      if (kept_exchange(ctx) == nullptr) {
+        return variable_list(4);
+      }
+      const auto pooled = pool_shape(saved[0]);  // the other ranks wait for this one
+      grads[0] =
+          at::zeros({saved[0].size(0), saved[0].size(1), pooled.pooled_height, pooled.pooled_width},
+                    saved[0].options().memory_format(at::MemoryFormat::ChannelsLast));
+    }
     BackwardNorm norm(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
     const auto dtype = norm.x.scalar_type();
     const auto grad = in_kernel_layout(grads[0].defined() ? grads[0] : grads[1], dtype);
