@@ -250,6 +250,8 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
       member = std::move(*next++);
       if (!member.has_state) {
         member.step.zero_();
+        member.updated = at::Tensor();  // the first step makes it from the leaf of then
+        member.slots.clear();
         continue;
       }
       for (auto& [key, tensor] : tensors_of(member, *rule_)) {

@@ -2,10 +2,7 @@
 #include "reduce/backward_pass.hpp"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "core/trace_recorder.hpp"
@@ -18,11 +15,6 @@
 
 namespace ddp::detail {
 namespace {
-
-// `callback` runs when the innermost running backward ends without an exception.
-void queue_engine_callback(std::function<void()> callback) {
-  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
-}
 
 // A parameter that is frozen or unused now may have had a gradient under no_sync(), which
 // zero_grad() dropped. Then the optimizer must skip the parameter. Call this before the bucket is
@@ -78,6 +70,21 @@ void check_gradient(const ReducerParts& parts, int index) {
   }
 }
 
+// Whether several wrapped models own the parameter.
+bool is_shared(const ReducerParts& parts, int index) {
+  return ops::has_several_grad_slots(
+      parts.gradients.parameters()[static_cast<size_t>(index)].tensor);
+}
+
+void warn_of_unannounced(const ReducerParts& parts, int index) {
+  log_warning(concat(
+      "parameter ", parts.describe(index),
+      " got a gradient, but no forward of the wrapper waits for a backward: the gradient is not "
+      "averaged and the replicas diverge; fix: call model.forward(x) instead of "
+      "module->forward(x), or model.prepare_for_backward({loss}) before the backward, and one "
+      "backward for each forward"));
+}
+
 }  // namespace
 
 BackwardPass::BackwardPass(ReducerParts& parts)
@@ -122,6 +129,7 @@ void BackwardPass::start() {
   parts_.gradients.forget_writes();
   pass_ = Pass(layout());
   pass_.is_expected = true;
+  pass_.counts_fires = parts_.options.static_graph && history_.num_passes == 0;
   sequencer().begin_pass(
       model_id_, static_cast<int>(layout().buckets.size()), [this](int bucket) { launch(bucket); },
       [this] { finish(); });
@@ -145,6 +153,8 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
         "after the first step");
   }
   check_shared_parameters(parts_, outputs);
+  running_pass_.forget_thrown();
+  running_local_.forget_thrown();
   forwards_.add(outputs);
   local_forward_ = false;
   start();
@@ -159,18 +169,14 @@ void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard lock(mutex_);
   local_forward_ = true;
   parts_.gradients.forget_writes();
-  forwards_.note_local_forward();
-  if (!parts_.mean.has_own_divisor()) {
-    return;
-  }
-  const bool reports =
-      OpenForwards::call_when_reached(outputs, [this, alive = std::weak_ptr(lifetime_)] {
-        if (!alive.expired()) {
-          const std::lock_guard lock_of_backward(mutex_);
-          parts_.mean.begin_backward();
-        }
-      });
-  if (!reports) {
+  running_local_.forget_thrown();
+  forwards_.add_local(outputs, [this, alive = std::weak_ptr(lifetime_)] {
+    if (!alive.expired()) {
+      const std::lock_guard lock_of_backward(mutex_);
+      note_local_backward();
+    }
+  });
+  if (!OpenForwards::can_track(outputs)) {
     parts_.mean.begin_backward();
   }
 }
@@ -180,16 +186,10 @@ bool BackwardPass::has_open_forward() {
   return forwards_.has_unreached();
 }
 
-// With static_graph, the first backward counts hook calls per parameter. The count ends with the
-// outermost backward, because checkpointing runs hooks in nested ones.
 void BackwardPass::on_forward_reached() {
   const std::lock_guard lock(mutex_);
-  if (!pass_.is_expected) {
-    return;
-  }
-  note_backward();
-  if (is_first_static()) {
-    queue_static_count();
+  if (pass_.is_expected) {
+    note_backward();
   }
 }
 
@@ -197,8 +197,10 @@ void BackwardPass::on_forward_reached() {
 void BackwardPass::before_addition(int index) {
   const std::lock_guard lock(mutex_);
   wait_for_writer(parts_, index);
-  if (belongs_to_pass()) {
+  if (belongs_to_pass(index)) {
     note_backward();
+  } else if (runs_local() || !is_shared(parts_, index)) {
+    note_local_backward();
   }
 }
 
@@ -209,20 +211,31 @@ void BackwardPass::on_gradient(int index) {
   if (!pass_.is_expected) {
     forwards_.check_not_second();
   }
-  const bool is_reduced = belongs_to_pass();
+  const bool is_reduced = belongs_to_pass(index);
   // A parameter of several wrapped models gets gradients in the backwards of the others too. These
   // stay in .grad, where this model's next synchronised backward finds them.
-  const at::Tensor& parameter = parts_.gradients.parameters()[static_cast<size_t>(index)].tensor;
-  if (!is_reduced && !local_forward_ && ops::has_several_grad_slots(parameter)) {
+  const bool is_own = is_reduced || runs_local() || !is_shared(parts_, index);
+  if (!is_own && !local_forward_) {
     return;
   }
+  const at::Tensor& parameter = parts_.gradients.parameters()[static_cast<size_t>(index)].tensor;
   if (parameter.requires_grad()) {  // else it was frozen after the forward and got nothing
-    parts_.mean.note_gradient(is_reduced);
     parts_.unused.mark_used(index);
+    if (is_own) {
+      parts_.mean.note_gradient(is_reduced);
+    }
+  }
+  if (!is_own) {
+    return;
   }
   parts_.timing.note_gradient();
   if (!is_reduced) {
-    on_local_gradient(index);
+    if (!local_forward_ && parts_.communicator->world_size() > 1 &&
+        !std::exchange(has_warned_unannounced_, true)) {
+      warn_of_unannounced(parts_, index);
+    }
+    local_gradients_.push_back(index);
+    note_local_backward();
     return;
   }
   parts_.gradients.keep_apart(index);
@@ -236,35 +249,37 @@ void BackwardPass::on_gradient(int index) {
 }
 
 // Whether the backward that runs is one that the pass expects. A nested backward (checkpointing)
-// has a graph of its own, and runs within one that was noted.
-bool BackwardPass::belongs_to_pass() const {
-  return pass_.is_expected && (!running_backwards_.empty() || forwards_.in_running_backward());
+// has a graph of its own, and runs within one that was noted. A backward that reaches no output
+// (of a tensor that the module keeps, of a penalty on gradients) is reduced as in PyTorch, if the
+// last forward was synchronised.
+bool BackwardPass::belongs_to_pass(int index) const {
+  if (!pass_.is_expected) {
+    return false;
+  }
+  if (!running_pass_.empty() || forwards_.in_running_backward()) {
+    return true;
+  }
+  if (runs_local()) {
+    return false;
+  }
+  return forwards_.has_untracked() ||
+         (!local_forward_ && forwards_.forward_since_backward() && !is_shared(parts_, index));
 }
 
-// Handles the gradient of a backward under no_sync(), or without a forward of the wrapper. Such
-// gradients are copied into their slots when the backward ends. The first hook of each backward
-// (graph task) queues this copy. In a nested backward it runs early, and a later hook queues it
-// again.
-void BackwardPass::on_local_gradient(int index) {
-  if (!local_forward_ && parts_.communicator->world_size() > 1 &&
-      !std::exchange(has_warned_unannounced_, true)) {
-    log_warning(concat(
-        "parameter ", parts_.describe(index),
-        " got a gradient, but no forward of the wrapper waits for a backward: the gradient is not "
-        "averaged and the replicas diverge; fix: call model.forward(x) instead of "
-        "module->forward(x), or model.prepare_for_backward({loss}) before the backward, and one "
-        "backward for each forward"));
-  }
-  local_gradients_.push_back(index);
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (std::exchange(local_task_, task) != task) {
-    queue_engine_callback([this] {
-      const std::lock_guard lock(mutex_);
-      local_task_ = -1;
-      ++history_.num_local_passes;
-      parts_.timing.end_backward();
-      parts_.gradients.gather_local(std::exchange(local_gradients_, {}));
-    });
+bool BackwardPass::runs_local() const {
+  return !running_local_.empty() || forwards_.local_in_running_backward();
+}
+
+// Called with the lock held, in a backward under no_sync(), or without a forward of the wrapper.
+// Its gradients move into their slots when it ends: those of a nested one early.
+void BackwardPass::note_local_backward() {
+  const auto at_end = [this] {
+    ++history_.num_local_passes;
+    parts_.timing.end_backward();
+    parts_.gradients.gather_local(std::exchange(local_gradients_, {}));
+  };
+  if (running_local_.add(at_end)) {
+    parts_.mean.begin_backward();
   }
 }
 
@@ -272,11 +287,10 @@ void BackwardPass::count_static_gradient(int index) {
   int& fires = pass_.fires[static_cast<size_t>(index)];
   const int expected = expected_fires_[static_cast<size_t>(index)];
   ++fires;
-  if (is_first_static()) {
+  if (pass_.counts_fires) {
     if (fires == 1) {
       pass_.ready_order.push_back(index);
     }
-    queue_static_count();
     return;
   }
   if (fires > expected) {
@@ -289,12 +303,6 @@ void BackwardPass::count_static_gradient(int index) {
   mark_unused_parameters();
   if (fires == expected) {
     mark_ready(index);
-  }
-}
-
-void BackwardPass::queue_static_count() {
-  if (!std::exchange(pass_.has_queued_count, true)) {
-    queue_engine_callback([this] { end_static_count(); });
   }
 }
 
@@ -417,31 +425,24 @@ void BackwardPass::run_with_zeros() {
 }
 
 // Called with the lock held, in a backward of the expected pass. A nested backward (checkpointing)
-// is a separate task.
+// is a separate task. With static_graph, the first backward counts hook calls per parameter, and
+// the count ends with the outermost task.
 void BackwardPass::note_backward() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (std::find(running_backwards_.begin(), running_backwards_.end(), task) !=
-      running_backwards_.end()) {
+  if (!running_pass_.add([this] { end_backward(); })) {
     return;
   }
   parts_.mean.begin_backward();
-  running_backwards_.push_back(task);
   parts_.reductions.set_loss_scale(running_loss_scale());
-  queue_engine_callback([this, task, alive = std::weak_ptr(lifetime_)] {
-    if (alive.expired()) {
-      return;
-    }
-    const std::lock_guard lock(mutex_);
-    std::erase(running_backwards_, task);
-    end_backward();
-  });
+  if (pass_.counts_fires && !std::exchange(pass_.has_queued_count, true)) {
+    queue_engine_callback([this] { end_static_count(); });
+  }
 }
 
 // The loss may not use an output. A parameter that only such outputs reach got no gradient in this
 // backward and counts as unused.
 void BackwardPass::end_backward() {
   const bool finds_unused = parts_.options.find_unused_parameters && !parts_.options.static_graph;
-  if (!finds_unused || !pass_.is_expected || !running_backwards_.empty() ||
+  if (!finds_unused || !pass_.is_expected || !running_pass_.empty() ||
       pass_.scheduler.all_ready()) {
     return;
   }
@@ -457,7 +458,7 @@ bool BackwardPass::threw() {
   const std::lock_guard lock(mutex_);
   // All gradients were ready, but finish() did not run.
   const bool lacks_end = pass_.scheduler.num_ready() > 0 && pass_.scheduler.all_ready();
-  return pass_.is_expected && (lacks_end || !running_backwards_.empty());
+  return pass_.is_expected && (lacks_end || !running_pass_.empty());
 }
 
 void BackwardPass::complete() {
@@ -486,8 +487,8 @@ void BackwardPass::restore(const History& history) {
   forwards_.clear();
   pass_ = Pass(layout());
   history_ = history;
-  running_backwards_.clear();
-  local_task_ = -1;
+  running_pass_.clear();
+  running_local_.clear();
   local_gradients_.clear();
 }
 

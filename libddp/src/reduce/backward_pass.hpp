@@ -34,6 +34,7 @@
 #include "reduce/gradient_hooks.hpp"
 #include "reduce/open_forwards.hpp"
 #include "reduce/pass_timing.hpp"
+#include "reduce/running_backwards.hpp"
 #include "reduce/unused_parameters.hpp"
 #include "reduce/weighted_mean.hpp"
 
@@ -116,17 +117,18 @@ class BackwardPass {
     std::vector<int> fires;    // static_graph: calls of each parameter's hook
     bool is_expected = false;  // a synchronised forward ran and its backward has not ended
     bool has_marked_unused = false;
-    bool has_queued_count = false;  // static_graph, the first pass: end_static_count()
+    bool counts_fires = false;      // static_graph: in the first pass
+    bool has_queued_count = false;  // end_static_count()
   };
 
   void start();
   void on_forward_reached();
   void before_addition(int index);
   void on_gradient(int index);
-  bool belongs_to_pass() const;
-  void on_local_gradient(int index);
+  bool belongs_to_pass(int index) const;
+  bool runs_local() const;
+  void note_local_backward();
   void count_static_gradient(int index);
-  void queue_static_count();
   void end_static_count();
   void mark_unused_parameters();
   void mark_ready(int index);
@@ -136,7 +138,6 @@ class BackwardPass {
   void end_backward();
   LaunchSequencer& sequencer() { return parts_.communicator->launch_sequencer(); }
   const BucketLayout& layout() const { return parts_.gradients.layout(); }
-  bool is_first_static() const { return parts_.options.static_graph && history_.num_passes == 0; }
 
   ReducerParts& parts_;
   const LaunchSequencer::ModelId model_id_;
@@ -145,11 +146,11 @@ class BackwardPass {
   History history_;
   GradientHooks hooks_;
   OpenForwards forwards_;
-  std::vector<int> expected_fires_;     // static_graph: what the first pass counted
-  std::vector<int> running_backwards_;  // the engine's tasks of the pass that have not ended
-  std::vector<int> local_gradients_;    // those of the backward that local_task_ runs
-  int local_task_ = -1;         // the engine's task at whose end local gradients move into slots
-  bool local_forward_ = false;  // a local forward ran after the last synchronised one
+  std::vector<int> expected_fires_;  // static_graph: what the first pass counted
+  RunningBackwards running_pass_{mutex_};
+  RunningBackwards running_local_{mutex_};
+  std::vector<int> local_gradients_;  // move into slots at the end of a local backward
+  bool local_forward_ = false;        // a local forward ran after the last synchronised one
   bool has_warned_unannounced_ = false;
   // Callbacks on the engine hold it weakly: a graph may outlive this object.
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();

@@ -101,7 +101,8 @@ void BucketReductions::start(size_t first, size_t last) {
   if (first == 0) {
     mean_.start();
   }
-  if (hook_ && !hook_->starts_in_group()) {
+  // The hook, or the wait for the sum of the counts, needs what the group has only queued.
+  if (hook_ && (!hook_->starts_in_group() || hook_->reads_count())) {
     group.reset();
   }
   if (hook_ && hook_->reads_count()) {

@@ -57,7 +57,8 @@ void check_ignored_names(const ModelTensors& tensors, const DdpOptions& options)
 }
 
 void backward_with_count(Reducer& reducer, const JoinScope* join, bool trains,
-                         const at::Tensor& loss_sum, const std::function<void()>& add_count) {
+                         const at::Tensor& loss_sum,
+                         const std::function<void(detail::WeightedMean&)>& add_count) {
   if (!trains) {
     throw SettingsError(
         "weighted_backward of a model whose parameters are all frozen: the count would divide "
@@ -69,18 +70,7 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, bool trains,
         "out "
         "add a weight of 0");
   }
-  reducer.drop_stale_counts();
-  const auto counts_before = reducer.mean().counts();
-  add_count();
-  reducer.mean().set_runs_weighted(true);
-  try {
-    loss_sum.backward();
-  } catch (...) {
-    reducer.mean().set_runs_weighted(false);
-    reducer.restore_counts(counts_before);  // else the next backward would divide by them too
-    throw;
-  }
-  reducer.mean().set_runs_weighted(false);
+  reducer.run_weighted(loss_sum, add_count);
 }
 
 // The reduction of a backward goes by the state at its synchronised forward. Freezing after that
@@ -300,7 +290,7 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, double cou
                " must be 0 or more and finite; fix: give the number of items in loss_sum"));
   }
   backward_with_count(*parts_->reducer, parts_->join, is_trained(*this, *parts_->frozen), loss_sum,
-                      [&] { parts_->reducer->mean().add(count); });
+                      [&](auto& mean) { mean.add(count); });
 }
 
 void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::Tensor& count) {
@@ -314,7 +304,7 @@ void DataParallelModel::weighted_backward(const at::Tensor& loss_sum, const at::
                "; fix: give one element on ", device, ", or the number itself as a double"));
   }
   backward_with_count(*parts_->reducer, parts_->join, is_trained(*this, *parts_->frozen), loss_sum,
-                      [&] { parts_->reducer->mean().add(count); });
+                      [&](auto& mean) { mean.add(count); });
 }
 
 void DataParallelModel::leave_frozen_out_of_state() {

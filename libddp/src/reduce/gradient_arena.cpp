@@ -121,7 +121,7 @@ void GradientArena::allocate(const DdpOptions& options) {
     const int64_t numel = max_arena_numel(specs_, limits, static_cast<int>(key));
     const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
     arenas_[key] = communicator_->allocate(bytes).view(dtype);
-    arenas_[key].zero_();  // padding between gradients is reduced too and stays zero
+    arenas_[key].zero_();  // padding between gradients is reduced too
   }
 }
 
@@ -283,9 +283,11 @@ void GradientArena::publish(const std::vector<bool>& used) {
     const bool is_used = used.empty() || used[i];
     const bool was_apart = std::exchange(gradient.is_apart, false);
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
-    if (was_apart && !is_used && grad.defined()) {
-      gradient.slot.memory.copy_(grad);
-      use_until_freed(grad);
+    if (was_apart && grad.defined()) {
+      if (!is_used) {
+        gradient.slot.memory.copy_(grad);
+      }
+      use_until_freed(grad);  // a hook's stream made it, and streams of reductions read it
     }
     if (was_apart || is_used) {
       grad = gradient.slot.memory;
@@ -314,11 +316,12 @@ void GradientArena::set_reduced_aside(bool are_added) {
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
     const ops::GradSlot* held = slot_holding_grad(parameters_[i].tensor, slot);
     if (held != nullptr && held->reduced && !set_aside.defined()) {
-      if (are_added) {
+      if (are_added || slot.written) {
         throw SettingsError(
-            "a rank of the join ran out, and the divisor changes, while gradients of backward() "
-            "under no_sync() are added to means of an earlier backward; fix: call zero_grad() "
-            "after each optimizer step, or keep JoinOptions::divide_by_initial_world_size=true");
+            "a rank of the join ran out, and the divisor changes, while gradients of this backward "
+            "or of backward() under no_sync() are added to means of an earlier one; fix: call "
+            "zero_grad() after each optimizer step, or keep "
+            "JoinOptions::divide_by_initial_world_size=true");
       }
       refuse_partial(static_cast<int>(i));
       set_aside = grad.clone();
@@ -336,6 +339,7 @@ void GradientArena::add_set_aside() {
     const at::Tensor mean = std::exchange(gradient.set_aside, at::Tensor());
     if (mean.defined()) {
       gradient.slot.memory.add_(mean);
+      use_until_freed(mean);
       if (gradient.is_apart && parameters_[i].tensor.grad().defined()) {
         parameters_[i].tensor.mutable_grad().add_(mean);
       }

@@ -122,6 +122,7 @@ void JoinScope::finish() {
         reducer.mean().add(0);
       }
       reducer.run_backward_with_zeros();
+      reducer.gradients().drop();  // else the next one would keep these means
       missed_steps = true;
     }
   }

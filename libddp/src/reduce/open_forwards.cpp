@@ -26,6 +26,16 @@ bool has_graph(const at::Tensor& output) {
   return output.defined() && output.requires_grad() && !output.is_leaf();
 }
 
+std::vector<std::weak_ptr<torch::autograd::Node>> nodes_of(const std::vector<at::Tensor>& outputs) {
+  std::vector<std::weak_ptr<torch::autograd::Node>> nodes;
+  for (const auto& output : outputs) {
+    if (has_graph(output)) {
+      nodes.push_back(output.grad_fn());
+    }
+  }
+  return nodes;
+}
+
 std::vector<bool> either(std::vector<bool> a, const std::vector<bool>& b) {
   std::transform(a.begin(), a.end(), b.begin(), a.begin(), std::logical_or<>());
   return a;
@@ -74,7 +84,9 @@ bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
           "allows one; fix: add the losses and call backward once, or set "
           "ddp.find_unused_parameters=false");
     }
-    (*on_reached)();
+    if (!forward->ended) {
+      (*on_reached)();
+    }
   });
 }
 
@@ -94,9 +106,13 @@ bool OpenForwards::Open::is_in_running_graph() const {
 }
 
 bool OpenForwards::in_running_backward() const {
-  return num_untracked_ > 0 || std::any_of(open_.begin(), open_.end(), [](const Open& open) {
-           return open.is_in_running_graph();
-         });
+  return std::any_of(open_.begin(), open_.end(),
+                     [](const Open& open) { return open.is_in_running_graph(); });
+}
+
+bool OpenForwards::local_in_running_backward() const {
+  return std::any_of(local_.begin(), local_.end(),
+                     [](const Open& open) { return open.is_in_running_graph(); });
 }
 
 void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
@@ -118,13 +134,7 @@ void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
   forget_ended();
   auto reachable = walks_ ? hooks_.find_reachable(outputs) : hooks_.find_trained();
   if (watched) {
-    std::vector<std::weak_ptr<torch::autograd::Node>> nodes;
-    for (const auto& output : outputs) {
-      if (has_graph(output)) {
-        nodes.push_back(output.grad_fn());
-      }
-    }
-    open_.push_back({forward, std::move(nodes), std::move(reachable)});
+    open_.push_back({forward, nodes_of(outputs), std::move(reachable)});
   } else {
     untracked_ = num_untracked_++ == 0 ? std::move(reachable) : either(untracked_, reachable);
   }
@@ -145,9 +155,16 @@ std::vector<bool> OpenForwards::reachable() const {
   return reachable;
 }
 
+// Whether the graph of an older forward still exists may differ between ranks. So a second backward
+// of a forward is local on all of them, even where another forward keeps the pass open.
 void OpenForwards::forget_ended() {
-  std::erase_if(open_,
-                [](const Open& open) { return open.forward.expired() || open.is_reached(); });
+  std::erase_if(open_, [](const Open& open) {
+    const auto forward = open.forward.lock();
+    if (forward != nullptr && forward->reached) {
+      forward->ended = true;
+    }
+    return forward == nullptr || forward->reached;
+  });
 }
 
 bool OpenForwards::has_unreached() {
@@ -181,7 +198,12 @@ bool OpenForwards::expect_another_backward() {
   return true;
 }
 
-void OpenForwards::note_local_forward() {
+void OpenForwards::add_local(const std::vector<at::Tensor>& outputs,
+                             const std::function<void()>& on_reached) {
+  const auto forward = std::make_shared<Forward>();
+  call_when_reached(outputs, [forward, on_reached] { on_reached(); });
+  std::erase_if(local_, [](const Open& open) { return open.forward.expired(); });
+  local_.push_back({forward, nodes_of(outputs), {}});
   refuses_second_ = false;
   if (!forward_since_backward_) {
     num_untracked_ = 0;  // the last backward was that of all of them
@@ -199,6 +221,7 @@ void OpenForwards::check_not_second() const {
 
 void OpenForwards::clear() {
   open_.clear();
+  local_.clear();
   num_untracked_ = 0;
   forward_since_backward_ = false;
   refuses_second_ = false;

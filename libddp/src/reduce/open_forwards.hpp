@@ -36,9 +36,14 @@ class OpenForwards {
   /// graph owns it. Returns can_track().
   static bool call_when_reached(const std::vector<at::Tensor>& outputs,
                                 const std::function<void()>& call);
-  /// Whether the backward that runs in this thread is one of an open forward: an output is in its
-  /// graph, or the outputs of a forward are not known.
+  /// Whether an output of an open forward is in the graph of the backward that runs in this thread.
   bool in_running_backward() const;
+  /// The same of the forwards under no_sync().
+  bool local_in_running_backward() const;
+  /// Whether the outputs of a synchronised forward are not known.
+  bool has_untracked() const { return num_untracked_ > 0; }
+  /// Whether no synchronised backward ended since the last synchronised forward.
+  bool forward_since_backward() const { return forward_since_backward_; }
   /// Whether an output exists that no backward has reached.
   bool has_unreached();
 
@@ -47,8 +52,8 @@ class OpenForwards {
   void close_reached();
   /// A synchronised backward ended. Whether another one is to come for an open forward.
   bool expect_another_backward();
-  /// A forward under no_sync() ran.
-  void note_local_forward();
+  /// Adds a forward under no_sync(). `on_reached` is called as by call_when_reached().
+  void add_local(const std::vector<at::Tensor>& outputs, const std::function<void()>& on_reached);
   /// A backward runs that no forward announced. Throws SettingsError where it is the second of two
   /// forwards whose pass ended with the first.
   void check_not_second() const;
@@ -59,6 +64,7 @@ class OpenForwards {
   struct Forward {
     std::atomic<bool> reached = false;  // by a backward
     std::atomic<bool> closed = false;   // its pass ended although outputs were not reached
+    std::atomic<bool> ended = false;    // its backward ended: another one of it is local
   };
   struct Open {
     std::weak_ptr<Forward> forward;                           // expires with the forward's graph
@@ -78,6 +84,7 @@ class OpenForwards {
   // The outputs' hooks hold it weakly: a graph may outlive this object.
   const std::shared_ptr<std::function<void()>> on_reached_;
   std::vector<Open> open_;
+  std::vector<Open> local_;
   int num_untracked_ = 0;        // synchronised forwards whose outputs are not known
   std::vector<bool> untracked_;  // what they reach
   bool forward_since_backward_ = false;

@@ -23,6 +23,24 @@ std::vector<int64_t> bucket_bytes(const detail::GradientArena& gradients) {
   return bytes;
 }
 
+// Uses the control plane, because other ranks may wait in a collective of this pass or the next
+// one.
+void require_all_threw(Communicator& communicator, int64_t num_passes) {
+  const auto plane = communicator.control_plane();
+  const std::string mine = concat("the backward after ", num_passes, " others threw");
+  const auto all =
+      plane != nullptr ? plane->all_gather(mine) : detail::all_gather_string(communicator, mine);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] != mine) {
+      throw MismatchError(concat(
+          "rank ", communicator.rank(), " caught an exception of backward ", num_passes + 1,
+          " and continued, but rank ", rank,
+          " did not: the replicas have diverged; fix: let such an exception end the program, or "
+          "catch it on all ranks"));
+    }
+  }
+}
+
 }  // namespace
 
 Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
@@ -127,34 +145,16 @@ void Reducer::finish_pending() {
   parts_.reductions.join_streams();
 }
 
-// Uses the control plane, because other ranks may wait in a collective of this pass or the next
-// one.
-void Reducer::require_all_threw() const {
-  const auto& communicator = *parts_.communicator;
-  const auto num_passes = pass_.history().num_passes;
-  const auto plane = communicator.control_plane();
-  const std::string mine = concat("the backward after ", num_passes, " others threw");
-  const auto all = plane != nullptr ? plane->all_gather(mine)
-                                    : detail::all_gather_string(*parts_.communicator, mine);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank] != mine) {
-      throw MismatchError(concat(
-          "rank ", communicator.rank(), " caught an exception of backward ", num_passes + 1,
-          " and continued, but rank ", rank,
-          " did not: the replicas have diverged; fix: let such an exception end the program, or "
-          "catch it on all ranks"));
-    }
-  }
-}
-
 void Reducer::join_broken_backward() {
   if (!pass_.threw()) {
     return;
   }
-  const bool compares_first = parts_.communicator->control_plane() != nullptr;
+  auto& communicator = *parts_.communicator;
+  const auto num_passes = pass_.history().num_passes;
+  const bool compares_first = communicator.control_plane() != nullptr;
   const auto before = state();
   if (compares_first) {
-    require_all_threw();
+    require_all_threw(communicator, num_passes);
   }
   pass_.complete();
   restore(before);
@@ -162,7 +162,7 @@ void Reducer::join_broken_backward() {
   parts_.unused.forget_used();
   parts_.mean.reset();
   if (!compares_first) {
-    require_all_threw();  // a collective, so it follows those of the pass
+    require_all_threw(communicator, num_passes);  // a collective, so it follows those of the pass
   }
 }
 
@@ -183,14 +183,28 @@ void Reducer::restore_local(const Local& local) {
   parts_.unused.set_used(local.used);
 }
 
-void Reducer::restore_counts(const detail::WeightedMean::Counts& counts) {
-  if (pass_.threw()) {
-    return;  // join_broken_backward() completes the broken backward and needs the counts
+void Reducer::run_weighted(const at::Tensor& loss_sum,
+                           const std::function<void(detail::WeightedMean&)>& add_count) {
+  drop_stale_counts();
+  auto& mean = parts_.mean;
+  const auto counts_before = mean.counts();
+  add_count(mean);
+  mean.set_runs_weighted(true);
+  try {
+    loss_sum.backward();
+  } catch (...) {
+    mean.set_runs_weighted(false);
+    // join_broken_backward() completes a broken backward and needs its counts. Otherwise the next
+    // backward would divide by them too.
+    if (!pass_.threw()) {
+      if (!counts_before.is_weighted) {
+        parts_.gradients.add_set_aside();
+      }
+      mean.set_counts(counts_before);
+    }
+    throw;
   }
-  if (!counts.is_weighted) {
-    parts_.gradients.add_set_aside();
-  }
-  parts_.mean.set_counts(counts);
+  mean.set_runs_weighted(false);
 }
 
 bool Reducer::is_settled() const {
@@ -222,12 +236,6 @@ void Reducer::restore(const State& state) {
   parts_.unused.set_state(state.unused);
   parts_.buffers.finish();
   parts_.buffers.set_sent(state.buffers_sent);
-}
-
-bool Reducer::ran_backward_since(const State& state) const {
-  const auto& now = pass_.history();
-  return now.num_passes != state.history.num_passes ||
-         now.num_local_passes != state.history.num_local_passes;
 }
 
 // Counts of weighted_backward add up from one step to the next on the host.

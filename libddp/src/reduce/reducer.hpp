@@ -40,9 +40,6 @@ class Reducer {
     drop_stale_counts();
     pass_.note_local_forward(outputs);
   }
-  /// Drops counts that wait if every .grad is undefined: zero_grad() dropped the gradients that
-  /// they belong to. Forwards call it, and weighted_backward before it adds a count.
-  void drop_stale_counts();
   /// Whether outputs of a synchronised forward exist that no backward has reached.
   bool has_open_forward() { return pass_.has_open_forward(); }
   /// Takes part in a synchronised backward of the other ranks with zeros. Leaves their means in
@@ -94,8 +91,10 @@ class Reducer {
   /// Takes them out. Afterwards each .grad is undefined and no count is pending.
   Local take_local();
   void restore_local(const Local& local);
-  /// Restores the counts after a weighted_backward that threw.
-  void restore_counts(const detail::WeightedMean::Counts& counts);
+  /// Runs loss_sum.backward(), to whose gradients the count belongs that `add_count` adds. If the
+  /// backward throws, the counts are as before.
+  void run_weighted(const at::Tensor& loss_sum,
+                    const std::function<void(detail::WeightedMean&)>& add_count);
 
   /// Whether a backward may be captured: no rebuild will follow and the hooks were compared.
   bool is_settled() const;
@@ -113,15 +112,15 @@ class Reducer {
   /// Afterwards no pass is open. On the CPU this waits for reductions that began, so every rank
   /// must have begun them.
   void restore(const State& state);
-  /// Whether a backward ended after `state`.
-  bool ran_backward_since(const State& state) const;
   /// Returns why replays of a step captured after `state` would not repeat it; empty if they would.
   std::string why_not_replayed(const State& state) const;
 
  private:
+  // Drops counts that wait if every .grad is undefined: zero_grad() dropped the gradients that they
+  // belong to.
+  void drop_stale_counts();
   Local local(bool copies) const;
   void compare_hooks();
-  void require_all_threw() const;
 
   detail::ReducerParts parts_;
   detail::BackwardPass pass_;

@@ -46,7 +46,7 @@ void refuse_plain(const WeightedMean::Counts& counts) {
     throw SettingsError(
         "weighted_backward while gradients of backward() under no_sync() wait for the mean over "
         "the ranks: the counts would divide them, too; fix: call weighted_backward for every "
-        "backward of the step, or zero_grad() first");
+        "backward of the step, or zero_grad(), which makes every .grad undefined, first");
   }
 }
 
@@ -76,7 +76,7 @@ void WeightedMean::note_gradient(bool is_reduced) {
     throw SettingsError(
         "backward() while gradients of weighted_backward under no_sync() wait: their counts would "
         "divide its gradient, too; fix: call weighted_backward for every backward of the step, or "
-        "zero_grad() before the forward");
+        "zero_grad(), which makes every .grad undefined, before the forward");
   }
   counts_.is_plain = counts_.is_plain || !is_reduced;
 }
@@ -113,6 +113,7 @@ void WeightedMean::check_counts() const {
 }
 
 void WeightedMean::start() {
+  finished_stream_ = std::nullopt;
   if (!counts_.is_weighted) {
     return;
   }
@@ -133,11 +134,18 @@ void WeightedMean::describe(GradBucket& bucket) const {
 }
 
 void WeightedMean::finish() {
+  const auto device = communicator_->device();
   const auto work = std::exchange(work_, nullptr);
   if (work == nullptr) {
+    if (finished_stream_) {
+      wait_for(*finished_stream_, current_stream(device));
+    }
     return;
   }
   work->wait();
+  if (!device.is_cpu()) {
+    finished_stream_ = current_stream(device);
+  }
   // If no rank counted an item, the gradient is zero. A count of NaN stays NaN.
   sum_.copy_(at::where(sum_ == 0, at::zeros_like(sum_), sum_.reciprocal()));
 }

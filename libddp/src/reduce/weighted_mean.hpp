@@ -66,7 +66,10 @@ class WeightedMean {
   /// Call when the backward that used the counts ended, or when their gradients were dropped.
   void reset() { counts_ = {}; }
   /// Drops a sum that start() began.
-  void abandon() { work_ = nullptr; }
+  void abandon() {
+    work_ = nullptr;
+    finished_stream_ = std::nullopt;
+  }
 
  private:
   double divisor() const { return has_own_divisor() ? divisor_ : communicator_->world_size(); }
@@ -74,7 +77,8 @@ class WeightedMean {
   CommunicatorPtr communicator_;
   GradientArena& gradients_;
   Counts counts_;
-  std::optional<c10::Stream> device_stream_;  // where counts_.device was computed
+  std::optional<c10::Stream> device_stream_;    // where counts_.device was computed
+  std::optional<c10::Stream> finished_stream_;  // where the reciprocal was computed
   double divisor_ = 0;
   bool requires_counts_ = false;
   bool runs_weighted_ = false;

@@ -37,12 +37,13 @@ std::vector<at::Tensor> own_gradients(const GradientArena& gradients,
     const Bucket& bucket = gradients.layout().buckets[b];
     const at::Tensor& buffer = gradients.bucket_buffer(static_cast<int>(b));
     const int64_t part = gradients.bucket_shard(static_cast<int>(b)).numel();
+    const at::Tensor none = buffer.narrow(0, 0, 0);
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       const auto parameter = static_cast<size_t>(bucket.parameters[i]);
       if (gradients.parameters()[parameter].tensor.grad().defined()) {
         const auto [first, numel] = overlap(bucket.offsets[i], gradients.specs()[parameter].numel,
                                             part, communicator.rank());
-        own.push_back(buffer.narrow(0, first, std::max<int64_t>(0, numel)));
+        own.push_back(numel > 0 ? buffer.narrow(0, first, numel) : none);
       }
     }
   }

@@ -78,7 +78,7 @@ class CapturedStep final : public StepGraph {
   /// what the step throws; `failing` then receives the operation.
   static std::unique_ptr<CapturedStep> capture(const Request& request, std::string* failing);
   /// For a step with a backward: `gradients` is their hash before its capture, and `after` the
-  /// reducers' states after it, if the hash is another one then.
+  /// reducers' states after it, if it changes them.
   void set_backward(uint64_t gradients, std::vector<Reducer::State> after);
   /// Call after all ranks have captured.
   void instantiate() { graph_.instantiate(); }

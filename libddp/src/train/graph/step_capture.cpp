@@ -159,13 +159,19 @@ std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call,
     undo(use.parts, before);
     return nullptr;
   }
+  auto after = reducer_states(use.parts);
   bool has_backward = false;
+  bool changes = gradients_before != hash_gradients(use.parts);
   for (size_t i = 0; i < before.size(); ++i) {
-    has_backward = has_backward || use.parts.models[i]->reducer().ran_backward_since(before[i]);
+    const auto& was = before[i].history;
+    const auto& is = after[i].history;
+    // A local one marks parameters as used, and its gradients as waiting for a mean.
+    const bool ran_local = was.num_local_passes != is.num_local_passes;
+    has_backward = has_backward || ran_local || was.num_passes != is.num_passes;
+    changes = changes || ran_local;
   }
   if (has_backward) {
-    const bool changes = gradients_before != hash_gradients(use.parts);
-    step->set_backward(gradients_before, changes ? reducer_states(use.parts) : ReducerStates());
+    step->set_backward(gradients_before, changes ? std::move(after) : ReducerStates());
   }
   return step;
 }
