@@ -8,24 +8,6 @@ using namespace ddp::test;
 
 namespace {
 
-int64_t num_passes(DataParallelModel& model) {
-  return model.logging_data().num_synchronised_backwards;
-}
-
-torch::Tensor loss_of(DistributedDataParallel<Mlp>& model, int64_t step) {
-  return model.forward(batch_of(rank(), step, 4)).sum();
-}
-
-std::vector<torch::Tensor> mean_of_steps(Mlp& reference, std::vector<int64_t> steps) {
-  return mean_reference(reference, [&](Mlp& plain) {
-    torch::Tensor sum = torch::zeros({}, on_device());
-    for (const auto step : steps) {
-      sum = sum + plain->forward(concatenated(step, 4)).sum();
-    }
-    return sum;
-  });
-}
-
 // A local and a synchronised step give the mean over both on all ranks, in one reduction.
 void require_accumulation_works(DistributedDataParallel<Mlp>& model, Mlp& module, Mlp& reference) {
   const auto passes = num_passes(model);
@@ -123,70 +105,6 @@ TEST_CASE("a synchronised forward without a backward reduces no backward under n
   }
 }
 
-TEST_CASE("torch::autograd::grad of an output is no backward of its forward") {
-  Mlp module, reference;
-  DistributedDataParallel model(module, group());
-  const bool is_of_second = GENERATE(false, true);
-  for (int step = 0; step < 2; ++step) {
-    model.zero_grad();
-    auto x = batch_of(rank(), 0, 4).requires_grad_();
-    const auto read_gradient = [&](const torch::Tensor& loss) {
-      torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true);
-    };
-    if (is_of_second) {
-      const auto first = loss_of(model, 1);
-      const auto second = model.forward(x).sum();
-      read_gradient(second);
-      first.backward();
-      second.backward();
-    } else {
-      const auto loss = model.forward(x).sum();
-      read_gradient(loss);
-      {
-        const auto local = model.no_sync();
-        loss_of(model, 1).backward();
-      }
-      loss.backward();
-    }
-    require_equal(grads_of(*module), mean_of_steps(reference, {0, 1}));
-  }
-}
-
-TEST_CASE("a backward reduces gradients that it reaches before the output") {
-  // `aside` is no output, and its layer's gradient is ready before the output's.
-  struct AsideImpl : torch::nn::Module {
-    AsideImpl() { to(context().device()); }
-    torch::Tensor forward(const torch::Tensor& x) {
-      const auto y = (x * trunk).sum();
-      aside = y * head;
-      return y;
-    }
-    torch::Tensor trunk = register_parameter("trunk", torch::ones({4}));
-    torch::Tensor head = register_parameter("head", torch::ones({}));
-    torch::Tensor aside;
-  };
-  const bool names_inputs = GENERATE(false, true);
-  const auto module = std::make_shared<AsideImpl>();
-  DistributedDataParallel model(module, group());
-  std::vector<torch::Tensor> kept;
-  for (int step = 0; step < 3; ++step) {
-    model.zero_grad();
-    const auto output = model.forward(torch::full({4}, rank() + 1.0, on_device()));
-    kept.push_back(output);
-    torch::autograd::backward({output + module->aside}, {}, {}, false,
-                              names_inputs ? module->parameters() : std::vector<torch::Tensor>());
-    const double mean = 0.5 * (world() + 1);
-    REQUIRE(module->trunk.grad().eq(2 * mean).all().item<bool>());
-    REQUIRE(module->head.grad().item<double>() == 4 * mean);
-    const auto passes = num_passes(model);
-    {
-      const auto local = model.no_sync();
-      (model.forward(torch::ones({4}, on_device())) + module->aside).backward();
-    }
-    REQUIRE(num_passes(model) == passes);
-  }
-}
-
 TEST_CASE("a second backward that cannot be reduced is refused, not taken for a local one") {
   for (const bool static_graph : {false, true}) {
     DdpOptions options;
@@ -275,13 +193,43 @@ TEST_CASE("weighted steps add up over gradients that are means already") {
   }
 }
 
+namespace {
+
+// Uses the sum of the counts in start(), in one group with other buckets.
+class GroupedCountHook : public CommHook {
+ public:
+  std::string name() const override { return "grouped_count"; }
+  bool starts_in_group() const override { return true; }
+  bool reads_count() const override { return true; }
+  void start(GradBucket& bucket) override {
+    bucket.buffer.mul_(bucket.inverse_count);
+    works_.push_back(bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Sum));
+  }
+  void finish(GradBucket& bucket) override {
+    works_.at(static_cast<size_t>(bucket.index))->wait();
+    if (bucket.is_last) {
+      works_.clear();
+    }
+  }
+
+ private:
+  std::vector<WorkPtr> works_;
+};
+
+}  // namespace
+
 TEST_CASE("a hook of the user's takes part in a weighted mean") {
+  const bool reads_count = GENERATE(false, true);
   Mlp module, reference;
-  DistributedDataParallel model(module, group());
-  model.register_comm_hook(make_function_hook("mean", [](GradBucket& bucket) {
-    bucket.buffer.div_(bucket.divisor);
-    return bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Sum);
-  }));
+  DistributedDataParallel model(module, group(), with_cap(bucket_caps()[1]));
+  if (reads_count) {
+    model.register_comm_hook(std::make_shared<GroupedCountHook>());
+  } else {
+    model.register_comm_hook(make_function_hook("mean", [](GradBucket& bucket) {
+      bucket.buffer.div_(bucket.divisor);
+      return bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Sum);
+    }));
+  }
   for (int step = 0; step < 2; ++step) {
     model.zero_grad();
     model.weighted_backward(loss_of(model, step), 3);

@@ -142,6 +142,50 @@ TEST_CASE("a forward of one wrapper reduces no local backward of another of the 
   }
 }
 
+namespace {
+
+// Two of them may share the trunk.
+struct BranchImpl : torch::nn::Module {
+  explicit BranchImpl(const torch::Tensor& shared) { trunk = register_parameter("trunk", shared); }
+  torch::Tensor forward(const torch::Tensor& x) { return ((trunk + head) * x).sum(); }
+  torch::Tensor trunk;
+  torch::Tensor head = register_parameter("head", torch::ones({4}, on_device()));
+};
+
+}  // namespace
+
+TEST_CASE(
+    "a shared parameter and counts: another model's backward is refused only while they wait") {
+  const auto trunk = torch::ones({4}, on_device());
+  const auto critic = std::make_shared<BranchImpl>(trunk);
+  const auto actor = std::make_shared<BranchImpl>(critic->trunk);
+  DistributedDataParallel first(critic, group());
+  DistributedDataParallel second(actor, group());
+  const auto x = torch::full({4}, rank() + 1.0, on_device());
+  const double mean = 0.5 * (world() + 1);
+  for (int step = 0; step < 3; ++step) {
+    CAPTURE(step);
+    first.zero_grad();
+    second.zero_grad();
+    {
+      const auto local = first.no_sync();
+      first.forward(x);  // logged
+    }
+    second.forward(x).backward();
+    REQUIRE(critic->trunk.grad().eq(mean).all().item<bool>());
+    first.weighted_backward(first.forward(x), 1);
+    REQUIRE(critic->trunk.grad().eq(2 * mean).all().item<bool>());
+    first.zero_grad();
+    const bool is_followed = step % 2 == 1;  // by a synchronised forward that waits, too
+    {
+      const auto local = first.no_sync();
+      first.weighted_backward(first.forward(x), 1);
+    }
+    const auto waiting = is_followed ? first.forward(x) : torch::Tensor();
+    REQUIRE_THROWS_WITH(second.forward(x).backward(), Catch::Contains("weighted_backward"));
+  }
+}
+
 TEST_CASE("logging data tells buckets, order and times") {
   Mlp module;
   DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));

@@ -93,6 +93,27 @@ std::vector<torch::Tensor> mean_reference(Module& module, const Loss& loss) {
   return grads;
 }
 
+/// The synchronised backwards so far.
+inline int64_t num_passes(DataParallelModel& model) {
+  return model.logging_data().num_synchronised_backwards;
+}
+
+/// The loss of this rank's batch of `step`.
+inline torch::Tensor loss_of(DistributedDataParallel<Mlp>& model, int64_t step) {
+  return model.forward(batch_of(rank(), step, 4)).sum();
+}
+
+/// The mean over the ranks of the gradients that the batches of `steps` have in sum.
+inline std::vector<torch::Tensor> mean_of_steps(Mlp& reference, std::vector<int64_t> steps) {
+  return mean_reference(reference, [&](Mlp& plain) {
+    torch::Tensor sum = torch::zeros({}, on_device());
+    for (const auto step : steps) {
+      sum = sum + plain->forward(concatenated(step, 4)).sum();
+    }
+    return sum;
+  });
+}
+
 inline void require_equal(const std::vector<torch::Tensor>& actual,
                           const std::vector<torch::Tensor>& expected) {
   REQUIRE(actual.size() == expected.size());

@@ -174,7 +174,8 @@ TEST_CASE("backward() while counts wait is refused, also where zero_grad follows
     if (zeroes) {
       model.zero_grad();
     }
-    REQUIRE_THROWS_WITH(loss.backward(), Catch::Contains("zero_grad() before the forward"));
+    REQUIRE_THROWS_WITH(loss.backward(),
+                        Catch::Contains("zero_grad() (with set_to_none) before the forward"));
     model.zero_grad();
     run(model, 'B', 3);
     Rule rule;

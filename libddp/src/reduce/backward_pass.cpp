@@ -215,8 +215,11 @@ void BackwardPass::on_gradient(int index) {
   // A parameter of several wrapped models gets gradients in the backwards of the others too. These
   // stay in .grad, where this model's next synchronised backward finds them.
   const bool is_own = is_reduced || runs_local() || !is_shared(parts_, index);
-  if (!is_own && !local_forward_) {
-    return;
+  if (!is_own) {
+    parts_.mean.check_gradient();
+    if (!local_forward_) {
+      return;
+    }
   }
   const at::Tensor& parameter = parts_.gradients.parameters()[static_cast<size_t>(index)].tensor;
   if (parameter.requires_grad()) {  // else it was frozen after the forward and got nothing

@@ -46,7 +46,7 @@ void refuse_plain(const WeightedMean::Counts& counts) {
     throw SettingsError(
         "weighted_backward while gradients of backward() under no_sync() wait for the mean over "
         "the ranks: the counts would divide them, too; fix: call weighted_backward for every "
-        "backward of the step, or zero_grad(), which makes every .grad undefined, first");
+        "backward of the step, or zero_grad() (with set_to_none) first");
   }
 }
 
@@ -68,17 +68,18 @@ void WeightedMean::begin_backward() {
   }
 }
 
-void WeightedMean::note_gradient(bool is_reduced) {
-  if (runs_weighted_) {
-    return;
-  }
-  if (counts_.is_weighted) {
+void WeightedMean::check_gradient() const {
+  if (counts_.is_weighted && !runs_weighted_) {
     throw SettingsError(
         "backward() while gradients of weighted_backward under no_sync() wait: their counts would "
         "divide its gradient, too; fix: call weighted_backward for every backward of the step, or "
-        "zero_grad(), which makes every .grad undefined, before the forward");
+        "zero_grad() (with set_to_none) before the forward");
   }
-  counts_.is_plain = counts_.is_plain || !is_reduced;
+}
+
+void WeightedMean::note_gradient(bool is_reduced) {
+  check_gradient();
+  counts_.is_plain = counts_.is_plain || !(is_reduced || runs_weighted_);
 }
 
 void WeightedMean::add(double count) {

@@ -38,7 +38,10 @@ class WeightedMean {
   void set_counts(const Counts& counts) { counts_ = counts; }
   /// Whether the backward that runs belongs to the counts.
   void set_runs_weighted(bool on) { runs_weighted_ = on; }
-  /// Call for a gradient that arrived. Throws SettingsError if counts wait that are not its own.
+  /// Call for a gradient of another model's backward, which shares the parameter. Throws
+  /// SettingsError if counts wait that are not its own.
+  void check_gradient() const;
+  /// The same for a gradient of this model's backward.
   void note_gradient(bool is_reduced);
   /// Replaces the world size as the divisor; 0 restores it.
   void set_divisor(double divisor) { divisor_ = divisor; }

@@ -60,7 +60,7 @@ TEST_CASE("a forward whose outputs are gone expects no backward") {
   two.forward();
   CHECK_FALSE(two.forwards->has_unreached());
   const auto output = two.forward();
-  two.forwards->note_local_forward();
+  two.forwards->add_local({}, [] {});
   CHECK(two.forwards->has_unreached());
   two.forwards->clear();
   CHECK_FALSE(two.forwards->has_unreached());
@@ -113,11 +113,11 @@ TEST_CASE("forwards whose outputs are not known are counted") {
   ForwardsOfTwo two;
   two.untracked_forward();
   two.untracked_forward();
-  two.forwards->note_local_forward();
-  CHECK(two.forwards->in_running_backward());
+  two.forwards->add_local({}, [] {});
+  CHECK(two.forwards->has_untracked());
   CHECK(two.forwards->expect_another_backward());
-  two.forwards->note_local_forward();  // that backward was one of both
-  CHECK_FALSE(two.forwards->in_running_backward());
+  two.forwards->add_local({}, [] {});  // that backward was one of both
+  CHECK_FALSE(two.forwards->has_untracked());
   CHECK_FALSE(two.forwards->expect_another_backward());
 }
 
