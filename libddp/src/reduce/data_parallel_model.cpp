@@ -242,13 +242,13 @@ void DataParallelModel::before_forward() {
 
 void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known,
                                       const char* output_type) {
-  if (!outputs_known && parts_->options.find_unused_parameters) {
+  const bool synchronised = at::GradMode::is_enabled() && require_backward_grad_sync();
+  if (synchronised && !outputs_known && parts_->options.find_unused_parameters) {
     throw SettingsError(concat(
         "ddp.find_unused_parameters=true needs the tensors in the forward's result, but does not "
         "know the type ",
         output_type, ": ", detail::kDefineForEachTensor));
   }
-  const bool synchronised = at::GradMode::is_enabled() && require_backward_grad_sync();
   // Only training forwards decide whether the next one sends buffers, because all ranks run the
   // same ones. A rank that evaluates alone must still match the others.
   if (is_training()) {

@@ -43,7 +43,7 @@ class DistributedDataParallel : public DataParallelModel {
     auto output = detail::call_forward(module_, std::forward<Args>(args)...);
     std::vector<at::Tensor> outputs;
     bool known = true;
-    if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
+    if (at::GradMode::is_enabled()) {
       known = detail::visit_tensors(
           output, TensorVisitor([&](const at::Tensor& tensor) { outputs.push_back(tensor); }));
     }
