@@ -282,6 +282,27 @@ TEST_CASE("micro-steps by themselves add up as eager ones do") {
   CHECK(counts.replayed > 0);
 }
 
+TEST_CASE("replays leave gradients that wait, or wait no longer, as eager steps do") {
+  const auto counts =
+      require_equal_sums(3 * kFewSteps, [](auto& model, auto&, auto& step, int64_t round) {
+        if (round % 4 == 0) {
+          model.zero_grad();  // else the local step adds to means
+        }
+        const auto weighted = [&] {
+          model.weighted_backward(model.forward(batch_of(rank(), round, 4)).sum(), 2);
+        };
+        {
+          const auto no_sync = model.no_sync();
+          step(batch_of(rank(), 2 * round, 4), {.step = 2 * round});
+        }
+        CAPTURE(round);
+        REQUIRE_THROWS_WITH(weighted(), Catch::Contains("weighted_backward while gradients"));
+        step(batch_of(rank(), 2 * round + 1, 4), {.step = 2 * round + 1});
+        REQUIRE_NOTHROW(weighted());
+      });
+  CHECK(counts.replayed > 0);
+}
+
 TEST_CASE("a replay adds to no gradient but those that its capture added to") {
   std::vector<at::Tensor> own;  // the user's own gradients have other addresses each time
   const auto counts = require_equal_sums(12, [&](auto&, auto& module, auto& step, int64_t i) {

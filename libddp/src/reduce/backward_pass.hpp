@@ -101,6 +101,8 @@ class BackwardPass {
     int64_t num_passes = 0;        // synchronised backwards that ended
     int64_t num_local_passes = 0;  // those under no_sync()
     std::vector<int> ready_order;  // of the last synchronised one
+
+    bool operator==(const History&) const = default;
   };
   const History& history() const { return history_; }
   /// Forgets a pass in progress and its forwards.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/string_collectives.hpp"
+#include "core/fnv_hash.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
@@ -223,6 +224,25 @@ std::string Reducer::why_not_captured() const {
     return "the comm hook " + hook->name() + " cannot be captured (CommHook::capturable is false)";
   }
   return {};
+}
+
+uint64_t Reducer::hash_gradients() const {
+  detail::FnvHash hash;
+  const auto& parameters = parts_.gradients.parameters();
+  const auto& used = parts_.unused.state().used;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& grad = parameters[i].tensor.grad();
+    if (!grad.defined()) {
+      hash.add(1);
+      continue;
+    }
+    hash.add(grad.has_storage() ? reinterpret_cast<uintptr_t>(grad.const_data_ptr())
+                                : uintptr_t{2});
+    const bool is_mean = parts_.gradients.slot(static_cast<int>(i)).reduced;
+    hash.add((is_mean ? 1U : 0U) + (used[i] ? 2U : 0U));
+  }
+  hash.add(parts_.mean.counts().is_plain ? 1 : 0);
+  return hash.value();
 }
 
 Reducer::State Reducer::state() const {

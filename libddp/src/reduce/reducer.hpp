@@ -109,6 +109,9 @@ class Reducer {
     bool buffers_sent = false;
   };
   State state() const;
+  /// A hash of what a backward finds: where each .grad lies, whether it is a mean or waits for one,
+  /// and which parameters were used.
+  uint64_t hash_gradients() const;
   /// Afterwards no pass is open. On the CPU this waits for reductions that began, so every rank
   /// must have begun them.
   void restore(const State& state);

@@ -115,12 +115,7 @@ void replace(cudaGraph_t graph, cudaGraphNode_t node, const cudaMemsetParams& me
 uint64_t hash_gradients(const GraphedParts& parts) {
   FnvHash hash;
   for (auto* model : parts.models) {
-    for (const auto& parameter : model->trained_parameters()) {
-      const at::Tensor& grad = parameter.tensor.grad();
-      const bool has_address = grad.defined() && grad.has_storage();
-      hash.add(has_address ? reinterpret_cast<uintptr_t>(grad.const_data_ptr())
-                           : uintptr_t{grad.defined() ? 2U : 1U});
-    }
+    hash.add(model->reducer().hash_gradients());
   }
   return hash.value();
 }
@@ -304,9 +299,9 @@ std::unique_ptr<CapturedStep> CapturedStep::capture(const Request& request, std:
   return step;
 }
 
-void CapturedStep::set_backward(uint64_t gradients, std::vector<Reducer::State> after) {
+void CapturedStep::set_backward(uint64_t gradients, std::vector<Reducer::Local> left) {
   gradients_before_ = gradients;
-  states_after_ = std::move(after);
+  left_ = std::move(left);
 }
 
 bool CapturedStep::gradients_match() const {
@@ -316,8 +311,8 @@ bool CapturedStep::gradients_match() const {
 StepDone CapturedStep::replay(StepCall& call, uint64_t sequence) {
   set_arguments(call, sequence);
   graph_.launch(arguments_);
-  for (size_t i = 0; i < states_after_.size(); ++i) {
-    parts_.models[i]->reducer().restore(states_after_[i]);  // .grad as after the step
+  for (size_t i = 0; i < left_.size(); ++i) {
+    parts_.models[i]->reducer().restore_local(left_[i]);
   }
   return {object_, ring_.log(sequence, num_scalars_)};
 }

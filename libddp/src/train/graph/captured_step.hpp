@@ -77,9 +77,9 @@ class CapturedStep final : public StepGraph {
   /// Captures request.call.run on its inputs, which become this graph's. Executes nothing. Throws
   /// what the step throws; `failing` then receives the operation.
   static std::unique_ptr<CapturedStep> capture(const Request& request, std::string* failing);
-  /// For a step with a backward: `gradients` is their hash before its capture, and `after` the
-  /// reducers' states after it, if it changes them.
-  void set_backward(uint64_t gradients, std::vector<Reducer::State> after);
+  /// For a step with a backward: `gradients` is their hash before its capture, and `left` what the
+  /// reducers have after it, if the hash is another one then.
+  void set_backward(uint64_t gradients, std::vector<Reducer::Local> left);
   /// Call after all ranks have captured.
   void instantiate() { graph_.instantiate(); }
 
@@ -103,7 +103,7 @@ class CapturedStep final : public StepGraph {
   std::shared_ptr<const void> object_;  // destroyed before the graph, which owns its memory
   int num_scalars_ = 0;
   std::optional<uint64_t> gradients_before_;
-  std::vector<Reducer::State> states_after_;  // one per model
+  std::vector<Reducer::Local> left_;  // one per model
 };
 
 }  // namespace ddp::detail

@@ -161,17 +161,14 @@ std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call,
   }
   auto after = reducer_states(use.parts);
   bool has_backward = false;
-  bool changes = gradients_before != hash_gradients(use.parts);
+  std::vector<Reducer::Local> left;
   for (size_t i = 0; i < before.size(); ++i) {
-    const auto& was = before[i].history;
-    const auto& is = after[i].history;
-    // A local one marks parameters as used, and its gradients as waiting for a mean.
-    const bool ran_local = was.num_local_passes != is.num_local_passes;
-    has_backward = has_backward || ran_local || was.num_passes != is.num_passes;
-    changes = changes || ran_local;
+    has_backward = has_backward || before[i].history != after[i].history;
+    left.push_back(std::move(after[i].local));
   }
   if (has_backward) {
-    step->set_backward(gradients_before, changes ? std::move(after) : ReducerStates());
+    const bool changes = gradients_before != hash_gradients(use.parts);
+    step->set_backward(gradients_before, changes ? std::move(left) : std::vector<Reducer::Local>());
   }
   return step;
 }
