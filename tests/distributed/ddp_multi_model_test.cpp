@@ -186,6 +186,35 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("shared parameters: gradients that wait for a mean, and a backward without an output") {
+  const auto critic = std::make_shared<BranchImpl>(torch::ones({4}, on_device()));
+  const auto actor = std::make_shared<BranchImpl>(critic->trunk);
+  DistributedDataParallel first(critic, group());
+  DistributedDataParallel second(actor, group());
+  const auto x = torch::full({4}, rank() + 1.0, on_device());
+  const double own = rank() + 1.0;
+  for (int step = 0; step < 3; ++step) {
+    CAPTURE(step);
+    first.zero_grad();
+    second.zero_grad();
+    {
+      const auto local = second.no_sync();
+      second.forward(x).backward();
+    }
+    REQUIRE_THROWS_WITH(first.weighted_backward(first.forward(x), 1),
+                        Catch::Contains("weighted_backward while gradients"));
+    first.zero_grad();
+    // Whose backward it is cannot be known.
+    const auto output = first.forward(x);
+    ((critic->trunk * critic->head).sum() * own).backward();
+    REQUIRE(critic->trunk.grad().eq(own).all().item<bool>());
+    REQUIRE(critic->head.grad().eq(own).all().item<bool>());
+    first.zero_grad();
+    output.backward();
+    REQUIRE(critic->trunk.grad().eq(0.5 * (world() + 1)).all().item<bool>());
+  }
+}
+
 TEST_CASE("logging data tells buckets, order and times") {
   Mlp module;
   DistributedDataParallel model(module, group(), with_cap(1.0 / (1 << 20)));

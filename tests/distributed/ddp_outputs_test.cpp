@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backwards that reach a forward's outputs late, not at all, or twice.
+#include "ddp/ops/language.hpp"
+#include "ddp/reduce/join.hpp"
 #include "distributed/ddp_test_utils.hpp"
 
 using namespace ddp;
@@ -196,6 +198,85 @@ TEST_CASE("torch::autograd::grad of an output is no backward of its forward") {
     }
     require_equal(grads_of(*module), mean_of_steps(reference, {0, 1}));
   }
+}
+
+TEST_CASE("a late second backward is local and takes no other forward's place") {
+  DdpOptions options;
+  options.static_graph = GENERATE(false, true);
+  CAPTURE(options.static_graph);
+  Mlp module, reference, own;
+  DistributedDataParallel model(module, group(), options);
+  for (int step = 0; step < 4; ++step) {
+    CAPTURE(step);
+    model.zero_grad();
+    const auto first = loss_of(model, 2 * step);
+    first.backward({}, /*retain_graph=*/true);
+    const auto second = loss_of(model, 2 * step + 1);
+    model.zero_grad();
+    first.backward();
+    own->zero_grad();
+    own->forward(batch_of(rank(), 2 * step, 4)).sum().backward();
+    require_equal(grads_of(*module), grads_of(*own));
+    model.zero_grad();
+    second.backward();
+    require_equal(grads_of(*module), mean_of_steps(reference, {2 * step + 1}));
+  }
+}
+
+namespace {
+
+// The nested backward of `aside` runs before the backward reaches the output.
+struct CheckpointedAsideImpl : torch::nn::Module {
+  CheckpointedAsideImpl() { to(context().device()); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto hidden = x * trunk;
+    const auto y = (hidden * head).sum();
+    aside = ops::checkpoint(
+        [this](const std::vector<torch::Tensor>& in) { return (in[0] * other).sum(); }, {hidden});
+    return y;
+  }
+  torch::Tensor trunk = register_parameter("trunk", torch::ones({4}));
+  torch::Tensor head = register_parameter("head", torch::ones({4}));
+  torch::Tensor other = register_parameter("other", torch::ones({4}));
+  torch::Tensor aside;
+};
+
+}  // namespace
+
+TEST_CASE("a nested backward before the output is reduced with its outer one") {
+  DdpOptions options;
+  options.static_graph = GENERATE(false, true);
+  options.find_unused_parameters = GENERATE(false, true);
+  CAPTURE(options.static_graph, options.find_unused_parameters);
+  const auto module = std::make_shared<CheckpointedAsideImpl>();
+  DistributedDataParallel model(module, group(), options);
+  const auto x = torch::full({4}, rank() + 1.0, on_device());
+  const double mean = 0.5 * (world() + 1);
+  for (int step = 0; step < 4; ++step) {
+    CAPTURE(step);
+    model.zero_grad();
+    const auto output = model.forward(x);
+    (output + module->aside).backward();
+    REQUIRE(num_passes(model) == step + 1);
+    REQUIRE(module->trunk.grad().eq(2 * mean).all().item<bool>());
+    REQUIRE(module->head.grad().eq(mean).all().item<bool>());
+    REQUIRE(module->other.grad().eq(mean).all().item<bool>());
+  }
+}
+
+TEST_CASE("inside a join one backward follows, also if it reached no output") {
+  const auto module = std::make_shared<WeightImpl>();
+  DistributedDataParallel model(module, group());
+  const auto x = torch::full({4}, rank() + 1.0, on_device());
+  join(model, [&] {
+    for (int step = 0; step < 2; ++step) {
+      model.zero_grad();
+      const auto output = model.forward(x);
+      (module->aside * (rank() + 1)).backward();
+      REQUIRE(module->weight.grad().eq(world() + 1.0).all().item<bool>());
+      REQUIRE_THROWS_WITH(output.backward(), Catch::Contains("sum the losses"));
+    }
+  });
 }
 
 TEST_CASE("a backward that throws behind all gradients leaves no other one reduced") {

@@ -169,7 +169,6 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     call->autocast = AutocastStates::of_devices(inputs);
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
     ctx->save_for_backward(inputs.vec());
-    ctx->set_materialize_grads(false);
     // Inside a function that is recomputed, this result is read.
     const RecomputingAs first_run(false);
     return body(inputs.vec());
@@ -184,9 +183,6 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
         "checkpoint: torch::autograd::grad() and backward() with `inputs` are not supported, "
         "because parameters inside would get a .grad; fix: call backward() without `inputs`, "
         "or run the function without checkpoint (model.checkpoint_every=0)");
-    if (!grad_outputs[0].defined()) {
-      return torch::autograd::variable_list(1 + ctx->get_saved_variables().size());
-    }
     const auto capsule = ctx->saved_data["call"].toCapsule();
     auto& call = static_cast<SavedCall&>(*capsule);
     std::vector<at::Tensor> inputs;

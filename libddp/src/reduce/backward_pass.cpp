@@ -11,6 +11,7 @@
 #include "ddp/detail/trace_scope.hpp"
 #include "ops/autocast_off.hpp"
 #include "reduce/loss_scale.hpp"
+#include "reduce/shared_parameters.hpp"
 #include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
@@ -46,7 +47,7 @@ void check_shared_parameters(const ReducerParts& parts, const std::vector<at::Te
   }
   const auto& parameters = parts.gradients.parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (ops::has_several_grad_slots(parameters[i].tensor)) {
+    if (is_shared(parts.gradients, static_cast<int>(i))) {
       throw SettingsError(concat(
           "parameter ", parts.describe(static_cast<int>(i)),
           " belongs to several wrapped models, and this forward has no outputs with a graph that "
@@ -70,12 +71,6 @@ void check_gradient(const ReducerParts& parts, int index) {
   }
 }
 
-// Whether several wrapped models own the parameter.
-bool is_shared(const ReducerParts& parts, int index) {
-  return ops::has_several_grad_slots(
-      parts.gradients.parameters()[static_cast<size_t>(index)].tensor);
-}
-
 void warn_of_unannounced(const ReducerParts& parts, int index) {
   log_warning(concat(
       "parameter ", parts.describe(index),
@@ -94,7 +89,7 @@ BackwardPass::BackwardPass(ReducerParts& parts)
       hooks_(
           parts.gradients.parameters(), [this](int index) { on_gradient(index); },
           [this](int index) { before_addition(index); }),
-      forwards_(parts.options, hooks_, [this] { on_forward_reached(); }),
+      forwards_(parts.options, hooks_, [this](bool again) { on_forward_reached(again); }),
       expected_fires_(parts.gradients.parameters().size(), 1) {}
 
 BackwardPass::~BackwardPass() {
@@ -186,9 +181,11 @@ bool BackwardPass::has_open_forward() {
   return forwards_.has_unreached();
 }
 
-void BackwardPass::on_forward_reached() {
+void BackwardPass::on_forward_reached(bool again) {
   const std::lock_guard lock(mutex_);
-  if (pass_.is_expected) {
+  if (again) {
+    note_local_backward();
+  } else if (pass_.is_expected) {
     note_backward();
   }
 }
@@ -197,9 +194,9 @@ void BackwardPass::on_forward_reached() {
 void BackwardPass::before_addition(int index) {
   const std::lock_guard lock(mutex_);
   wait_for_writer(parts_, index);
-  if (belongs_to_pass(index)) {
+  if (belongs_to_pass()) {
     note_backward();
-  } else if (runs_local() || !is_shared(parts_, index)) {
+  } else if (runs_local() || !is_shared(parts_.gradients, index)) {
     note_local_backward();
   }
 }
@@ -208,13 +205,13 @@ void BackwardPass::on_gradient(int index) {
   const std::lock_guard lock(mutex_);
   check_gradient(parts_, index);
   parts_.gradients.refuse_partial(index);
-  if (!pass_.is_expected) {
+  if (!pass_.is_expected && !runs_local()) {
     forwards_.check_not_second();
   }
-  const bool is_reduced = belongs_to_pass(index);
+  const bool is_reduced = belongs_to_pass();
   // A parameter of several wrapped models gets gradients in the backwards of the others too. These
   // stay in .grad, where this model's next synchronised backward finds them.
-  const bool is_own = is_reduced || runs_local() || !is_shared(parts_, index);
+  const bool is_own = is_reduced || runs_local() || !is_shared(parts_.gradients, index);
   if (!is_own) {
     parts_.mean.check_gradient();
     if (!local_forward_) {
@@ -233,7 +230,9 @@ void BackwardPass::on_gradient(int index) {
   }
   parts_.timing.note_gradient();
   if (!is_reduced) {
-    if (!local_forward_ && parts_.communicator->world_size() > 1 &&
+    const bool is_announced =
+        local_forward_ && (runs_local() || !forwards_.forward_since_backward());
+    if (!is_announced && parts_.communicator->world_size() > 1 &&
         !std::exchange(has_warned_unannounced_, true)) {
       warn_of_unannounced(parts_, index);
     }
@@ -254,19 +253,17 @@ void BackwardPass::on_gradient(int index) {
 // Whether the backward that runs is one that the pass expects. A nested backward (checkpointing)
 // has a graph of its own, and runs within one that was noted. A backward that reaches no output
 // (of a tensor that the module keeps, of a penalty on gradients) is reduced as in PyTorch, if the
-// last forward was synchronised.
-bool BackwardPass::belongs_to_pass(int index) const {
+// last forward was synchronised. If another wrapped model shares a parameter, it may be its own.
+bool BackwardPass::belongs_to_pass() const {
   if (!pass_.is_expected) {
     return false;
   }
   if (!running_pass_.empty() || forwards_.in_running_backward()) {
     return true;
   }
-  if (runs_local()) {
-    return false;
-  }
   return forwards_.has_untracked() ||
-         (!local_forward_ && forwards_.forward_since_backward() && !is_shared(parts_, index));
+         (!runs_local() && !local_forward_ && forwards_.may_run_unseen() &&
+          !any_is_shared(parts_.gradients));
 }
 
 bool BackwardPass::runs_local() const {
@@ -405,7 +402,7 @@ void BackwardPass::finish() {
   history_.ready_order = pass_.ready_order;
   ++history_.num_passes;
   pass_.is_expected = false;
-  if (forwards_.expect_another_backward()) {
+  if (forwards_.expect_another_backward(parts_.mean.in_join())) {
     start();
   }
 }

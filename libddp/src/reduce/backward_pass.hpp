@@ -124,10 +124,10 @@ class BackwardPass {
   };
 
   void start();
-  void on_forward_reached();
+  void on_forward_reached(bool again);
   void before_addition(int index);
   void on_gradient(int index);
-  bool belongs_to_pass(int index) const;
+  bool belongs_to_pass() const;
   bool runs_local() const;
   void note_local_backward();
   void count_static_gradient(int index);

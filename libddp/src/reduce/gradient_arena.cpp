@@ -318,10 +318,9 @@ void GradientArena::set_reduced_aside(bool are_added) {
     if (held != nullptr && held->reduced && !set_aside.defined()) {
       if (are_added || slot.written) {
         throw SettingsError(
-            "a rank of the join ran out, and the divisor changes, while gradients of this backward "
-            "or of backward() under no_sync() are added to means of an earlier one; fix: call "
-            "zero_grad() after each optimizer step, or keep "
-            "JoinOptions::divide_by_initial_world_size=true");
+            "the divisor of a join may change, and gradients of this backward or of backward() "
+            "under no_sync() are added to means of an earlier one; fix: call zero_grad() after "
+            "each optimizer step, or keep JoinOptions::divide_by_initial_world_size=true");
       }
       refuse_partial(static_cast<int>(i));
       set_aside = grad.clone();

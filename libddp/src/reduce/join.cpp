@@ -41,11 +41,13 @@ JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
   model_.parts_->reducer->buffers()
       .take_sent();  // on all ranks, because some run no forward in this scope
   model_.parts_->reducer->mean().require_counts(options_.weighted);
+  model_.parts_->reducer->mean().set_in_join(true);
 }
 
 JoinScope::~JoinScope() {
   model_.parts_->join = nullptr;
   model_.parts_->reducer->mean().require_counts(false);
+  model_.parts_->reducer->mean().set_in_join(false);
   model_.parts_->reducer->mean().set_divisor(0);
 }
 

@@ -44,11 +44,11 @@ std::vector<bool> either(std::vector<bool> a, const std::vector<bool>& b) {
 }  // namespace
 
 OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
-                           std::function<void()> on_reached)
+                           std::function<void(bool)> on_reached)
     : walks_(options.find_unused_parameters && !options.static_graph),
       one_backward_only_(options.find_unused_parameters || options.static_graph),
       hooks_(hooks),
-      on_reached_(std::make_shared<std::function<void()>>(std::move(on_reached))) {}
+      on_reached_(std::make_shared<std::function<void(bool)>>(std::move(on_reached))) {}
 
 bool OpenForwards::can_track(const std::vector<at::Tensor>& outputs) {
   return std::any_of(outputs.begin(), outputs.end(), has_graph);
@@ -84,9 +84,7 @@ bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
           "allows one; fix: add the losses and call backward once, or set "
           "ddp.find_unused_parameters=false");
     }
-    if (!forward->ended) {
-      (*on_reached)();
-    }
+    (*on_reached)(forward->ended);
   });
 }
 
@@ -113,6 +111,12 @@ bool OpenForwards::in_running_backward() const {
 bool OpenForwards::local_in_running_backward() const {
   return std::any_of(local_.begin(), local_.end(),
                      [](const Open& open) { return open.is_in_running_graph(); });
+}
+
+bool OpenForwards::may_run_unseen() const {
+  const auto lives = [](const Open& open) { return !open.forward.expired(); };
+  return forward_since_backward_ &&
+         !(one_backward_only_ && std::any_of(open_.begin(), open_.end(), lives));
 }
 
 void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
@@ -182,14 +186,15 @@ void OpenForwards::close_reached() {
 
 // After forward, forward, backward, the second backward is synchronised too. In it .grad already
 // holds mean1. The average of (mean1 + own2) over the ranks is mean1 + mean2, as wanted.
-bool OpenForwards::expect_another_backward() {
+bool OpenForwards::expect_another_backward(bool in_join) {
   forward_since_backward_ = false;
   forget_ended();
   num_untracked_ = std::max(0, num_untracked_ - 1);
   if (open_.empty() && num_untracked_ == 0) {
     return false;
   }
-  if (one_backward_only_) {  // unused parameters were decided for both forwards
+  // Unused parameters were decided for both forwards, or ranks without input answered once.
+  if (one_backward_only_ || in_join) {
     refuses_second_ = !open_.empty();
     open_.clear();
     num_untracked_ = 0;
@@ -213,9 +218,9 @@ void OpenForwards::add_local(const std::vector<at::Tensor>& outputs,
 void OpenForwards::check_not_second() const {
   if (refuses_second_) {
     throw SettingsError(
-        "this is the second backward after two forwards: with ddp.find_unused_parameters=true or "
-        "ddp.static_graph=true one backward must follow; fix: sum the losses, or set both to "
-        "false");
+        "this is the second backward after one or two forwards: with "
+        "ddp.find_unused_parameters=true or ddp.static_graph=true, and inside a join, one backward "
+        "must follow; fix: sum the losses, or set both to false and use no join");
   }
 }
 

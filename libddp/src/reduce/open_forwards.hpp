@@ -19,9 +19,10 @@ namespace ddp::detail {
 
 class OpenForwards {
  public:
-  /// `on_reached` runs on the engine's thread when a backward reaches an output of an open forward.
+  /// `on_reached` runs on the engine's thread when a backward reaches an output of a forward:
+  /// `again` if the forward had its backward, so that this one is local.
   OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
-               std::function<void()> on_reached);
+               std::function<void(bool again)> on_reached);
 
   /// Adds a synchronised forward. Throws SettingsError if find_unused_parameters needs a graph and
   /// the outputs have none.
@@ -44,14 +45,18 @@ class OpenForwards {
   bool has_untracked() const { return num_untracked_ > 0; }
   /// Whether no synchronised backward ended since the last synchronised forward.
   bool forward_since_backward() const { return forward_since_backward_; }
+  /// Whether a backward that reaches no known output may be that of the last synchronised forward.
+  /// Where one backward only follows, it must be certain that no other one comes for an output.
+  bool may_run_unseen() const;
   /// Whether an output exists that no backward has reached.
   bool has_unreached();
 
   /// With find_unused_parameters the first backward of a forward ends its reduction. A second
   /// backward of the same forward throws from now on.
   void close_reached();
-  /// A synchronised backward ended. Whether another one is to come for an open forward.
-  bool expect_another_backward();
+  /// A synchronised backward ended. Whether another one is to come for an open forward. In a join
+  /// none is.
+  bool expect_another_backward(bool in_join = false);
   /// Adds a forward under no_sync(). `on_reached` is called as by call_when_reached().
   void add_local(const std::vector<at::Tensor>& outputs, const std::function<void()>& on_reached);
   /// A backward runs that no forward announced. Throws SettingsError where it is the second of two
@@ -82,7 +87,7 @@ class OpenForwards {
   const bool one_backward_only_;  // of several forwards
   const GradientHooks& hooks_;
   // The outputs' hooks hold it weakly: a graph may outlive this object.
-  const std::shared_ptr<std::function<void()>> on_reached_;
+  const std::shared_ptr<std::function<void(bool)>> on_reached_;
   std::vector<Open> open_;
   std::vector<Open> local_;
   int num_untracked_ = 0;        // synchronised forwards whose outputs are not known

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "reduce/shared_parameters.hpp"
 #include "reduce/timing_event.hpp"
 #ifdef DDP_HAS_CUDA
 #include <c10/cuda/CUDAException.h>
@@ -41,8 +42,8 @@ at::ScalarType widest_dtype(GradientArena& gradients) {
              : at::kFloat;
 }
 
-void refuse_plain(const WeightedMean::Counts& counts) {
-  if (counts.is_plain) {
+void refuse_plain(const WeightedMean::Counts& counts, const GradientArena& gradients) {
+  if (counts.is_plain || (!counts.is_weighted && shared_gradient_waits(gradients))) {
     throw SettingsError(
         "weighted_backward while gradients of backward() under no_sync() wait for the mean over "
         "the ranks: the counts would divide them, too; fix: call weighted_backward for every "
@@ -83,7 +84,7 @@ void WeightedMean::note_gradient(bool is_reduced) {
 }
 
 void WeightedMean::add(double count) {
-  refuse_plain(counts_);
+  refuse_plain(counts_, gradients_);
   gradients_.set_reduced_aside();
   counts_.host += count;
   counts_.is_weighted = true;
@@ -91,7 +92,7 @@ void WeightedMean::add(double count) {
 
 void WeightedMean::add(const at::Tensor& count) {
   const at::NoGradGuard no_grad;
-  refuse_plain(counts_);
+  refuse_plain(counts_, gradients_);
   gradients_.set_reduced_aside();
   // A copy, because the caller may overwrite its tensor before the synchronised backward.
   const auto added =

@@ -52,6 +52,9 @@ class WeightedMean {
   void begin_backward();
   /// From now on backwards without a count throw. A weighted join uses this.
   void require_counts(bool on) { requires_counts_ = on; }
+  /// Ranks that ran out of input answer each forward of a join with one backward.
+  void set_in_join(bool on) { in_join_ = on; }
+  bool in_join() const { return in_join_; }
 
   /// Whether the collective sums and scale() divides. Otherwise the collective averages.
   bool scales_after_sum() const;
@@ -84,6 +87,7 @@ class WeightedMean {
   std::optional<c10::Stream> finished_stream_;  // where the reciprocal was computed
   double divisor_ = 0;
   bool requires_counts_ = false;
+  bool in_join_ = false;
   bool runs_weighted_ = false;
   /// [1] on the device: the sum, and from finish() on its reciprocal. float64 if a gradient is
   /// float64, else float32.

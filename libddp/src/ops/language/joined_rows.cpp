@@ -70,7 +70,9 @@ void share_version(const std::vector<at::Tensor>& parts) {
   for (const auto& part : parts) {
     largest = std::max(largest, static_cast<uint32_t>(part._version()));
   }
-  c10::VariableVersion version(largest);
+  // The first part's own, which graphs may have saved.
+  c10::VariableVersion version = parts[0].unsafeGetTensorImpl()->version_counter();
+  version.set_version(largest);
   for (const auto& part : parts) {
     part.unsafeGetTensorImpl()->set_version_counter(version);
   }

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters of several wrapped models: a backward of one of them adds to .grad of all.
+#pragma once
+
+namespace ddp::detail {
+
+class GradientArena;
+
+/// Whether several wrapped models own the parameter.
+bool is_shared(const GradientArena& gradients, int parameter);
+/// Whether they own any.
+bool any_is_shared(const GradientArena& gradients);
+/// Whether .grad of a shared parameter holds a local gradient, which waits for a mean.
+bool shared_gradient_waits(const GradientArena& gradients);
+
+}  // namespace ddp::detail
