@@ -168,7 +168,7 @@ void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
   forwards_.add_local(outputs, [this, alive = std::weak_ptr(lifetime_)] {
     if (!alive.expired()) {
       const std::lock_guard lock_of_backward(mutex_);
-      note_local_backward();
+      note_local_backward(/*is_announced=*/true);
     }
   });
   if (!OpenForwards::can_track(outputs)) {
@@ -184,7 +184,7 @@ bool BackwardPass::has_open_forward() {
 void BackwardPass::on_forward_reached(bool again) {
   const std::lock_guard lock(mutex_);
   if (again) {
-    note_local_backward();
+    note_local_backward(/*is_announced=*/true);
   } else if (pass_.is_expected) {
     note_backward();
   }
@@ -197,7 +197,7 @@ void BackwardPass::before_addition(int index) {
   if (belongs_to_pass()) {
     note_backward();
   } else if (runs_local() || !is_shared(parts_.gradients, index)) {
-    note_local_backward();
+    note_local_backward(/*is_announced=*/false);
   }
 }
 
@@ -205,9 +205,6 @@ void BackwardPass::on_gradient(int index) {
   const std::lock_guard lock(mutex_);
   check_gradient(parts_, index);
   parts_.gradients.refuse_partial(index);
-  if (!pass_.is_expected && !runs_local()) {
-    forwards_.check_not_second();
-  }
   const bool is_reduced = belongs_to_pass();
   // A parameter of several wrapped models gets gradients in the backwards of the others too. These
   // stay in .grad, where this model's next synchronised backward finds them.
@@ -237,7 +234,7 @@ void BackwardPass::on_gradient(int index) {
       warn_of_unannounced(parts_, index);
     }
     local_gradients_.push_back(index);
-    note_local_backward();
+    note_local_backward(/*is_announced=*/false);
     return;
   }
   parts_.gradients.keep_apart(index);
@@ -272,7 +269,10 @@ bool BackwardPass::runs_local() const {
 
 // Called with the lock held, in a backward under no_sync(), or without a forward of the wrapper.
 // Its gradients move into their slots when it ends: those of a nested one early.
-void BackwardPass::note_local_backward() {
+void BackwardPass::note_local_backward(bool is_announced) {
+  if (!is_announced && !pass_.is_expected && !runs_local()) {
+    forwards_.check_not_second();
+  }
   const auto at_end = [this] {
     ++history_.num_local_passes;
     parts_.timing.end_backward();

@@ -129,7 +129,7 @@ class BackwardPass {
   void on_gradient(int index);
   bool belongs_to_pass() const;
   bool runs_local() const;
-  void note_local_backward();
+  void note_local_backward(bool is_announced);
   void count_static_gradient(int index);
   void end_static_count();
   void mark_unused_parameters();
