@@ -94,7 +94,8 @@ TEST_CASE("a backward refuses an input that was changed as linear_and_residual's
     result.product.sum().backward();
   };
   CHECK_NOTHROW(run(false));
-  CHECK_THROWS_WITH(run(true), Catch::Contains("modified by an inplace operation"));
+  // LibTorch has one message for a saved output and one for a view of it.
+  CHECK_THROWS_WITH(run(true), Catch::Contains("modified"));
 }
 
 TEST_CASE("norms equal float64, their residual's gradient is added") {
