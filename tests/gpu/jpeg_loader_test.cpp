@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <string>
 
 #include "data/batch_builders.hpp"
@@ -107,16 +108,20 @@ void write_other_images(const data_test::TempFolder& folder) {
 TEST_CASE("JPEG batches made on the GPU have the bits of the CPU's", "[jpeg]") {
   const auto stream = c10::cuda::getStreamFromPool();
   const c10::cuda::CUDAStreamGuard guard(stream);
-  data_test::TempFolder folder;
-  write_shard(
-      folder, 48, [](int i) { return 90 + i * 13; }, [](int i) { return 640 - i * 11; });
-  write_other_images(folder);
+  // Written once: the images take longer than the rest of a case.
+  static const auto folder = [] {
+    auto written = std::make_unique<data_test::TempFolder>();
+    write_shard(
+        *written, 48, [](int i) { return 90 + i * 13; }, [](int i) { return 640 - i * 11; });
+    write_other_images(*written);
+    return written;
+  }();
   const auto augment = GENERATE(ddp::Augment::RandomResizedCrop, ddp::Augment::None);
   const int64_t size = GENERATE(96, 33, 300);
   const bool channels_last = GENERATE(true, false);
   const auto dtype = GENERATE(ddp::ImageDtype::Bf16, ddp::ImageDtype::Fp32);
   const int64_t channels = GENERATE(3, 1);
-  const auto dataset = ddp::make_dataset({.path = folder.path(),
+  const auto dataset = ddp::make_dataset({.path = folder->path(),
                                           .image_size = size,
                                           .channels = channels,
                                           .seed = 4,
