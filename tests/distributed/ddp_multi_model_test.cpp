@@ -204,6 +204,14 @@ TEST_CASE("shared parameters: gradients that wait for a mean, and a backward wit
     REQUIRE_THROWS_WITH(first.weighted_backward(first.forward(x), 1),
                         Catch::Contains("weighted_backward while gradients"));
     first.zero_grad();
+    first.forward(x).backward();
+    {
+      const auto local = second.no_sync();
+      second.forward(x).backward();  // added to the mean
+    }
+    REQUIRE_THROWS_WITH(first.weighted_backward(first.forward(x), 1),
+                        Catch::Contains("weighted_backward while gradients"));
+    first.zero_grad();
     // Whose backward it is cannot be known.
     const auto output = first.forward(x);
     ((critic->trunk * critic->head).sum() * own).backward();

@@ -314,7 +314,7 @@ TEST_CASE("an output that the loss does not use leaves what it alone reaches unu
       REQUIRE_FALSE(left_out->weight.grad().defined());
       if (step == 2) {
         REQUIRE_THROWS_WITH((first_head ? right : left).sum().backward(),
-                            Catch::Contains("second backward of one forward"));
+                            Catch::Contains("second backward after a forward"));
       }
     }
   }

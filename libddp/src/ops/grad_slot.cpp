@@ -131,13 +131,13 @@ bool has_several_grad_slots(const at::Tensor& parameter) {
          registry().with_slots(parameter, [](const auto& slots) { return slots.size() > 1; });
 }
 
-const GradSlot* slot_of_grad(const at::Tensor& parameter) {
+GradSlot* slot_of_grad(const at::Tensor& parameter) {
   const at::Tensor& grad = parameter.grad();
   if (!grad.defined()) {
     return nullptr;
   }
   using Slots = std::vector<SlotRegistry::Registered>;
-  return registry().with_slots(parameter, [&](const Slots& slots) -> const GradSlot* {
+  return registry().with_slots(parameter, [&](const Slots& slots) -> GradSlot* {
     const auto found = std::find_if(slots.begin(), slots.end(), [&](const auto& registered) {
       return grad.is_alias_of(registered.slot->memory);
     });

@@ -26,6 +26,7 @@ struct GradSlot {
   std::optional<c10::Stream> stream = std::nullopt;
   bool is_sharded = false;  ///< `memory` holds the mean in this rank's part only (ZeRO-1)
   bool reduced = false;     ///< `memory` holds a mean, to which gradients may have been added
+  bool added_to = false;    ///< of a shared parameter: local gradients were added to the mean
 };
 
 /// Registers `slot` as a slot of `parameter` in its present memory. The slot must outlive its
@@ -46,7 +47,7 @@ GradSlot* find_grad_slot(const at::Tensor& parameter);
 bool has_several_grad_slots(const at::Tensor& parameter);
 
 /// The slot in whose arena `.grad` lies, of any reducer that owns `parameter`; nullptr: none.
-const GradSlot* slot_of_grad(const at::Tensor& parameter);
+GradSlot* slot_of_grad(const at::Tensor& parameter);
 
 /// Whether `.grad` lies in a sharded slot, so that no code may use it as the whole mean.
 bool has_sharded_gradient(const at::Tensor& parameter);

@@ -71,6 +71,8 @@ void check_gradient(const ReducerParts& parts, int index) {
   }
 }
 
+constexpr int kAnnounced = -1;
+
 void warn_of_unannounced(const ReducerParts& parts, int index) {
   log_warning(concat(
       "parameter ", parts.describe(index),
@@ -168,7 +170,7 @@ void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
   forwards_.add_local(outputs, [this, alive = std::weak_ptr(lifetime_)] {
     if (!alive.expired()) {
       const std::lock_guard lock_of_backward(mutex_);
-      note_local_backward(/*is_announced=*/true);
+      note_local_backward(kAnnounced);
     }
   });
   if (!OpenForwards::can_track(outputs)) {
@@ -176,15 +178,10 @@ void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
   }
 }
 
-bool BackwardPass::has_open_forward() {
-  const std::lock_guard lock(mutex_);
-  return forwards_.has_unreached();
-}
-
 void BackwardPass::on_forward_reached(bool again) {
   const std::lock_guard lock(mutex_);
   if (again) {
-    note_local_backward(/*is_announced=*/true);
+    note_local_backward(kAnnounced);
   } else if (pass_.is_expected) {
     note_backward();
   }
@@ -197,7 +194,7 @@ void BackwardPass::before_addition(int index) {
   if (belongs_to_pass()) {
     note_backward();
   } else if (runs_local() || !is_shared(parts_.gradients, index)) {
-    note_local_backward(/*is_announced=*/false);
+    note_local_backward(index);
   }
 }
 
@@ -227,14 +224,9 @@ void BackwardPass::on_gradient(int index) {
   }
   parts_.timing.note_gradient();
   if (!is_reduced) {
-    const bool is_announced =
-        local_forward_ && (runs_local() || !forwards_.forward_since_backward());
-    if (!is_announced && parts_.communicator->world_size() > 1 &&
-        !std::exchange(has_warned_unannounced_, true)) {
-      warn_of_unannounced(parts_, index);
-    }
     local_gradients_.push_back(index);
-    note_local_backward(/*is_announced=*/false);
+    note_local_gradient(parts_.gradients, index);
+    note_local_backward(index);
     return;
   }
   parts_.gradients.keep_apart(index);
@@ -267,11 +259,15 @@ bool BackwardPass::runs_local() const {
   return !running_local_.empty() || forwards_.local_in_running_backward();
 }
 
-// Called with the lock held, in a backward under no_sync(), or without a forward of the wrapper.
-// Its gradients move into their slots when it ends: those of a nested one early.
-void BackwardPass::note_local_backward(bool is_announced) {
-  if (!is_announced && !pass_.is_expected && !runs_local()) {
-    forwards_.check_not_second();
+// Called with the lock held, in a backward under no_sync() (kAnnounced), or in one without a
+// forward of the wrapper, which parameter `index` shows. Its gradients move into their slots when
+// it ends: those of a nested one early.
+void BackwardPass::note_local_backward(int index) {
+  const bool is_announced = index == kAnnounced || runs_local() ||
+                            (local_forward_ && !forwards_.forward_since_backward());
+  if (!is_announced && parts_.communicator->world_size() > 1 &&
+      !std::exchange(has_warned_unannounced_, true)) {
+    warn_of_unannounced(parts_, index);
   }
   const auto at_end = [this] {
     ++history_.num_local_passes;

@@ -83,7 +83,6 @@ class BackwardPass {
   void expect(const std::vector<at::Tensor>& outputs);
   /// Call after a forward under no_sync(). Its backward will not be reduced.
   void note_local_forward(const std::vector<at::Tensor>& outputs);
-  bool has_open_forward();
   /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
   void check_complete();
   /// Call after the buckets were cut again.
@@ -129,7 +128,7 @@ class BackwardPass {
   void on_gradient(int index);
   bool belongs_to_pass() const;
   bool runs_local() const;
-  void note_local_backward(bool is_announced);
+  void note_local_backward(int index);
   void count_static_gradient(int index);
   void end_static_count();
   void mark_unused_parameters();

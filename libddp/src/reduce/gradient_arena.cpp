@@ -293,6 +293,7 @@ void GradientArena::publish(const std::vector<bool>& used) {
       grad = gradient.slot.memory;
     }
     gradient.slot.reduced = gradient.slot.reduced || is_used;
+    gradient.slot.added_to = gradient.slot.added_to && !is_used;
     gradient.slot.written = false;
   }
 }
@@ -316,7 +317,7 @@ void GradientArena::set_reduced_aside(bool are_added) {
     at::Tensor& grad = parameters_[i].tensor.mutable_grad();
     const ops::GradSlot* held = slot_holding_grad(parameters_[i].tensor, slot);
     if (held != nullptr && held->reduced && !set_aside.defined()) {
-      if (are_added || slot.written) {
+      if (are_added || held->added_to || slot.written) {
         throw SettingsError(
             "the divisor of a join may change, and gradients of this backward or of backward() "
             "under no_sync() are added to means of an earlier one; fix: call zero_grad() after "
@@ -381,6 +382,7 @@ void GradientArena::drop() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     parameters_[i].tensor.mutable_grad() = at::Tensor();
     gradients_[i].slot.reduced = false;
+    gradients_[i].slot.added_to = false;
     gradients_[i].is_apart = false;
     gradients_[i].set_aside = at::Tensor();
   }

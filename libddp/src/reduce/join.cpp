@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -85,7 +86,8 @@ void JoinScope::apply(const std::vector<int64_t>& flags) {
 }
 
 void JoinScope::announce_forward(bool synchronised, bool sends_buffers) {
-  if (synchronised && model_.parts_->reducer->has_open_forward()) {
+  const int64_t num_passes = model_.parts_->reducer->num_passes();
+  if (synchronised && std::exchange(passes_before_forward_, num_passes) == num_passes) {
     throw SettingsError(
         "join: a second forward ran before the backward of the first, but ranks that ran out "
         "answer "

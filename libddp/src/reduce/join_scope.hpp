@@ -34,7 +34,8 @@ class JoinScope {
   DataParallelModel& model_;
   JoinOptions options_;
   int highest_active_ = 0;
-  bool uneven_ = false;  // a rank ran out before another
+  bool uneven_ = false;                 // a rank ran out before another
+  int64_t passes_before_forward_ = -1;  // before the last synchronised forward here
 };
 
 }  // namespace ddp

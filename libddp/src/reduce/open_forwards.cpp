@@ -80,9 +80,12 @@ bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
     }
     if (forward->closed) {
       throw SettingsError(
-          "this is the second backward of one forward, and ddp.find_unused_parameters=true "
-          "allows one; fix: add the losses and call backward once, or set "
-          "ddp.find_unused_parameters=false");
+          "this is the second backward after a forward or after several: with "
+          "ddp.find_unused_parameters=true or ddp.static_graph=true, and inside a join, one "
+          "backward "
+          "must follow; fix: sum the losses and call backward once, or set both to false and use "
+          "no "
+          "join");
     }
     (*on_reached)(forward->ended);
   });
@@ -113,15 +116,8 @@ bool OpenForwards::local_in_running_backward() const {
                      [](const Open& open) { return open.is_in_running_graph(); });
 }
 
-bool OpenForwards::may_run_unseen() const {
-  const auto lives = [](const Open& open) { return !open.forward.expired(); };
-  return forward_since_backward_ &&
-         !(one_backward_only_ && std::any_of(open_.begin(), open_.end(), lives));
-}
-
 void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
   forward_since_backward_ = true;
-  refuses_second_ = false;
   const auto forward = std::make_shared<Forward>();
   const bool watched = watch(outputs, forward);
   if (walks_ && !watched) {
@@ -195,7 +191,11 @@ bool OpenForwards::expect_another_backward(bool in_join) {
   }
   // Unused parameters were decided for both forwards, or ranks without input answered once.
   if (one_backward_only_ || in_join) {
-    refuses_second_ = !open_.empty();
+    for (const auto& open : open_) {
+      if (const auto forward = open.forward.lock()) {
+        forward->closed = true;
+      }
+    }
     open_.clear();
     num_untracked_ = 0;
     return false;
@@ -209,18 +209,8 @@ void OpenForwards::add_local(const std::vector<at::Tensor>& outputs,
   call_when_reached(outputs, [forward, on_reached] { on_reached(); });
   std::erase_if(local_, [](const Open& open) { return open.forward.expired(); });
   local_.push_back({forward, nodes_of(outputs), {}});
-  refuses_second_ = false;
   if (!forward_since_backward_) {
     num_untracked_ = 0;  // the last backward was that of all of them
-  }
-}
-
-void OpenForwards::check_not_second() const {
-  if (refuses_second_) {
-    throw SettingsError(
-        "this is the second backward after one or two forwards: with "
-        "ddp.find_unused_parameters=true or ddp.static_graph=true, and inside a join, one backward "
-        "must follow; fix: sum the losses, or set both to false and use no join");
   }
 }
 
@@ -229,7 +219,6 @@ void OpenForwards::clear() {
   local_.clear();
   num_untracked_ = 0;
   forward_since_backward_ = false;
-  refuses_second_ = false;
 }
 
 }  // namespace ddp::detail

@@ -45,9 +45,10 @@ class OpenForwards {
   bool has_untracked() const { return num_untracked_ > 0; }
   /// Whether no synchronised backward ended since the last synchronised forward.
   bool forward_since_backward() const { return forward_since_backward_; }
-  /// Whether a backward that reaches no known output may be that of the last synchronised forward.
-  /// Where one backward only follows, it must be certain that no other one comes for an output.
-  bool may_run_unseen() const;
+  /// Whether a backward that reaches no known output is that of the last synchronised forward.
+  /// Where one backward only follows, that of an output may be still to come: a nested backward
+  /// runs before it reaches the output.
+  bool may_run_unseen() const { return forward_since_backward_ && !one_backward_only_; }
   /// Whether an output exists that no backward has reached.
   bool has_unreached();
 
@@ -55,20 +56,17 @@ class OpenForwards {
   /// backward of the same forward throws from now on.
   void close_reached();
   /// A synchronised backward ended. Whether another one is to come for an open forward. In a join
-  /// none is.
+  /// none is: a later backward of one throws.
   bool expect_another_backward(bool in_join = false);
   /// Adds a forward under no_sync(). `on_reached` is called as by call_when_reached().
   void add_local(const std::vector<at::Tensor>& outputs, const std::function<void()>& on_reached);
-  /// A backward runs that no forward announced. Throws SettingsError where it is the second of two
-  /// forwards whose pass ended with the first.
-  void check_not_second() const;
   /// After a step that was begun and undone.
   void clear();
 
  private:
   struct Forward {
     std::atomic<bool> reached = false;  // by a backward
-    std::atomic<bool> closed = false;   // its pass ended although outputs were not reached
+    std::atomic<bool> closed = false;   // the only pass of it ended before it was reached whole
     std::atomic<bool> ended = false;    // its backward ended: another one of it is local
   };
   struct Open {
@@ -93,7 +91,6 @@ class OpenForwards {
   int num_untracked_ = 0;        // synchronised forwards whose outputs are not known
   std::vector<bool> untracked_;  // what they reach
   bool forward_since_backward_ = false;
-  bool refuses_second_ = false;
 };
 
 }  // namespace ddp::detail

@@ -40,8 +40,8 @@ class Reducer {
     drop_stale_counts();
     pass_.note_local_forward(outputs);
   }
-  /// Whether outputs of a synchronised forward exist that no backward has reached.
-  bool has_open_forward() { return pass_.has_open_forward(); }
+  /// The number of synchronised backwards that ended.
+  int64_t num_passes() const { return pass_.history().num_passes; }
   /// Takes part in a synchronised backward of the other ranks with zeros. Leaves their means in
   /// .grad: take_local() keeps this rank's own. Collective.
   void run_backward_with_zeros() { pass_.run_with_zeros(); }

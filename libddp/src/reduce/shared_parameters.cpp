@@ -18,6 +18,16 @@ bool any_is_shared(const GradientArena& gradients) {
                      [](const auto& entry) { return ops::has_several_grad_slots(entry.tensor); });
 }
 
+void note_local_gradient(const GradientArena& gradients, int parameter) {
+  const at::Tensor& tensor = gradients.parameters()[static_cast<size_t>(parameter)].tensor;
+  if (!ops::has_several_grad_slots(tensor)) {
+    return;
+  }
+  if (ops::GradSlot* slot = ops::slot_of_grad(tensor)) {
+    slot->added_to = true;
+  }
+}
+
 bool shared_gradient_waits(const GradientArena& gradients) {
   const auto& parameters = gradients.parameters();
   return std::any_of(parameters.begin(), parameters.end(), [](const auto& entry) {
@@ -25,7 +35,7 @@ bool shared_gradient_waits(const GradientArena& gradients) {
       return false;
     }
     const auto* slot = ops::slot_of_grad(entry.tensor);
-    return slot == nullptr || !slot->reduced;
+    return slot == nullptr || !slot->reduced || slot->added_to;
   });
 }
 

@@ -225,8 +225,9 @@ TEST_CASE("another divisor cannot part a mean from what was added to it") {
     two.mean.set_divisor(2);  // both ranks have input, so the mean may stay
     CHECK_NOTHROW(two.mean.begin_backward());
     two.mean.set_divisor(3);
-    CHECK_THAT(testing::message_of<ddp::SettingsError>([&] { two.mean.begin_backward(); }),
-               Catch::Contains("the divisor of a join may change") && Catch::Contains("zero_grad()"));
+    CHECK_THAT(
+        testing::message_of<ddp::SettingsError>([&] { two.mean.begin_backward(); }),
+        Catch::Contains("the divisor of a join may change") && Catch::Contains("zero_grad()"));
     CHECK(slot.eq(1).all().item<bool>());
   }
   SECTION("after it was set aside") {
