@@ -73,15 +73,6 @@ void check_gradient(const ReducerParts& parts, int index) {
 
 constexpr int kAnnounced = -1;
 
-void warn_of_unannounced(const ReducerParts& parts, int index) {
-  log_warning(concat(
-      "parameter ", parts.describe(index),
-      " got a gradient, but no forward of the wrapper waits for a backward: the gradient is not "
-      "averaged and the replicas diverge; fix: call model.forward(x) instead of "
-      "module->forward(x), or model.prepare_for_backward({loss}) before the backward, and one "
-      "backward for each forward"));
-}
-
 }  // namespace
 
 BackwardPass::BackwardPass(ReducerParts& parts)
@@ -181,6 +172,7 @@ void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
 void BackwardPass::on_forward_reached(bool again) {
   const std::lock_guard lock(mutex_);
   if (again) {
+    is_second_ = true;
     note_local_backward(kAnnounced);
   } else if (pass_.is_expected) {
     note_backward();
@@ -224,6 +216,9 @@ void BackwardPass::on_gradient(int index) {
   }
   parts_.timing.note_gradient();
   if (!is_reduced) {
+    if (std::exchange(is_second_, false)) {
+      warn_of_unannounced(index);
+    }
     local_gradients_.push_back(index);
     note_local_gradient(parts_.gradients, index);
     note_local_backward(index);
@@ -259,15 +254,26 @@ bool BackwardPass::runs_local() const {
   return !running_local_.empty() || forwards_.local_in_running_backward();
 }
 
+void BackwardPass::warn_of_unannounced(int index) {
+  if (parts_.communicator->world_size() == 1 || std::exchange(has_warned_unannounced_, true)) {
+    return;
+  }
+  log_warning(concat(
+      "parameter ", parts_.describe(index),
+      " got a gradient, but no forward of the wrapper waits for a backward: the gradient is not "
+      "averaged and the replicas diverge; fix: call model.forward(x) instead of "
+      "module->forward(x), or model.prepare_for_backward({loss}) before the backward, and one "
+      "backward for each forward"));
+}
+
 // Called with the lock held, in a backward under no_sync() (kAnnounced), or in one without a
 // forward of the wrapper, which parameter `index` shows. Its gradients move into their slots when
 // it ends: those of a nested one early.
 void BackwardPass::note_local_backward(int index) {
   const bool is_announced = index == kAnnounced || runs_local() ||
                             (local_forward_ && !forwards_.forward_since_backward());
-  if (!is_announced && parts_.communicator->world_size() > 1 &&
-      !std::exchange(has_warned_unannounced_, true)) {
-    warn_of_unannounced(parts_, index);
+  if (!is_announced) {
+    warn_of_unannounced(index);
   }
   const auto at_end = [this] {
     ++history_.num_local_passes;

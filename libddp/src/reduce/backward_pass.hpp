@@ -129,6 +129,7 @@ class BackwardPass {
   bool belongs_to_pass() const;
   bool runs_local() const;
   void note_local_backward(int index);
+  void warn_of_unannounced(int index);
   void count_static_gradient(int index);
   void end_static_count();
   void mark_unused_parameters();
@@ -152,6 +153,7 @@ class BackwardPass {
   RunningBackwards running_local_{mutex_};
   std::vector<int> local_gradients_;  // move into slots at the end of a local backward
   bool local_forward_ = false;        // a local forward ran after the last synchronised one
+  bool is_second_ = false;  // the local backward that runs is the second one of its forward
   bool has_warned_unannounced_ = false;
   // Callbacks on the engine hold it weakly: a graph may outlive this object.
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
