@@ -277,6 +277,7 @@ void BackwardPass::note_local_backward(int index) {
   }
   const auto at_end = [this] {
     ++history_.num_local_passes;
+    is_second_ = false;
     parts_.timing.end_backward();
     parts_.gradients.gather_local(std::exchange(local_gradients_, {}));
   };
