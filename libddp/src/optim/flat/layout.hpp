@@ -17,7 +17,9 @@ template <typename T>
 at::Tensor to_device(const std::vector<T>& table, at::Device device) {
   const auto bytes = static_cast<int64_t>(table.size() * sizeof(T));
   at::Tensor host = at::empty({bytes}, at::kByte);
-  std::memcpy(host.data_ptr(), table.data(), static_cast<size_t>(bytes));
+  if (bytes > 0) {  // memcpy takes no null pointer
+    std::memcpy(host.data_ptr(), table.data(), static_cast<size_t>(bytes));
+  }
   return host.to(device);
 }
 
