@@ -295,7 +295,7 @@ WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Red
         if (divides_last) {
           divide_by(target.data, target.num_elements, target.dtype, n);
         }
-        if (in_place) {
+        if (in_place && out.num_elements > 0) {  // memcpy takes no null pointer
           std::memcpy(out.data, target.data,
                       static_cast<size_t>(out.num_elements * out.element_size));
         }

@@ -4,14 +4,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstring>
 
 namespace ddp::detail {
 namespace {
 
 at::Tensor to_bytes(const std::string& text, int64_t length) {
   auto bytes = at::zeros({length}, at::kByte);
-  std::memcpy(bytes.data_ptr(), text.data(), text.size());
+  std::copy(text.begin(), text.end(), bytes.data_ptr<uint8_t>());
   return bytes;
 }
 

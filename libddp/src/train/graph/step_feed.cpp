@@ -4,7 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <cstring>
+#include <algorithm>
 
 #include "comm/cuda_check.hpp"
 
@@ -81,7 +81,7 @@ void require_fed(const at::Tensor& tensor, int first) {
 int append_numbers(const at::Tensor& tensor, FeedArguments& arguments) {
   const int first = arguments.num_numbers;
   const auto dense = tensor.contiguous();
-  std::memcpy(arguments.numbers + first, dense.const_data_ptr<float>(), dense.nbytes());
+  std::copy_n(dense.const_data_ptr<float>(), dense.numel(), arguments.numbers + first);
   arguments.num_numbers += static_cast<int>(tensor.numel());
   return first;
 }
