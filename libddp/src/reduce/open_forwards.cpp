@@ -41,6 +41,20 @@ std::vector<bool> either(std::vector<bool> a, const std::vector<bool>& b) {
   return a;
 }
 
+// Runs `call` whenever a backward that accumulates gradients reaches one of `outputs`. Their graph
+// owns it.
+void call_when_reached(const std::vector<at::Tensor>& outputs, const std::function<void()>& call) {
+  for (const auto& output : outputs) {
+    if (has_graph(output)) {
+      output.register_hook([call](const at::Tensor&) {
+        if (backward_accumulates()) {
+          call();
+        }
+      });
+    }
+  }
+}
+
 }  // namespace
 
 OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
@@ -54,25 +68,11 @@ bool OpenForwards::can_track(const std::vector<at::Tensor>& outputs) {
   return std::any_of(outputs.begin(), outputs.end(), has_graph);
 }
 
-bool OpenForwards::call_when_reached(const std::vector<at::Tensor>& outputs,
-                                     const std::function<void()>& call) {
-  for (const auto& output : outputs) {
-    if (has_graph(output)) {
-      output.register_hook([call](const at::Tensor&) {
-        if (backward_accumulates()) {
-          call();
-        }
-      });
-    }
-  }
-  return can_track(outputs);
-}
-
 // The hooks, which the graph owns, hold the only shared_ptr to Forward, so the forward ends when
 // the graph is freed.
-bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
+void OpenForwards::watch(const std::vector<at::Tensor>& outputs,
                          const std::shared_ptr<Forward>& forward) {
-  return call_when_reached(outputs, [forward, weak = std::weak_ptr(on_reached_)] {
+  call_when_reached(outputs, [forward, weak = std::weak_ptr(on_reached_)] {
     forward->reached = true;
     const auto on_reached = weak.lock();
     if (on_reached == nullptr) {
@@ -82,10 +82,8 @@ bool OpenForwards::watch(const std::vector<at::Tensor>& outputs,
       throw SettingsError(
           "this is the second backward after a forward or after several: with "
           "ddp.find_unused_parameters=true or ddp.static_graph=true, and inside a join, one "
-          "backward "
-          "must follow; fix: sum the losses and call backward once, or set both to false and use "
-          "no "
-          "join");
+          "backward must follow; fix: sum the losses and call backward once, or set both to false "
+          "and use no join");
     }
     (*on_reached)(forward->ended);
   });
@@ -119,7 +117,8 @@ bool OpenForwards::local_in_running_backward() const {
 void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
   forward_since_backward_ = true;
   const auto forward = std::make_shared<Forward>();
-  const bool watched = watch(outputs, forward);
+  watch(outputs, forward);
+  const bool watched = can_track(outputs);
   if (walks_ && !watched) {
     const bool has_leaf = std::any_of(outputs.begin(), outputs.end(), [](const at::Tensor& output) {
       return output.defined() && output.requires_grad() && output.is_leaf();
@@ -184,9 +183,8 @@ void OpenForwards::close_reached() {
 // holds mean1. The average of (mean1 + own2) over the ranks is mean1 + mean2, as wanted.
 bool OpenForwards::expect_another_backward(bool in_join) {
   forward_since_backward_ = false;
-  forget_ended();
   num_untracked_ = std::max(0, num_untracked_ - 1);
-  if (open_.empty() && num_untracked_ == 0) {
+  if (!has_unreached() && num_untracked_ == 0) {
     return false;
   }
   // Unused parameters were decided for both forwards, or ranks without input answered once.

@@ -33,10 +33,6 @@ class OpenForwards {
   std::vector<bool> reachable() const;
   /// Whether a backward from `outputs` reports when it begins: one of them has a graph.
   static bool can_track(const std::vector<at::Tensor>& outputs);
-  /// Runs `call` whenever a backward that accumulates gradients reaches one of `outputs`. Their
-  /// graph owns it. Returns can_track().
-  static bool call_when_reached(const std::vector<at::Tensor>& outputs,
-                                const std::function<void()>& call);
   /// Whether an output of an open forward is in the graph of the backward that runs in this thread.
   bool in_running_backward() const;
   /// The same of the forwards under no_sync().
@@ -58,7 +54,8 @@ class OpenForwards {
   /// A synchronised backward ended. Whether another one is to come for an open forward. In a join
   /// none is: a later backward of one throws.
   bool expect_another_backward(bool in_join = false);
-  /// Adds a forward under no_sync(). `on_reached` is called as by call_when_reached().
+  /// Adds a forward under no_sync(). `on_reached` runs as the constructor's, but the graph of the
+  /// outputs owns it and may outlive this object.
   void add_local(const std::vector<at::Tensor>& outputs, const std::function<void()>& on_reached);
   /// After a step that was begun and undone.
   void clear();
@@ -78,7 +75,7 @@ class OpenForwards {
     bool is_in_running_graph() const;
   };
 
-  bool watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<Forward>& forward);
+  void watch(const std::vector<at::Tensor>& outputs, const std::shared_ptr<Forward>& forward);
   void forget_ended();
 
   const bool walks_;              // find_unused_parameters, and the graph changes
