@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 // After a failed rendezvous rank 0 stays this long to notify late ranks.
 constexpr std::chrono::seconds kFarewell{1};
-// After close() rank 0 waits this long for its peers to leave first.
+// After close() or a failure rank 0 waits this long for its peers to leave first.
 constexpr std::chrono::seconds kLeaveTimeout{2};
 // A waiting rank is reported after this many heartbeats, once per wait.
 constexpr int kReportAfterHeartbeats = 6;

@@ -101,9 +101,6 @@ void ControlLeaf::add_sockets(std::vector<pollfd>& watched) {
 }
 
 void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
-  if (leaving_) {
-    channel_.reset();
-  }
   if (!channel_) {
     return;
   }
@@ -117,6 +114,10 @@ void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
       lose_hub(concat("it ", objection, ", which libddp never does"));
       return;
     }
+  }
+  if (leaving_) {
+    channel_.reset();
+    return;
   }
   if (status == IoStatus::Closed) {
     lose_hub(channel_->why_closed());
@@ -164,6 +165,7 @@ std::string ControlLeaf::handle(const Frame& frame) {
       if (const auto cause = try_decode_message<FailureCause>(frame.payload);
           cause && cause->rank >= -1 && cause->rank < state_.world_size) {
         state_.monitor.set_failure(*cause, /*found_here=*/false);
+        leaving_ = true;  // rank 0 waits for it before it ends
         return {};
       }
       break;

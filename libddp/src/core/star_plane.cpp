@@ -42,6 +42,7 @@ StarPlane::~StarPlane() {
     FailureCause cause;
     cause.message = "it left before its peers had ended";
     publish_failure(cause);
+    stop();
   } catch (const std::exception& error) {
     log_error(concat("control plane: ", error.what()));
   }
@@ -55,6 +56,12 @@ void StarPlane::wait_for_all() {
 void StarPlane::stop() {
   if (loop_.is_current_thread()) {
     return;  // a failure callback called exit(): the thread serves nothing any more
+  }
+  {
+    auto lock = state_.monitor.lock();
+    if (state_.monitor.failed() && !std::exchange(left_, true)) {
+      link_->wait_for_peers_to_leave(lock);  // the cause may still be on its way to them
+    }
   }
   loop_.stop();
   auto lock = state_.monitor.lock();

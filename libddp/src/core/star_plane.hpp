@@ -33,7 +33,8 @@ class StarPlane final : public ControlPlane,
   /// Returns when every rank has joined. Throws PeerLostError naming the missing ranks, or rank
   /// 0's failure.
   void wait_for_all();
-  /// Ends the background thread when the process exits after a failure. Objects that refer to this
+  /// Ends the background thread when the process exits after a failure, of which the other ranks
+  /// know by then or were given two seconds to know. Objects that refer to this
   /// plane may stay; their calls throw the failure.
   void stop();
   /// The number of frames written to sockets so far.
@@ -69,6 +70,7 @@ class StarPlane final : public ControlPlane,
   PlaneService service_;
   EventLoop loop_;
   bool closed_ = false;
+  bool left_ = false;  // after a failure
 };
 
 }  // namespace ddp::detail

@@ -405,5 +405,47 @@ TEST_CASE("control plane: messages to a rank that does not read are bounded", "[
   }
 }
 
+TEST_CASE("control plane: rank 0 stays until a slow rank knows the cause", "[control_plane]") {
+  const auto rendezvous = std::make_shared<LocalRendezvous>();
+  std::atomic<bool> failed{false};
+  const auto announce_much = [&] {
+    const auto plane = detail::create_control_plane(launch_of(0, 3), rendezvous, fast_options());
+    auto& board = dynamic_cast<detail::AnnouncementBoard&>(*plane);
+    for (int i = 0; i < 4000; ++i) {
+      board.announce(text_of(4096));  // more than the sockets hold
+    }
+    plane->broadcast("all is on its way", 0);
+    while (!plane->failed()) {
+      std::this_thread::sleep_for(1ms);
+    }
+    failed = true;
+  };
+  bool knows_cause = false;
+  const auto read_late = [&] {
+    const auto contact = contact_of(*rendezvous);
+    auto hub = detail::join_hub(contact.host, contact.port, contact.secret,
+                                hello_of_rank(1, 3, contact.secret), Clock::now() + 10s);
+    detail::Contribution call;
+    call.kind = detail::CollectiveKind::Broadcast;
+    hub.channel.queue(detail::FrameType::Contribution, detail::encode_message(call));
+    while (!failed) {
+      hub.channel.flush();
+      std::this_thread::sleep_for(1ms);
+    }
+    std::this_thread::sleep_for(100ms);
+    std::vector<detail::Frame> frames;
+    while (!knows_cause && hub.channel.receive(frames) != detail::IoStatus::Closed) {
+      knows_cause = !frames.empty() && frames.back().type == detail::FrameType::Failure;
+    }
+  };
+  const auto fail = [&] {
+    const auto plane = detail::create_control_plane(launch_of(2, 3), rendezvous, fast_options());
+    plane->broadcast("", 0);
+    plane->publish_failure(FailureCause{});
+  };
+  run_threads({announce_much, read_late, fail});
+  REQUIRE(knows_cause);
+}
+
 }  // namespace
 }  // namespace ddp::test
