@@ -159,62 +159,58 @@ TEST_CASE("powersgd: the first error of fp16 is zero under any loss scale") {
   CHECK(torch::allclose(half.weight.grad(), torch::ones_like(half.weight), 0.01));
 }
 
-// A rank that ran out of inputs in join(model, loop) runs no backward of its own, so it does not
-// know the scale.
-TEST_CASE("powersgd: a loss scale changes no gradient where ranks without input take every step") {
-  AmpOptions options;
-  options.grad_scaling = GradScaling::On;
-  options.init_scale = 1024;
-  GradScaler scaler(options);
-  Compressed scaled;
-  Compressed plain;
-  const std::vector<double> scales{1024, 1024, 512, 512, 65536, 65536, 1, 256};
-  size_t step = 0;
-  const auto take_step = [&](bool has_batch) {
-    CAPTURE(step, has_batch);
-    const double scale = scales[step];
+/// Two models whose losses differ by the loss scale alone.
+struct ScaledAndPlain {
+  static AmpOptions options() {
+    AmpOptions options;
+    options.grad_scaling = GradScaling::On;
+    options.init_scale = 1024;
+    return options;
+  }
+
+  void require_equal_gradients(int64_t step, double scale, double weight = 1) {
+    CAPTURE(step, scale, weight);
     if (step > 0) {
       scaler.update(scale);
     }
-    const auto number = static_cast<int64_t>(step);
-    const double weight = has_batch ? 1 : 0;
-    auto gradients = scaled.backward(scaler.scale(scaled.loss(number) * weight));
+    auto gradients = scaled.backward(scaler.scale(scaled.loss(step) * weight));
     for (auto& gradient : gradients) {
       gradient.div_(scale);
     }
-    require_equal(gradients, plain.backward(plain.loss(number) * weight));
+    require_equal(gradients, plain.backward(plain.loss(step) * weight));
+  }
+
+  GradScaler scaler{options()};
+  Compressed scaled;
+  Compressed plain;
+};
+
+// A rank that ran out of inputs in join(model, loop) runs no backward of its own, so it does not
+// know the scale.
+TEST_CASE("powersgd: a loss scale changes no gradient where ranks without input take every step") {
+  ScaledAndPlain models;
+  const std::vector<double> scales{1024, 1024, 512, 512, 65536, 65536, 1, 256};
+  size_t step = 0;
+  const auto take_step = [&](bool has_batch) {
+    models.require_equal_gradients(static_cast<int64_t>(step), scales[step], has_batch ? 1 : 0);
     ++step;
   };
-  join(*scaled.model, take_step, [&] { return step < (rank() == 0 ? scales.size() : 2); });
+  join(*models.scaled.model, take_step, [&] { return step < (rank() == 0 ? scales.size() : 2); });
   CHECK(step == scales.size());
 }
 
 TEST_CASE("powersgd: the gradients do not depend on the loss scale, which changes") {
-  AmpOptions options;
-  options.grad_scaling = GradScaling::On;
-  options.init_scale = 1024;
-  GradScaler scaler(options);
-  Compressed scaled;
-  Compressed plain;
-  const double scales[] = {1024, 1024, 1024, 512, 512, 65536, 65536, 1, 1, 256};
+  ScaledAndPlain models;
   int64_t step = 0;
-  for (const double scale : scales) {
-    CAPTURE(step, scale);
-    if (step > 0) {
-      scaler.update(scale);
-    }
-    auto gradients = scaled.backward(scaler.scale(scaled.loss(step)));
-    for (auto& gradient : gradients) {
-      gradient.div_(scale);
-    }
-    require_equal(gradients, plain.backward(plain.loss(step)));
-    ++step;
+  for (const double scale : {1024, 1024, 1024, 512, 512, 65536, 65536, 1, 1, 256}) {
+    models.require_equal_gradients(step++, scale);
   }
   // A backward without the scaler has the scale 1 again, also after another model's that threw.
   auto other = torch::ones({}, on_device()).requires_grad_();
   other.register_hook([](const torch::Tensor&) { throw std::runtime_error("half-way"); });
-  CHECK_THROWS_WITH(scaler.scale(other * 2).backward(), Catch::Contains("half-way"));
-  require_equal(scaled.backward(scaled.loss(step)), plain.backward(plain.loss(step)));
+  CHECK_THROWS_WITH(models.scaler.scale(other * 2).backward(), Catch::Contains("half-way"));
+  require_equal(models.scaled.backward(models.scaled.loss(step)),
+                models.plain.backward(models.plain.loss(step)));
 }
 
 TEST_CASE("powersgd: means by counts do not depend on the unit of the counts, which changes") {

@@ -82,7 +82,7 @@ BackwardPass::BackwardPass(ReducerParts& parts)
       hooks_(
           parts.gradients.parameters(), [this](int index) { on_gradient(index); },
           [this](int index) { before_addition(index); }),
-      forwards_(parts.options, hooks_, [this](bool again) { on_forward_reached(again); }),
+      forwards_(parts.options, hooks_, [this](auto reached) { on_forward_reached(reached); }),
       expected_fires_(parts.gradients.parameters().size(), 1) {}
 
 BackwardPass::~BackwardPass() {
@@ -158,21 +158,16 @@ void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
   local_forward_ = true;
   parts_.gradients.forget_writes();
   running_local_.forget_thrown();
-  forwards_.add_local(outputs, [this, alive = std::weak_ptr(lifetime_)] {
-    if (!alive.expired()) {
-      const std::lock_guard lock_of_backward(mutex_);
-      note_local_backward(kAnnounced);
-    }
-  });
+  forwards_.add_local(outputs);
   if (!OpenForwards::can_track(outputs)) {
     parts_.mean.begin_backward();
   }
 }
 
-void BackwardPass::on_forward_reached(bool again) {
+void BackwardPass::on_forward_reached(OpenForwards::Reached reached) {
   const std::lock_guard lock(mutex_);
-  if (again) {
-    is_second_ = true;
+  if (reached != OpenForwards::Reached::Expected) {
+    is_second_ = is_second_ || reached == OpenForwards::Reached::Again;
     note_local_backward(kAnnounced);
   } else if (pass_.is_expected) {
     note_backward();

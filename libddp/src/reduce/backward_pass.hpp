@@ -19,7 +19,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -123,7 +122,7 @@ class BackwardPass {
   };
 
   void start();
-  void on_forward_reached(bool again);
+  void on_forward_reached(OpenForwards::Reached reached);
   void before_addition(int index);
   void on_gradient(int index);
   bool belongs_to_pass() const;
@@ -155,8 +154,6 @@ class BackwardPass {
   bool local_forward_ = false;        // a local forward ran after the last synchronised one
   bool is_second_ = false;  // the local backward that runs is the second one of its forward
   bool has_warned_unannounced_ = false;
-  // Callbacks on the engine hold it weakly: a graph may outlive this object.
-  const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 };
 
 }  // namespace ddp::detail

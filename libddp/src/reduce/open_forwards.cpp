@@ -58,11 +58,11 @@ void call_when_reached(const std::vector<at::Tensor>& outputs, const std::functi
 }  // namespace
 
 OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
-                           std::function<void(bool)> on_reached)
+                           std::function<void(Reached)> on_reached)
     : walks_(options.find_unused_parameters && !options.static_graph),
       one_backward_only_(options.find_unused_parameters || options.static_graph),
       hooks_(hooks),
-      on_reached_(std::make_shared<std::function<void(bool)>>(std::move(on_reached))) {}
+      on_reached_(std::make_shared<std::function<void(Reached)>>(std::move(on_reached))) {}
 
 bool OpenForwards::can_track(const std::vector<at::Tensor>& outputs) {
   return std::any_of(outputs.begin(), outputs.end(), has_graph);
@@ -85,7 +85,8 @@ void OpenForwards::watch(const std::vector<at::Tensor>& outputs,
           "backward must follow; fix: sum the losses and call backward once, or set both to false "
           "and use no join");
     }
-    (*on_reached)(forward->ended);
+    const auto of_synchronised = forward->ended ? Reached::Again : Reached::Expected;
+    (*on_reached)(forward->is_local ? Reached::Local : of_synchronised);
   });
 }
 
@@ -201,10 +202,10 @@ bool OpenForwards::expect_another_backward(bool in_join) {
   return true;
 }
 
-void OpenForwards::add_local(const std::vector<at::Tensor>& outputs,
-                             const std::function<void()>& on_reached) {
+void OpenForwards::add_local(const std::vector<at::Tensor>& outputs) {
   const auto forward = std::make_shared<Forward>();
-  call_when_reached(outputs, [forward, on_reached] { on_reached(); });
+  forward->is_local = true;
+  watch(outputs, forward);
   std::erase_if(local_, [](const Open& open) { return open.forward.expired(); });
   local_.push_back({forward, nodes_of(outputs), {}});
   if (!forward_since_backward_) {

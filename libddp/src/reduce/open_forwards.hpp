@@ -19,10 +19,15 @@ namespace ddp::detail {
 
 class OpenForwards {
  public:
-  /// `on_reached` runs on the engine's thread when a backward reaches an output of a forward:
-  /// `again` if the forward had its backward, so that this one is local.
+  /// What a backward that reaches an output of a forward is.
+  enum class Reached {
+    Expected,  ///< that of a synchronised forward
+    Again,     ///< another one of a synchronised forward that had its backward: it is local
+    Local,     ///< that of a forward under no_sync()
+  };
+  /// `on_reached` runs on the engine's thread when a backward reaches an output of a forward.
   OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
-               std::function<void(bool again)> on_reached);
+               std::function<void(Reached)> on_reached);
 
   /// Adds a synchronised forward. Throws SettingsError if find_unused_parameters needs a graph and
   /// the outputs have none.
@@ -54,14 +59,14 @@ class OpenForwards {
   /// A synchronised backward ended. Whether another one is to come for an open forward. In a join
   /// none is: a later backward of one throws.
   bool expect_another_backward(bool in_join = false);
-  /// Adds a forward under no_sync(). `on_reached` runs as the constructor's, but the graph of the
-  /// outputs owns it and may outlive this object.
-  void add_local(const std::vector<at::Tensor>& outputs, const std::function<void()>& on_reached);
+  /// Adds a forward under no_sync().
+  void add_local(const std::vector<at::Tensor>& outputs);
   /// After a step that was begun and undone.
   void clear();
 
  private:
   struct Forward {
+    bool is_local = false;  // ran under no_sync()
     std::atomic<bool> reached = false;  // by a backward
     std::atomic<bool> closed = false;   // the only pass of it ended before it was reached whole
     std::atomic<bool> ended = false;    // its backward ended: another one of it is local
@@ -82,7 +87,7 @@ class OpenForwards {
   const bool one_backward_only_;  // of several forwards
   const GradientHooks& hooks_;
   // The outputs' hooks hold it weakly: a graph may outlive this object.
-  const std::shared_ptr<std::function<void(bool)>> on_reached_;
+  const std::shared_ptr<std::function<void(Reached)>> on_reached_;
   std::vector<Open> open_;
   std::vector<Open> local_;
   int num_untracked_ = 0;        // synchronised forwards whose outputs are not known

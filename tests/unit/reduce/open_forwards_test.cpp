@@ -22,7 +22,7 @@ const ddp::DdpOptions kFindsUnused{.find_unused_parameters = true};
 struct ForwardsOfTwo {
   explicit ForwardsOfTwo(const ddp::DdpOptions& options = {})
       : forwards(std::make_unique<OpenForwards>(options, hooks,
-                                                [this](bool /*again*/) { ++num_reached; })) {}
+                                                [this](auto) { ++num_reached; })) {}
 
   /// A forward that uses one parameter, or both.
   at::Tensor forward(bool uses_a, bool uses_b) {
@@ -61,7 +61,7 @@ TEST_CASE("a forward whose outputs are gone expects no backward") {
   two.forward();
   CHECK_FALSE(two.forwards->has_unreached());
   const auto output = two.forward();
-  two.forwards->add_local({}, [] {});
+  two.forwards->add_local({});
   CHECK(two.forwards->has_unreached());
   two.forwards->clear();
   CHECK_FALSE(two.forwards->has_unreached());
@@ -113,10 +113,10 @@ TEST_CASE("forwards whose outputs are not known are counted") {
   ForwardsOfTwo two;
   two.untracked_forward();
   two.untracked_forward();
-  two.forwards->add_local({}, [] {});
+  two.forwards->add_local({});
   CHECK(two.forwards->has_untracked());
   CHECK(two.forwards->expect_another_backward());
-  two.forwards->add_local({}, [] {});  // that backward was one of both
+  two.forwards->add_local({});  // that backward was one of both
   CHECK_FALSE(two.forwards->has_untracked());
   CHECK_FALSE(two.forwards->expect_another_backward());
 }
