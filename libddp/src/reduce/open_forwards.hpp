@@ -66,7 +66,7 @@ class OpenForwards {
 
  private:
   struct Forward {
-    bool is_local = false;  // ran under no_sync()
+    bool is_local = false;              // ran under no_sync()
     std::atomic<bool> reached = false;  // by a backward
     std::atomic<bool> closed = false;   // the only pass of it ended before it was reached whole
     std::atomic<bool> ended = false;    // its backward ended: another one of it is local

@@ -21,8 +21,7 @@ const ddp::DdpOptions kFindsUnused{.find_unused_parameters = true};
 
 struct ForwardsOfTwo {
   explicit ForwardsOfTwo(const ddp::DdpOptions& options = {})
-      : forwards(std::make_unique<OpenForwards>(options, hooks,
-                                                [this](auto) { ++num_reached; })) {}
+      : forwards(std::make_unique<OpenForwards>(options, hooks, [this](auto) { ++num_reached; })) {}
 
   /// A forward that uses one parameter, or both.
   at::Tensor forward(bool uses_a, bool uses_b) {
