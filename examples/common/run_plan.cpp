@@ -52,10 +52,6 @@ int64_t StepSchedule::num_batches(int64_t step) const {
   return std::clamp<int64_t>(batches_per_epoch_ - first_batch(step), 1, grad_accum_steps_);
 }
 
-bool StepSchedule::takes_last_batch(int64_t step) const {
-  return first_batch(step) + num_batches(step) >= batches_per_epoch_;
-}
-
 bool StepSchedule::is_logged(int64_t step) const {
   return log_every_ > 0 && (step + 1) % log_every_ == 0;
 }

@@ -35,8 +35,6 @@ class StepSchedule {
   int64_t epoch_of(int64_t step) const { return step / steps_per_epoch_; }
   /// Batches that the step accumulates. An epoch's last step takes the remaining ones.
   int64_t num_batches(int64_t step) const;
-  /// Whether the step takes its epoch's last batch, which may be smaller than the others.
-  bool takes_last_batch(int64_t step) const;
   bool is_last(int64_t step) const { return step + 1 == num_steps_; }
   bool is_logged(int64_t step) const;
   bool ends_epoch(int64_t step) const;

@@ -82,9 +82,6 @@ inline void for_each_tensor(StepOutputs& outputs, const ddp::TensorVisitor& visi
   visit(outputs.first_non_finite);
 }
 
-/// Values of StepNumbers::variant. In an uneven step the ranks' batches may differ in size.
-enum class StepVariant : int64_t { EvenBatches, UnevenBatches };
-
 template <TrainingBatch Batch>
 class TrainingLoop {
  public:
@@ -123,9 +120,6 @@ class TrainingLoop {
     return settings_.keep_best == ddp::KeepBest::Min ? test.loss : test.accuracy;
   }
 
-  ddp::GraphedStepOptions step_options() const;
-  ddp::GraphedStepOptions evaluation_options() const;
-
   TrainingTask<Batch>& task_;
   TrainingParts parts_;
   TrainingSettings settings_;
@@ -154,7 +148,7 @@ TrainingLoop<Batch>::TrainingLoop(TrainingTask<Batch>& task, const TrainingParts
           [this](const StepInput<Batch>& input, const ddp::StepScalars& scalars) {
             return run_step(input, scalars);
           },
-          step_options()),
+          {.mode = settings.train.cuda_graph}),
       evaluation_(
           parts_.context, {.models = {&parts_.model}},
           [this](const Batch& batch, const ddp::StepScalars&) {
@@ -162,7 +156,7 @@ TrainingLoop<Batch>::TrainingLoop(TrainingTask<Batch>& task, const TrainingParts
             sums_.add(task_.evaluate(batch));
             return std::vector<at::Tensor>{};
           },
-          evaluation_options(), step_.pool()) {}
+          {.mode = settings.train.cuda_graph, .name = "the evaluation step"}, step_.pool()) {}
 
 template <TrainingBatch Batch>
 TrainingSummary TrainingLoop<Batch>::run(ddp::Checkpointer& checkpointer, int64_t first_step) {
@@ -250,11 +244,7 @@ void TrainingLoop<Batch>::train_step(int64_t step) {
     num_samples += batch.num_samples();
     num_targets += batch.num_targets();
   }
-  const bool uneven = schedule_.takes_last_batch(step) && parts_.context.world_size() > 1;
-  const auto variant = uneven ? StepVariant::UnevenBatches : StepVariant::EvenBatches;
-
-  const auto result =
-      step_(std::move(input), {.lr = lr, .step = step, .variant = static_cast<int64_t>(variant)});
+  const auto result = step_(std::move(input), {.lr = lr, .step = step});
   const auto& outputs = result.outputs;
   last_loss_ = result.logged(outputs.loss);
   parts_.metrics.end_step(step, {.loss = last_loss_,
@@ -393,26 +383,6 @@ void TrainingLoop<Batch>::end_epoch(int64_t step, bool evaluated, TrainingSummar
     metrics = {.test_loss = summary.test.loss, .test_accuracy = summary.test.accuracy};
   }
   summary.add_epoch(parts_.metrics.end_epoch(schedule_.epoch_of(step), metrics));
-}
-
-template <TrainingBatch Batch>
-ddp::GraphedStepOptions TrainingLoop<Batch>::step_options() const {
-  ddp::GraphedStepOptions options{.mode = settings_.train.cuda_graph};
-  const bool cuda = parts_.context.device().is_cuda();
-  if (options.mode == ddp::CudaGraph::Auto && cuda && parts_.context.world_size() > 1 &&
-      task_.loss_is_sum()) {
-    // With `auto`, steps with weighted_backward on several GPUs are not captured.
-    options.mode = ddp::CudaGraph::Off;
-  }
-  return options;
-}
-
-template <TrainingBatch Batch>
-ddp::GraphedStepOptions TrainingLoop<Batch>::evaluation_options() const {
-  auto options = step_options();
-  options.collective = false;
-  options.name = "the evaluation step";
-  return options;
 }
 
 }  // namespace examples

@@ -29,7 +29,7 @@ Step make_step(const std::function<torch::Tensor(const Inputs&)>& forward,
   return Step(
       test::context(), std::move(parts),
       [forward](const Inputs& batch, const StepScalars&) { return Inputs{forward(batch)}; },
-      GraphedStepOptions{.mode = CudaGraph::On, .collective = false});
+      GraphedStepOptions{.mode = CudaGraph::On});
 }
 
 double run(Step& step, const Inputs& batch) {

@@ -2,7 +2,6 @@
 // Steps that cannot be captured: an error or log line names the operation and the reason, the step
 // is refused or runs eagerly, and nothing is lost.
 #include <ATen/cuda/CUDAGraph.h>
-#include <c10/cuda/CUDAGraphsC10Utils.h>
 
 #include "gpu/graphed_step_test.hpp"
 #include "optim/torch_optimizer.hpp"
@@ -11,10 +10,6 @@ using namespace ddp;
 using namespace ddp::test;
 
 namespace {
-
-bool capturing() {
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-}
 
 struct Bad {
   std::string name;
@@ -126,116 +121,4 @@ TEST_CASE("optimizers and settings that cannot be captured are named beforehand"
     REQUIRE_THAT(step.counts().why_eager,
                  Catch::Contains(find_unused ? "find_unused_parameters" : "torch::optim"));
   }
-}
-
-// Checks that six steps, whose loss is the batch's sum, run eagerly because of `why`.
-template <typename Step>
-void require_never_replayed(Step& step, const std::string& why) {
-  const auto data = torch::ones({4}, on_device());
-  for (int i = 0; i < 6; ++i) {
-    REQUIRE(step({data, data}, {}).log[0] == 4);
-  }
-  REQUIRE(step.counts().replayed == 0);
-  REQUIRE_THAT(step.counts().why_eager, Catch::Contains(why));
-}
-
-TEST_CASE("ranks whose steps differ are told, and none replays") {
-  if (!has_ranks(2)) {
-    return;
-  }
-  auto buffer = torch::ones({8}, on_device());
-  GraphedStep step(context(), {}, [&](const Batch& batch, const StepScalars&) {
-    group()->all_reduce(buffer)->wait();
-    if (capturing() && rank() == 1) {
-      group()->all_reduce(buffer)->wait();
-    }
-    return batch.data.sum();
-  });
-  require_never_replayed(step, "rank 1 calls 2 collectives, rank 0 calls 1");
-  REQUIRE(buffer[0].item<double>() == std::pow(world(), 6));
-}
-
-TEST_CASE("ranks whose collectives differ in what they send are told, and none replays") {
-  if (!has_ranks(2)) {
-    return;
-  }
-  auto buffer = torch::ones({16}, on_device());
-  GraphedStep step(context(), {}, [&](const Batch& batch, const StepScalars&) {
-    group()->all_reduce(buffer.narrow(0, 0, capturing() && rank() == 1 ? 16 : 8))->wait();
-    return batch.data.sum();
-  });
-  require_never_replayed(
-      step,
-      "collective 1 of 1 is all_reduce of 16 Float on rank 1 and all_reduce of 8 "
-      "Float on rank 0");
-  REQUIRE(buffer[0].item<double>() == std::pow(world(), 6));
-}
-
-TEST_CASE("a rank that captures a call alone and those that do not are told") {
-  if (!has_ranks(2)) {
-    return;
-  }
-  // If the step has a collective, the others' replays end only after rank 0 has called it.
-  const bool reduces = GENERATE(false, true);
-  CAPTURE(reduces);
-  auto buffer = torch::ones({8}, on_device());
-  GraphedStep step(context(), {}, [&](const at::Tensor& batch, const StepScalars&) {
-    if (reduces) {
-      group()->all_reduce(buffer)->wait();
-    }
-    return batch.sum();
-  });
-  const auto call = [&](int64_t size) {
-    return step(torch::ones({size}, on_device()), {}).log[0].value();
-  };
-  for (int i = 0; i < 8; ++i) {
-    REQUIRE(call(4) == 4);
-  }
-  REQUIRE(step.counts().replayed == 5);
-  // Rank 0 alone gets another shape: an eager step, then a capture for which it waits.
-  std::string told;
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (told.empty() && std::chrono::steady_clock::now() < deadline) {
-    try {
-      call(rank() == 0 ? 5 : 4);
-    } catch (const SettingsError& error) {
-      told = error.what();
-    }
-  }
-  if (rank() == 0) {
-    REQUIRE_THAT(told, Catch::Contains("captures its call 10, and rank 1 does not"));
-    if (reduces) {
-      group()->all_reduce(buffer)->wait();  // lets the others' replay finish
-    }
-    // The failed capture leaves nothing: the next such call tries again.
-    REQUIRE_THROWS_WITH(call(5), Catch::Contains("captures its call 10, and rank 1 does not"));
-    REQUIRE(step.counts().captures == 1);
-  } else {
-    REQUIRE_THAT(told, Catch::Contains("rank 0 captures its call 10 (batch [5]") &&
-                           Catch::Contains("whose last batch was [4]"));
-    for (int i = 0; i < 2; ++i) {
-      context().control_plane().all_gather("went another way");  // ends rank 0's wait
-    }
-  }
-}
-
-TEST_CASE("a rank's reason is told on all ranks") {
-  if (!has_ranks(2)) {
-    return;
-  }
-  auto buffer = torch::ones({8}, on_device());
-  GraphedStep step(context(), {}, [&](const Batch& batch, const StepScalars&) {
-    group()->all_reduce(buffer)->wait();
-    if (capturing() && rank() == 1) {
-      throw std::runtime_error("only here");
-    }
-    return batch.data.sum();
-  });
-  const auto data = torch::ones({4}, on_device());
-  for (int i = 0; i < 6; ++i) {
-    step({data, data}, {});
-  }
-  REQUIRE(step.counts().eager == 6);
-  REQUIRE_THAT(step.counts().why_eager,
-               Catch::Contains("on rank 1") && Catch::Contains("only here"));
 }

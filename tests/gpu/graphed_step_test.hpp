@@ -3,6 +3,7 @@
 #pragma once
 
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <time.h>
 
 #include <chrono>
@@ -21,6 +22,10 @@
 #include "gpu/has_ranks.hpp"
 
 namespace ddp::test {
+
+inline bool capturing() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {

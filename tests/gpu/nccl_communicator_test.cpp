@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <cuda_runtime_api.h>
+#include <torch/torch.h>
 
 #include <atomic>
 #include <future>
@@ -12,6 +13,8 @@
 #include "comm/create_communicator.hpp"
 #include "comm/nccl_communicator.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/reduce/distributed_data_parallel.hpp"
+#include "ddp/train/graphed_step.hpp"
 #include "gpu/capture.hpp"
 #include "gpu/has_ranks.hpp"
 #include "support/catch.hpp"
@@ -137,6 +140,27 @@ TEST_CASE("the host cannot wait for a captured work, and is told so") {
     CHECK_THROWS_AS(work->wait_host(10ms), ddp::SettingsError);
     work->wait();
   });
+}
+
+// A rank that replays would not take part in the comparisons of one that runs eagerly.
+TEST_CASE("a step is not captured while calls are compared") {
+  auto& context = ddp::test::context();
+  torch::nn::Linear module(4, 4);
+  module->to(context.device());
+  ddp::DistributedDataParallel model(module, context.communicator());
+  ddp::GraphedStep step(context, {.models = {&model}},
+                        [&](const at::Tensor& batch, const ddp::StepScalars&) {
+                          model.zero_grad();
+                          auto loss = model.forward(batch).sum();
+                          loss.backward();
+                          return loss.detach();
+                        });
+  for (int i = 0; i < 6; ++i) {
+    step(at::ones({2, 4}, context.device()), {.step = i});
+  }
+  const bool compares = context.world_size() > 1;
+  CHECK((step.counts().replayed > 0) == !compares);
+  CHECK((step.counts().why_eager.find("check_collectives") != std::string::npos) == compares);
 }
 
 TEST_CASE("counters advance eagerly and in replays") {

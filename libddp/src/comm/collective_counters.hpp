@@ -68,10 +68,6 @@ class CollectiveCounters {
   bool hold_count() { return captured_.hold_count(); }
   bool release_counts() { return captured_.release_counts(); }
   cudaStream_t counter_stream() const { return counter_stream_; }
-  /// See OperationLog.
-  std::vector<std::string> captured_operations(int64_t after) const {
-    return captured_.operations(after);
-  }
 
   /// Call if the device may hang. The memory is then never freed.
   void abandon() { memory_.abandon(); }

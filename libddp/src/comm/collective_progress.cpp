@@ -145,19 +145,6 @@ bool CapturedCollectives::release_counts() {
   return std::exchange(count_is_held_, false);
 }
 
-std::vector<std::string> CapturedCollectives::operations(int64_t after) const {
-  std::vector<std::string> operations;
-  const std::lock_guard lock(mutex_);
-  for (const auto& record :
-       graphs_.empty() ? std::vector<CollectiveRecord>() : graphs_.back().records) {
-    if (record.sequence > after) {
-      operations.push_back(
-          concat(record.name, " of ", record.num_elements, ' ', c10::toString(record.dtype)));
-    }
-  }
-  return operations;
-}
-
 bool CapturedCollectives::empty() const {
   const std::lock_guard lock(mutex_);
   return graphs_.empty();

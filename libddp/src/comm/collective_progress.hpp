@@ -43,14 +43,12 @@ inline std::string describe_any(const CollectiveRecord& first, const CollectiveR
 }
 
 /// A communicator whose collectives can be captured also implements this.
-class OperationLog {
+class CapturableCommunicator {
  public:
-  virtual ~OperationLog() = default;
-  /// Operations called so far on this rank, including captured ones.
-  virtual int64_t num_operations() const = 0;
-  /// Collectives of the latest capture with numbers above `after` (see num_operations), in order:
-  /// "all_reduce of 1024 Float". Equal strings mean equal calls.
-  virtual std::vector<std::string> captured_operations(int64_t after) const = 0;
+  virtual ~CapturableCommunicator() = default;
+  /// Whether an eager call waits for the other ranks' (check_collectives), which a replay does not
+  /// make.
+  virtual bool compares_calls() const = 0;
   /// Until join_counts(), waiting for a captured collective does not wait for its count.
   virtual void hold_counts() = 0;
   /// Makes the current stream wait for the held counts. Does nothing if the capture was aborted.
@@ -143,14 +141,12 @@ class CapturedCollectives {
   /// collectives must be waited for too.
   std::optional<Count> count(int64_t launch);
 
-  /// See OperationLog::hold_counts.
+  /// See CapturableCommunicator::hold_counts.
   void hold_counts();
   /// Whether to join the counter stream later. Its last count was just captured.
   bool hold_count();
   /// Whether to join the counter stream now. Ends hold_counts().
   bool release_counts();
-  /// See OperationLog.
-  std::vector<std::string> operations(int64_t after) const;
 
   bool empty() const;
   /// One per graph.

@@ -30,7 +30,7 @@ namespace ddp::detail {
 /// Checks and compares each call, then passes it to one of its parts: the handle (lifetime), the
 /// launcher (order), the reductions (algorithms), the memory (windows) or the failure detector.
 class NcclCommunicator final : public Communicator,
-                               public OperationLog,
+                               public CapturableCommunicator,
                                public BackendMeasurements,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
@@ -63,10 +63,7 @@ class NcclCommunicator final : public Communicator,
   at::Tensor allocate(int64_t num_bytes) override;
   void abort(const std::string& reason) override;
   void set_step(int64_t step) override { timeouts_->set_step(step); }
-  int64_t num_operations() const override { return launcher_.num_operations(); }
-  std::vector<std::string> captured_operations(int64_t after) const override {
-    return counters().captured_operations(after);
-  }
+  bool compares_calls() const override { return check_ != nullptr; }
   void hold_counts() override { launcher_.counters().hold_counts(); }
   void join_counts() override { launcher_.join_counts(); }
 

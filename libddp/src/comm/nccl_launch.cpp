@@ -113,7 +113,6 @@ WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, Kept
   const CurrentDevice device(handle_.device());
   const CollectiveRecord record{name, next_sequence_++, described.numel(),
                                 static_cast<int64_t>(described.nbytes()), described.scalar_type()};
-  num_operations_ = record.sequence;
   auto work = std::make_shared<NcclWork>(origin_, record, std::move(tensors));
   work->after = std::move(after);
   const bool captured = begin(shares_event);

@@ -15,7 +15,6 @@
 #include <c10/util/FunctionRef.h>
 #include <nccl.h>
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -67,9 +66,7 @@ class NcclLauncher {
 
   const c10::cuda::CUDAStream& stream() const { return stream_; }
   CollectiveCounters& counters() const { return *origin_->counters; }
-  /// Operations launched so far.
-  int64_t num_operations() const { return num_operations_.load(); }
-  /// See OperationLog.
+  /// See CapturableCommunicator.
   void join_counts();
 
  private:
@@ -85,7 +82,6 @@ class NcclLauncher {
   std::recursive_timed_mutex mutex_;  // guards all below; held from group_start to group_end
   CudaEventPool::Event ready_;        // marks the caller's stream position
   int64_t next_sequence_ = 1;
-  std::atomic<int64_t> num_operations_{0};
   int group_depth_ = 0;
   std::vector<std::shared_ptr<NcclWork>> group_;
 };

@@ -35,7 +35,6 @@ enum class FrameType : uint8_t {
   Contribution,
   Result,
   Failure,
-  Announcement,
   Exchange,
   Exchanged,
   Position  // the last

@@ -148,13 +148,6 @@ std::string ControlHub::handle(int rank, const Frame& frame) {
       return use_message<Contribution>(frame, [&](Contribution contribution) {
         return add_to(rounds_, contribution, &ControlHub::note_contribution);
       });
-    case FrameType::Announcement:
-      return use_message<Announcement>(frame, [&](Announcement announcement) {
-        announcement.rank = rank;  // known from the connection
-        pass_on(announcement);
-        state_.announcements.set(rank, std::move(announcement.text));
-        return std::string();
-      });
     case FrameType::Exchange:
       return use_message<ExchangeValue>(frame, [&](ExchangeValue value) {
         return add_to(exchanges_, value, &ControlHub::note_exchange);
@@ -238,15 +231,6 @@ void ControlHub::note_exchange(int rank, ExchangeValue value) {
     state_.replies.add_exchanged(result->key, std::move(result->values));
     state_.monitor.notify();
   }
-}
-
-void ControlHub::send_announcement(const std::string& text) {
-  pass_on({0, text});
-}
-
-// Also sent back to its author, which is harmless.
-void ControlHub::pass_on(const Announcement& announcement) {
-  peers_.broadcast(FrameType::Announcement, encode_message(announcement));
 }
 
 // Adds what the other ranks did if the failing rank waited: it knows only that it waited.

@@ -24,7 +24,6 @@ class ControlHub final : public ControlLink {
   void send_progress(const Progress&) override {}
   void send_position(const RankPosition& position) override;
   void send_failure(const FailureCause& cause) override;
-  void send_announcement(const std::string& text) override;
   void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) override;
   bool failure_was_delivered() const override { return !peers_.has_unsent(); }
   void add_sockets(std::vector<pollfd>& watched) override;
@@ -40,7 +39,6 @@ class ControlHub final : public ControlLink {
   void send_result(CollectiveRounds::Result result);
   void note_exchange(int rank, ExchangeValue value);
   std::string note_failure(const FailureCause& cause);
-  void pass_on(const Announcement& announcement);
 
   void fail(const FailureCause& cause);
   void fail_job(ExitCode code, const std::string& message);

@@ -79,10 +79,6 @@ void ControlLeaf::send_position(const RankPosition& position) {
   send(FrameType::Position, encode_position(position));
 }
 
-void ControlLeaf::send_announcement(const std::string& text) {
-  send(FrameType::Announcement, encode_message(Announcement{state_.rank, text}));
-}
-
 void ControlLeaf::send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) {
   expected_exchanges_[key] = num_ranks;
   send(FrameType::Exchange, encode_message(ExchangeValue{key, num_ranks, value}));
@@ -147,13 +143,6 @@ std::string ControlLeaf::handle(const Frame& frame) {
     case FrameType::Result:
       if (auto part = try_decode_message<ResultPart>(frame.payload)) {
         return note_result(*std::move(part));
-      }
-      break;
-    case FrameType::Announcement:
-      if (auto announcement = try_decode_message<Announcement>(frame.payload);
-          announcement && announcement->rank >= 0 && announcement->rank < state_.world_size) {
-        state_.announcements.set(announcement->rank, std::move(announcement->text));
-        return {};
       }
       break;
     case FrameType::Exchanged:

@@ -31,7 +31,6 @@ class ControlLeaf final : public ControlLink {
   void send_progress(const Progress& progress) override;
   void send_position(const RankPosition& position) override;
   void send_failure(const FailureCause& cause) override;
-  void send_announcement(const std::string& text) override;
   void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) override;
   bool failure_was_delivered() const override { return state_.monitor.failed(); }
   void add_sockets(std::vector<pollfd>& watched) override;

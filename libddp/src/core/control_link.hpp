@@ -2,10 +2,10 @@
 // This rank's connections to the others, and the state that they share with the control plane's
 // callers and its background thread.
 //
-// Threads: RankState::monitor's mutex guards everything but the progress, the announcements and the
-// failure, which have their own mutexes. So setting the progress never waits for sockets. Only the
-// background thread reads sockets. The thread that queues a message writes as much as the socket
-// takes at once; the background thread writes the rest. No lock is held while callbacks run.
+// Threads: RankState::monitor's mutex guards everything but the progress and the failure, which
+// have their own mutexes. So setting the progress never waits for sockets. Only the background
+// thread reads sockets. The thread that queues a message writes as much as the socket takes at
+// once; the background thread writes the rest. No lock is held while callbacks run.
 #pragma once
 
 #include <poll.h>
@@ -29,30 +29,6 @@
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
-
-/// The newest announcement of each rank. Any thread.
-class AnnouncementStore {
- public:
-  explicit AnnouncementStore(int world_size)
-      : announcements_(static_cast<std::size_t>(world_size)) {}
-
-  void set(int rank, std::string text) {
-    const std::lock_guard lock(mutex_);
-    announcements_.at(static_cast<std::size_t>(rank)) = std::move(text);
-    version_.fetch_add(1, std::memory_order_release);
-  }
-  std::vector<std::string> get() const {
-    const std::lock_guard lock(mutex_);
-    return announcements_;
-  }
-  /// Takes no lock.
-  uint64_t version() const { return version_.load(std::memory_order_acquire); }
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<std::string> announcements_;  // by rank
-  std::atomic<uint64_t> version_{0};
-};
 
 /// Results of collectives and exchanges that rank 0 sent and no thread has taken yet. The owner's
 /// mutex guards it.
@@ -132,7 +108,6 @@ struct RankState {
   // Rank 0 receives at most 1000 progress messages per second in total.
   ProgressTracker progress{rank == 0 ? nullptr : &wake,
                            std::chrono::milliseconds(std::max(10, world_size))};
-  AnnouncementStore announcements{world_size};
   JobMonitor monitor{options.heartbeat_interval / 2};
   ReplyStore replies;                                               ///< guarded by monitor
   PositionReporter position{progress, options.heartbeat_interval};  ///< guarded by monitor
@@ -149,7 +124,6 @@ class ControlLink {
   virtual void send_progress(const Progress& progress) = 0;
   virtual void send_position(const RankPosition& position) = 0;
   virtual void send_failure(const FailureCause& cause) = 0;
-  virtual void send_announcement(const std::string& text) = 0;
   virtual void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) = 0;
   virtual bool failure_was_delivered() const = 0;
   virtual void add_sockets(std::vector<pollfd>& watched) = 0;

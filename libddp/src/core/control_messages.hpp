@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of control-plane collectives, announcements and exchanges.
+// Messages of control-plane collectives and exchanges.
 #pragma once
 
 #include <cstdint>
@@ -50,17 +50,6 @@ struct ResultPart {
 
 /// Packs `values` into as few messages as the frame limit allows, at least one.
 std::vector<std::string> encode_result(uint64_t sequence, const std::vector<std::string>& values);
-
-/// A rank's newest announcement; see AnnouncementBoard.
-struct Announcement {
-  int rank = 0;
-  std::string text;
-
-  bool is_valid() const { return text.size() <= AnnouncementBoard::kMaxAnnouncementBytes; }
-  friend auto message_fields(Announcement& announcement) {
-    return std::tie(announcement.rank, announcement.text);
-  }
-};
 
 /// One rank's value in an exchange among `num_ranks` ranks. ExchangeRounds checks `num_ranks`.
 struct ExchangeValue {

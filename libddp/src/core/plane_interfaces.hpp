@@ -11,24 +11,6 @@
 
 namespace ddp::detail {
 
-/// Short texts that ranks announce to each other without waiting. Any thread.
-///
-/// Captures of a GraphedStep need them: replays exchange nothing, so a rank that replays would
-/// never notice a rank that waits for it to capture (train/graph/capture_agreement.hpp).
-class AnnouncementBoard {
- public:
-  static constexpr std::size_t kMaxAnnouncementBytes = 4096;
-
-  virtual ~AnnouncementBoard() = default;
-  /// Replaces this rank's announcement by the first kMaxAnnouncementBytes of `text`. It arrives
-  /// some time later, or never if the job fails.
-  virtual void announce(const std::string& text) = 0;
-  /// Indexed by rank; empty if a rank has announced nothing.
-  virtual std::vector<std::string> announcements() const = 0;
-  /// Changes whenever announcements() changes. Takes no lock.
-  virtual uint64_t announcements_version() const = 0;
-};
-
 /// Small values that some ranks of the job exchange, in any order relative to other exchanges. Any
 /// thread.
 class GroupExchange {

@@ -157,15 +157,6 @@ void StarPlane::close() {
   link_->wait_for_peers_to_leave(lock);
 }
 
-void StarPlane::announce(const std::string& text) {
-  const auto kept = text.substr(0, kMaxAnnouncementBytes);
-  const auto lock = state_.monitor.lock();
-  state_.announcements.set(rank(), kept);
-  if (!state_.monitor.is_over()) {
-    link_->send_announcement(kept);
-  }
-}
-
 std::map<int, std::string> StarPlane::exchange(uint64_t key, int num_ranks,
                                                const std::string& value,
                                                const std::function<void()>& poll) {

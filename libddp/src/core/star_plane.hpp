@@ -17,10 +17,7 @@
 
 namespace ddp::detail {
 
-class StarPlane final : public ControlPlane,
-                        public AnnouncementBoard,
-                        public GroupExchange,
-                        public PositionBoard {
+class StarPlane final : public ControlPlane, public GroupExchange, public PositionBoard {
  public:
   using MakeLink = std::function<std::unique_ptr<ControlLink>(RankState&)>;
 
@@ -53,9 +50,6 @@ class StarPlane final : public ControlPlane,
   int add_failure_callback(std::function<void(const FailureCause&)> callback) override;
   void remove_failure_callback(int token) override;
   void close() override;
-  void announce(const std::string& text) override;
-  std::vector<std::string> announcements() const override { return state_.announcements.get(); }
-  uint64_t announcements_version() const override { return state_.announcements.version(); }
   std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
                                       const std::function<void()>& poll) override;
   void add_probe(Probe probe) override;

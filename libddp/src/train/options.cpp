@@ -51,9 +51,7 @@ static void describe_evaluation(TrainOptions& o, FieldVisitor& v) {
 static void describe_kernels(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "cuda_graph",
            .doc = "Run training and evaluation steps as CUDA graphs. auto: steps that "
-                  "can be captured; on several GPUs not those with a loss over tokens or "
-                  "over batches of unequal size. on: these too; a step that cannot be "
-                  "captured ends the run."},
+                  "can be captured. on: a step that cannot be captured ends the run."},
           o.cuda_graph,
           {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
   v.field({.name = "deterministic", .doc = "Use only kernels that give the same bits every time."},

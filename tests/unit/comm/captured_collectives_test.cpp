@@ -102,17 +102,6 @@ TEST_CASE("a stopped graph names the collectives of one count") {
         "2 to 3 of 3 captured in a CUDA graph");
 }
 
-TEST_CASE("operations of the latest capture follow a given number") {
-  Captures captures;
-  CHECK(captures.collectives.operations(0).empty());
-  captures.launch(7, "broadcast");
-  captures.launch(9, "all_reduce");
-  captures.launch(9, "all_gather");
-  CHECK((captures.collectives.operations(1) ==
-         std::vector<std::string>{"all_reduce of 8 Float", "all_gather of 8 Float"}));
-  CHECK((captures.collectives.operations(2) == std::vector<std::string>{"all_gather of 8 Float"}));
-}
-
 TEST_CASE("counts are held until they are released") {
   Captures captures;
   auto& collectives = captures.collectives;

@@ -235,9 +235,9 @@ TEST_CASE("peer table: who may join and who is missing", "[control_plane]") {
 
 TEST_CASE("peer table: frames go to their rank, or to all", "[control_plane]") {
   Table table;
-  table.peers.send(2, FrameType::Announcement, "for 2");
+  table.peers.send(2, FrameType::Exchanged, "for 2");
   table.peers.broadcast(FrameType::Heartbeat, "for all");
-  table.peers.send(0, FrameType::Announcement, "rank 0 has no connection");
+  table.peers.send(0, FrameType::Exchanged, "rank 0 has no connection");
   std::vector<Frame> first, second;
   REQUIRE(table.leaves[0].receive(first) == IoStatus::WouldBlock);
   REQUIRE(table.leaves[1].receive(second) == IoStatus::WouldBlock);
@@ -251,7 +251,7 @@ TEST_CASE("peer table: frames go to their rank, or to all", "[control_plane]") {
   // A peer that does not read leaves bytes for the background thread, which is notified.
   pollfd wake{table.state.wake.fd(), POLLIN, 0};
   REQUIRE(poll(&wake, 1, 0) == 0);
-  table.peers.send(1, FrameType::Announcement, std::string(1 << 20, 'x'));
+  table.peers.send(1, FrameType::Exchanged, std::string(1 << 20, 'x'));
   REQUIRE(table.peers.has_unsent());
   REQUIRE(poll(&wake, 1, 0) == 1);
 }

@@ -53,44 +53,6 @@ TEST_CASE("control plane: collectives carry every rank's value", "[control_plane
   }
 }
 
-TEST_CASE("control plane: announcements reach every rank, and the last one of each counts",
-          "[control_plane][locale]") {
-  constexpr int kWorldSize = 4;
-  std::vector<std::vector<std::string>> first(kWorldSize), second(kWorldSize);
-  std::vector<int> version_changed(kWorldSize);
-  const auto ends = run_ranks(kWorldSize, [&](ControlPlane& plane) {
-    auto& board = dynamic_cast<detail::AnnouncementBoard&>(plane);
-    const auto at = static_cast<std::size_t>(plane.rank());
-    if (plane.rank() != 2) {
-      board.announce("first of " + std::to_string(plane.rank()));
-      board.announce("last of " + std::to_string(plane.rank()) + std::string(5000, '.'));
-    }
-    // Frames of a connection arrive in order, so those before the barrier are here.
-    plane.barrier();
-    const auto version = board.announcements_version();
-    first[at] = board.announcements();
-    plane.barrier();
-    if (plane.rank() == 2) {
-      board.announce("late");
-    }
-    plane.barrier();
-    version_changed[at] = board.announcements_version() != version ? 1 : 0;
-    second[at] = board.announcements();
-  });
-  require_all_ok(ends);
-  for (std::size_t at = 0; at < first.size(); ++at) {
-    REQUIRE(version_changed[at] == 1);
-    REQUIRE(second[at].at(2) == "late");
-    REQUIRE(first[at].size() == kWorldSize);
-    REQUIRE(first[at][2].empty());
-    for (const std::size_t rank : {0, 1, 3}) {
-      REQUIRE(first[at][rank].size() == detail::AnnouncementBoard::kMaxAnnouncementBytes);
-      REQUIRE(first[at][rank].starts_with("last of " + std::to_string(rank)));
-      REQUIRE(second[at][rank] == first[at][rank]);
-    }
-  }
-}
-
 TEST_CASE("control plane: some ranks exchange values, in an order of their own",
           "[control_plane][locale]") {
   std::vector<std::map<int, std::string>> all(4), odd(4);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of one rank's control plane, each alone: the monitor and its waits, the event loop, the
-// progress, the position, pending replies and announcements.
+// progress, the position, and pending replies.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -327,17 +327,6 @@ TEST_CASE("pending replies: an exchange is taken by its key", "[control_plane]")
   REQUIRE_FALSE(replies.has_exchanged(8));
   REQUIRE(replies.take_exchanged(7).at(3) == "of 3");
   REQUIRE_FALSE(replies.has_exchanged(7));
-}
-
-TEST_CASE("announcements: the newest of each rank, with a version", "[control_plane]") {
-  detail::AnnouncementStore announcements(2);
-  REQUIRE(announcements.get() == std::vector<std::string>{"", ""});
-  const auto version = announcements.version();
-  announcements.set(1, "first");
-  announcements.set(1, "second");
-  REQUIRE(announcements.get() == std::vector<std::string>{"", "second"});
-  REQUIRE(announcements.version() == version + 2);
-  REQUIRE_THROWS(announcements.set(2, "no such rank"));
 }
 
 }  // namespace

@@ -36,9 +36,8 @@ struct Cache {
   explicit Cache(const GraphedParts& used = {}, int64_t max_graphs = 8)
       : parts(used), cache(parts, {.max_graphs = max_graphs}, at::kCPU, /*is_main=*/true) {}
 
-  StepCache::Kind* find(at::Tensor input, int64_t variant = 0, int64_t number = 0) {
-    return cache.find(
-        {.numbers = {.variant = variant}, .inputs = {&input}, .host_numbers = {number}, .run = {}});
+  StepCache::Kind* find(at::Tensor input, int64_t number = 0) {
+    return cache.find({.numbers = {}, .inputs = {&input}, .host_numbers = {number}, .run = {}});
   }
   StepCache::Kind* find(int64_t size) { return find(torch::empty({size})); }
   void add_graph(int64_t size, bool backward = false) {
@@ -79,8 +78,7 @@ TEST_CASE("calls share a graph if their layouts, numbers and modes are equal") {
   CHECK_FALSE(is_known(cache.find(torch::empty({4, 3}, torch::kHalf))));
   CHECK_FALSE(is_known(cache.find(torch::empty({4, 3}, torch::requires_grad()))));
   CHECK_FALSE(is_known(cache.find(at::Tensor())));
-  CHECK_FALSE(is_known(cache.find(input, /*variant=*/1)));
-  CHECK_FALSE(is_known(cache.find(input, 0, /*number=*/5)));
+  CHECK_FALSE(is_known(cache.find(input, /*number=*/5)));
   {
     const torch::NoGradGuard no_grad;
     CHECK_FALSE(is_known(cache.find(input)));

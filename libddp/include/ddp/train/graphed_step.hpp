@@ -51,13 +51,10 @@ struct GraphedParts {
   std::vector<at::Generator> generators = {};     ///< CUDA generators besides the device's default
 };
 
-/// Numbers of one step: they may change without a new capture, but for `variant`.
+/// Numbers of one step: they may change without a new capture.
 struct StepNumbers {
   double lr = 0;     ///< becomes StepScalars::lr
   int64_t step = 0;  ///< becomes StepScalars::step
-  /// A number that you choose, the same on all ranks in a step. Steps with different numbers get
-  /// different graphs. Use another number in steps in which only some ranks' shapes change.
-  int64_t variant = 0;
 };
 
 /// Memory shared by graphs that never run at the same time (training, evaluation).
@@ -87,11 +84,13 @@ struct GraphedStepCounts {
   std::string why_eager = {};  ///< why no step is captured; empty if it can be
 };
 
-/// Use from one thread. Collective: all ranks run the same steps in the same order.
+/// Use from one thread. Collective if the step calls collectives: all ranks run the same steps in
+/// the same order. Their batches may differ: each rank captures, replays and runs eagerly by
+/// itself, and waits for no other rank to do so.
 ///
 /// A failed capture leaves model, optimizer and scaler unchanged. With CudaGraph::On the first such
-/// call throws SettingsError on every rank, naming the operation and the reason. With Auto the
-/// reason is logged once, and this and all later steps run eagerly.
+/// call throws SettingsError, naming the operation and the reason. With Auto the reason is logged
+/// once, and this and all later steps run eagerly on this rank.
 template <typename BatchT, typename Outputs>
 class GraphedStep {
  public:
@@ -103,8 +102,7 @@ class GraphedStep {
       : step_(std::move(step)),
         core_(context, std::move(parts), std::move(options), std::move(pool)) {}
 
-  /// Runs one step on `batch`. The host waits only if it is StepLog::kMaxStepsAhead steps ahead. If
-  /// options.collective is set, a call that captures also waits for all ranks.
+  /// Runs one step on `batch`. The host waits only if it is StepLog::kMaxStepsAhead steps ahead.
   StepResult<Outputs> operator()(BatchT batch, const StepNumbers& numbers) {
     const auto done = detail::run_step<Outputs>(core_, step_, batch, numbers);
     return {*static_cast<const Outputs*>(done.object.get()), done.log};

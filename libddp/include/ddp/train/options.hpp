@@ -24,8 +24,6 @@ struct GraphedStepOptions {
   /// rebuilt. Each later capture needs one eager step of the same batch shape.
   int64_t warmup_steps = 3;
   int64_t max_graphs = 8;  ///< graphs cached at a time; further combinations run eagerly
-  /// False if the step calls no collective (an evaluation). Ranks may then run different steps.
-  bool collective = true;
   std::string name = "the training step";  ///< in messages
 };
 

@@ -4,16 +4,16 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
+#include "comm/collective_progress.hpp"
 #include "comm/cuda_check.hpp"
+#include "core/failure_cause.hpp"
 #include "core/trace_recorder.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "reduce/reducer.hpp"
-#include "train/graph/capture_agreement.hpp"
 #include "train/graph/graph_pool.hpp"
 #include "train/graph/step_cache.hpp"
 #include "train/graph/step_capture.hpp"
@@ -24,11 +24,23 @@
 namespace ddp::detail {
 namespace {
 
-// Collective GraphedSteps are constructed in the same order on all ranks, so they get the same ids.
-int64_t next_step_id(bool collective) {
-  static std::atomic<int64_t> count{0};
-  return collective ? ++count : 0;
-}
+/// Whether the job still runs. A replay makes no call that would notice a failure.
+class JobCheck {
+ public:
+  explicit JobCheck(const ControlPlane& plane) : plane_(plane) {}
+  /// Throws PeerLostError if the job failed.
+  void operator()() const {
+    if (!ended_ && plane_.failed()) {
+      throw PeerLostError(plane_.failure().to_line());
+    }
+  }
+  /// Call before the control plane closes.
+  void end() { ended_ = true; }
+
+ private:
+  const ControlPlane& plane_;
+  bool ended_ = false;
+};
 
 /// Throws if the device is in error; never waits.
 void check_device(at::Device device) {
@@ -39,11 +51,10 @@ void check_device(at::Device device) {
 }
 
 // Logs hold the ring, and may be read after the GraphedStep's destruction.
-std::shared_ptr<StepRing> make_ring(at::Device device,
-                                    const std::weak_ptr<CaptureAgreement>& weak) {
+std::shared_ptr<StepRing> make_ring(at::Device device, const std::weak_ptr<JobCheck>& weak) {
   return std::make_shared<StepRing>(make_mapped_slots(device), [weak, device] {
-    if (const auto agreement = weak.lock()) {
-      agreement->check();
+    if (const auto check_job = weak.lock()) {
+      (*check_job)();
     }
     check_device(device);
   });
@@ -53,9 +64,12 @@ std::shared_ptr<GraphPool> pool_or_new(std::shared_ptr<GraphPool> pool, CudaGrap
   return pool == nullptr && mode != CudaGraph::Off ? std::make_shared<GraphPool>() : pool;
 }
 
-/// Runs steps on a GPU. StepCache finds the graph of a call's kind of batch, capture_step() makes
-/// it after eager steps, and CaptureAgreement compares it with the other ranks'. StepFeed sends
-/// numbers to the device, and StepRing brings the step's scalars back.
+/// Runs steps on a GPU. StepCache finds the graph of a call's kind of batch, and capture_step()
+/// makes it after eager steps. StepFeed sends numbers to the device, and StepRing brings the step's
+/// scalars back.
+///
+/// Every rank decides alone whether a call captures, replays or runs eagerly: the three call the
+/// same collectives in the same order, and a capture needs no other rank (see NcclHandle).
 class CudaStepRunner final : public StepRunner {
  public:
   CudaStepRunner(Context& context, GraphedParts parts, GraphedStepOptions options,
@@ -65,15 +79,14 @@ class CudaStepRunner final : public StepRunner {
         options_(std::move(options)),
         device_(context.device()),
         pool_(pool_or_new(std::move(pool), options_.mode)),
-        agreement_(std::make_shared<CaptureAgreement>(
-            context.control_plane(), next_step_id(options_.collective), options_.name)),
-        ring_(make_ring(device_, agreement_)),
+        check_job_(std::make_shared<JobCheck>(context.control_plane())),
+        ring_(make_ring(device_, check_job_)),
         feed_(device_),
         cache_(parts_, options_, device_, context.is_main()),
         captures_enabled_(options_.mode != CudaGraph::Off) {}
 
   StepDone run(StepCall& call) override {
-    agreement_->check();
+    (*check_job_)();
     ++sequence_;
     try {
       ring_->begin(sequence_);
@@ -90,9 +103,7 @@ class CudaStepRunner final : public StepRunner {
         // not contain the wait.
         model->reducer().finish_pending();
       }
-      auto done = run_fed(call);
-      agreement_->end_call(sequence_);
-      return done;
+      return run_fed(call);
     } catch (...) {
       --sequence_;  // nothing is published under this number, so no reader may wait for it
       throw;
@@ -109,7 +120,7 @@ class CudaStepRunner final : public StepRunner {
   const std::shared_ptr<GraphPool>& pool() const override { return pool_; }
   void end() override {
     captures_enabled_ = false;
-    agreement_->end();
+    check_job_->end();
     cache_.clear();
   }
 
@@ -124,10 +135,9 @@ class CudaStepRunner final : public StepRunner {
     if (kind == nullptr) {
       return run_eager(call);
     }
-    agreement_->set_last_shapes(kind->shapes);
     if (kind->graph == nullptr || is_joining()) {
       if (const auto reason = why_not_captured(); !reason.empty()) {
-        disable_captures(reason);
+        disable_captures(reason, context_.is_main());  // as on every rank
         return run_eager(call);
       }
       if (!may_capture(*kind) || !capture(*kind, call)) {
@@ -195,15 +205,15 @@ class CudaStepRunner final : public StepRunner {
            is_settled();
   }
 
-  /// Returns false if the capture failed. Then this and all later steps run eagerly.
+  /// Returns false if the capture failed. Then this and all later steps of this rank run eagerly.
   bool capture(StepCache::Kind& kind, StepCall& call) {
     // In the first step libraries search for algorithms, which takes more memory.
     const int64_t step_bytes = kind.all_steps() > 1 ? kind.step_bytes : 0;
     std::string reason;
-    auto graph = capture_step({context_, parts_, feed_, *ring_, pool_.get(), *agreement_}, call,
-                              sequence_, step_bytes, &reason);
+    auto graph = capture_step({context_, parts_, feed_, *ring_, pool_.get()}, call, sequence_,
+                              step_bytes, &reason);
     if (graph == nullptr) {
-      disable_captures(reason);
+      disable_captures(reason, /*logs=*/true);
       return false;
     }
     ++counts_.captures;
@@ -232,9 +242,15 @@ class CudaStepRunner final : public StepRunner {
         return "the step runs inside join(), which exchanges flags on the host before every "
                "forward";
       }
-      const std::string backend = model->communicator()->backend();
+      const auto& communicator = model->communicator();
+      const std::string backend = communicator->backend();
       if (backend != "nccl" && backend != "single") {
         return concat("the communicator is ", backend, ", which runs its collectives on the host");
+      }
+      const auto* capturable = dynamic_cast<CapturableCommunicator*>(communicator.get());
+      if (capturable != nullptr && capturable->compares_calls()) {
+        return "context.communicator.check_collectives=true compares every collective on the host; "
+               "set it to false";
       }
     }
     if (c10::cuda::getCurrentCUDAStream(device_.index()) ==
@@ -245,7 +261,7 @@ class CudaStepRunner final : public StepRunner {
     return {};
   }
 
-  void disable_captures(const std::string& reason) {
+  void disable_captures(const std::string& reason, bool logs) {
     captures_enabled_ = false;
     cache_.clear();
     counts_.why_eager = reason;
@@ -255,8 +271,9 @@ class CudaStepRunner final : public StepRunner {
                                  "; fix: remove this cause, or set train.cuda_graph=auto (eager "
                                  "steps) or off"));
     }
-    if (context_.is_main()) {
-      log_warning(concat(options_.name, " runs without a CUDA graph: ", reason));
+    if (logs) {
+      log_warning(concat(context_.is_main() ? "" : concat("rank ", context_.rank(), ": "),
+                         options_.name, " runs without a CUDA graph: ", reason));
     }
   }
 
@@ -265,7 +282,7 @@ class CudaStepRunner final : public StepRunner {
   const GraphedStepOptions options_;
   const at::Device device_;
   const std::shared_ptr<GraphPool> pool_;
-  const std::shared_ptr<CaptureAgreement> agreement_;
+  const std::shared_ptr<JobCheck> check_job_;
   const std::shared_ptr<StepRing> ring_;
   const StepFeed feed_;
   StepCache cache_;

@@ -61,7 +61,6 @@ StepCache::StepCache(const GraphedParts& parts, const GraphedStepOptions& option
 
 void StepCache::make_key(const StepCall& call) {
   key_.clear();
-  key_.push_back(call.numbers.variant);
   key_.push_back(at::GradMode::is_enabled());
   const bool autocast = at::autocast::is_autocast_enabled(device_.type());
   key_.push_back(autocast ? static_cast<int64_t>(at::autocast::get_autocast_dtype(device_.type()))

@@ -15,39 +15,25 @@
 namespace ddp::detail {
 namespace {
 
-/// Observes the collectives that a capture calls.
-class CollectivesInCapture {
+/// While it lives, collectives wait for no counts: the optimizer need not wait for them.
+class HeldCounts {
  public:
-  explicit CollectivesInCapture(const std::vector<Communicator*>& communicators) {
+  explicit HeldCounts(const std::vector<Communicator*>& communicators) {
     for (auto* communicator : communicators) {
-      logs_.push_back(dynamic_cast<OperationLog*>(communicator));
-      before_.push_back(logs_.back() == nullptr ? 0 : logs_.back()->num_operations());
-      if (logs_.back() != nullptr) {
-        logs_.back()->hold_counts();  // the optimizer need not wait for the counts
+      if (auto* counts = dynamic_cast<CapturableCommunicator*>(communicator)) {
+        counts->hold_counts();
+        all_.push_back(counts);
       }
     }
   }
-  void join_counts() const {
-    for (auto* log : logs_) {
-      if (log != nullptr) {
-        log->join_counts();
-      }
+  void join() const {
+    for (auto* counts : all_) {
+      counts->join_counts();
     }
-  }
-  std::vector<std::string> operations() const {
-    std::vector<std::string> all;
-    for (size_t i = 0; i < logs_.size(); ++i) {
-      if (const auto* log = logs_[i]) {
-        const auto captured = log->captured_operations(before_[i]);
-        all.insert(all.end(), captured.begin(), captured.end());
-      }
-    }
-    return all;
   }
 
  private:
-  std::vector<int64_t> before_;
-  std::vector<OperationLog*> logs_;  // null: the communicator has none
+  std::vector<CapturableCommunicator*> all_;
 };
 
 using ReducerStates = std::vector<Reducer::State>;  // one per model
@@ -60,7 +46,6 @@ ReducerStates reducer_states(const GraphedParts& parts) {
   return states;
 }
 
-// In the same order on all ranks.
 std::vector<Communicator*> communicators(const CaptureParts& use) {
   std::vector<Communicator*> all{use.context.communicator().get()};
   for (const auto* model : use.parts.models) {
@@ -82,17 +67,16 @@ void undo(const GraphedParts& parts, const ReducerStates& before) {
   }
 }
 
-/// Returns the reason of a failure on this rank; empty: success.
-std::string capture_here(const CaptureParts& use, StepCall& call, uint64_t sequence,
-                         int64_t step_bytes, std::unique_ptr<CapturedStep>& step,
-                         std::vector<std::string>& operations) {
+/// Returns the reason of a failure; empty: success.
+std::string record(const CaptureParts& use, StepCall& call, uint64_t sequence, int64_t step_bytes,
+                   std::unique_ptr<CapturedStep>& step) {
   std::vector<at::Tensor> inputs_before;
   for (const at::Tensor* input : call.inputs) {
     inputs_before.push_back(*input);
   }
   c10::cuda::CUDACachingAllocator::emptyCache();
-  const CollectivesInCapture collectives(communicators(use));
-  const std::function<void()> join_counts = [&collectives] { collectives.join_counts(); };
+  const HeldCounts counts(communicators(use));
+  const std::function<void()> join_counts = [&counts] { counts.join(); };
   std::string failing;
   std::string reason;
   try {
@@ -111,7 +95,6 @@ std::string capture_here(const CaptureParts& use, StepCall& call, uint64_t seque
     reason = capture_failure(std::current_exception(), failing);
     join_counts();
   }
-  operations = collectives.operations();
   // The replay or the eager step reads the batch itself.
   for (size_t i = 0; i < inputs_before.size(); ++i) {
     *call.inputs[i] = inputs_before[i];
@@ -119,25 +102,19 @@ std::string capture_here(const CaptureParts& use, StepCall& call, uint64_t seque
   return reason;
 }
 
-/// Returns the first rank's reason why no rank replays; empty: all replay.
-std::string capture_on_all_ranks(const CaptureParts& use, StepCall& call, uint64_t sequence,
-                                 int64_t step_bytes, const ReducerStates& before,
-                                 std::unique_ptr<CapturedStep>& step) {
-  auto report = use.agreement.begin_capture(sequence, call.numbers.variant, shapes_of(call));
-  report.reason = capture_here(use, call, sequence, step_bytes, step, report.operations);
-  for (size_t i = 0; i < before.size() && report.reason.empty(); ++i) {
-    report.reason = use.parts.models[i]->reducer().why_not_replayed(before[i]);
+std::string capture(const CaptureParts& use, StepCall& call, uint64_t sequence, int64_t step_bytes,
+                    const ReducerStates& before, std::unique_ptr<CapturedStep>& step) {
+  auto reason = record(use, call, sequence, step_bytes, step);
+  for (size_t i = 0; i < before.size() && reason.empty(); ++i) {
+    reason = use.parts.models[i]->reducer().why_not_replayed(before[i]);
   }
-  auto reason = use.agreement.agree(report);
   if (reason.empty()) {
     try {
       step->instantiate();
     } catch (const std::exception&) {
-      report.reason = capture_failure(std::current_exception(), "cudaGraphInstantiate");
+      reason = capture_failure(std::current_exception(), "cudaGraphInstantiate");
     }
-    reason = use.agreement.agree(report);
   }
-  use.agreement.end_capture(sequence);
   return reason;
 }
 
@@ -149,13 +126,12 @@ std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call,
   const auto gradients_before = hash_gradients(use.parts);
   std::unique_ptr<CapturedStep> step;
   try {
-    *reason = capture_on_all_ranks(use, call, sequence, step_bytes, before, step);
-  } catch (...) {  // the ranks were not in the same call, or one is lost
+    *reason = capture(use, call, sequence, step_bytes, before, step);
+  } catch (...) {  // a rank is lost
     undo(use.parts, before);
     throw;
   }
   if (!reason->empty()) {
-    // Also for another rank's reason: this rank's graph will never run.
     undo(use.parts, before);
     return nullptr;
   }

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "ddp/train/graphed_step.hpp"
-#include "train/graph/capture_agreement.hpp"
 #include "train/graph/step_cache.hpp"
 #include "train/graph/step_feed.hpp"
 #include "train/graph/step_ring.hpp"
@@ -21,13 +20,11 @@ struct CaptureParts {
   const StepFeed& feed;
   const StepRing& ring;
   GraphPool* pool;  ///< null if nothing is captured
-  CaptureAgreement& agreement;
 };
 
-/// Captures a call, which executes nothing on the device. Returns null with the first rank's
-/// `reason` if any rank's capture failed, and undoes the host's side of the capture. `step_bytes`
-/// is the peak memory of an eager step; 0: not known. Throws if the ranks were not in the same
-/// call, or a rank is lost.
+/// Captures a call, which executes nothing on the device. Returns null with a `reason` if the
+/// capture failed, and undoes the host's side of it. `step_bytes` is the peak memory of an eager
+/// step; 0: not known. Throws if a rank is lost.
 std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call, uint64_t sequence,
                                         int64_t step_bytes, std::string* reason);
 

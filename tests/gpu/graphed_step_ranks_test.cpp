@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Each rank captures, replays and runs eagerly by itself, and the gradients are those of ranks that
+// all run eagerly.
+#include "gpu/graphed_step_test.hpp"
+
+using namespace ddp;
+using namespace ddp::test;
+
+namespace {
+
+/// A batch whose count is on the device, and a flag of the host that its graph has baked in.
+using CountedBatch = std::tuple<at::Tensor, at::Tensor, bool>;
+
+CountedBatch batch_of_size(int64_t step, int64_t size, bool doubles) {
+  return {batch_of(rank(), step, 4, size), torch::full({}, static_cast<double>(size), on_device()),
+          doubles};
+}
+
+struct Trained {
+  std::vector<at::Tensor> weights;  // after each step
+  GraphedStepCounts counts;
+};
+
+/// Trains a small model on batches that `make_batch(step)` gives. `refuses` ranks cannot capture.
+template <typename MakeBatch>
+Trained train(CudaGraph mode, int64_t num_steps, const MakeBatch& make_batch,
+              const std::function<bool(int rank)>& refuses) {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  OptimizerOptions rule;
+  rule.type = OptimizerType::Sgd;
+  const auto optimizer = make_optimizer(model, rule);
+  GraphedStep step(
+      context(), {.models = {&model}, .optimizers = {optimizer.get()}},
+      [&](const CountedBatch& batch, const StepScalars& scalars) {
+        const auto& [data, count, doubles] = batch;
+        model.zero_grad();
+        const auto loss = model.forward(data).sum() * (doubles ? 2 : 1);
+        model.weighted_backward(loss, count);
+        if (capturing() && refuses(rank())) {
+          loss.nonzero();  // waits for the device
+        }
+        optimizer->step(scalars);
+        return loss.detach();
+      },
+      GraphedStepOptions{.mode = mode});
+  Trained trained;
+  for (int64_t i = 0; i < num_steps; ++i) {
+    step(make_batch(i), {.lr = 1.0 / 1024, .step = i});
+    for (const auto& weight : module->parameters()) {
+      trained.weights.push_back(weight.detach().clone());
+    }
+    if (i % 7 == 3) {  // as ranks do that ask for a stop, save or log
+      context().control_plane().agree_any(false);
+      group()->barrier();
+    }
+  }
+  trained.counts = step.counts();
+  return trained;
+}
+
+template <typename MakeBatch>
+GraphedStepCounts require_eager_weights(
+    int64_t num_steps, const MakeBatch& make_batch,
+    const std::function<bool(int rank)>& refuses = [](int) { return false; }) {
+  const auto graphed = train(CudaGraph::Auto, num_steps, make_batch, refuses);
+  const auto eager = train(CudaGraph::Off, num_steps, make_batch, refuses);
+  require_equal(graphed.weights, eager.weights);
+  CHECK(eager.counts.eager == num_steps);
+  CHECK(graphed.counts.eager + graphed.counts.replayed == num_steps);
+  return graphed.counts;
+}
+
+}  // namespace
+
+TEST_CASE("ranks whose batches differ in every step capture and replay by themselves") {
+  // Every rank meets each of its kinds at other steps than the others do.
+  const auto counts = require_eager_weights(80, [](int64_t step) {
+    const auto kind = (step * (1 + rank()) + step / 7 + rank()) % 6;
+    return batch_of_size(step, 1 + kind / 2, kind % 2 == 1);
+  });
+  CHECK(counts.captures == 6);
+  CHECK(counts.replayed > 50);
+}
+
+TEST_CASE("one rank replays while another always meets something new") {
+  const auto counts = require_eager_weights(
+      40, [](int64_t step) { return batch_of_size(step, rank() == 0 ? 3 : 1 + step, false); });
+  CHECK(counts.captures == (rank() == 0 ? 1 : 0));
+}
+
+TEST_CASE("a rank that cannot capture runs eagerly, and the others replay") {
+  const auto counts = require_eager_weights(
+      20, [](int64_t step) { return batch_of_size(step, 3, false); },
+      [](int of_rank) { return of_rank == world() - 1; });
+  CHECK((counts.replayed > 0) == (rank() != world() - 1));
+  CHECK(counts.why_eager.empty() == (rank() != world() - 1));
+}
+
+TEST_CASE("steps without collectives may differ in number between ranks") {
+  GraphedStep step(
+      context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },
+      GraphedStepOptions{.mode = CudaGraph::On});
+  for (int i = 0; i < 8 + rank(); ++i) {
+    const auto data = torch::full({4 + rank() * (i % 2)}, 1.0F, on_device());
+    REQUIRE(step(data, {.step = i}).log[0] == 4.0 + rank() * (i % 2));
+  }
+  REQUIRE(step.counts().captures == 1 + (rank() > 0 ? 1 : 0));
+}
