@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Each rank captures, replays and runs eagerly by itself, and the gradients are those of ranks that
 // all run eagerly.
+#include "ddp/reduce/join.hpp"
 #include "gpu/graphed_step_test.hpp"
 
 using namespace ddp;
@@ -95,6 +96,58 @@ TEST_CASE("a rank that cannot capture runs eagerly, and the others replay") {
       [](int of_rank) { return of_rank == world() - 1; });
   CHECK((counts.replayed > 0) == (rank() != world() - 1));
   CHECK(counts.why_eager.empty() == (rank() != world() - 1));
+}
+
+// Whether a training forward begins with rank 0's buffers depends on the forward before it.
+TEST_CASE("ranks in different modes agree about the buffers that rank 0 sends") {
+  const bool fails = GENERATE(false, true);  // on the last rank, where it first synchronises
+  const auto train_norm = [&](CudaGraph mode) {
+    torch::nn::Sequential module(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : module->parameters()) {
+      parameter.fill_(0.5);
+    }
+    const at::AutoGradMode grad(true);
+    module->to(context().device());
+    DistributedDataParallel model(module, group());
+    GraphedStep step(
+        context(), {.models = {&model}},
+        [&](const at::Tensor& batch, const StepScalars&) {
+          const auto loss = model.forward(batch).square().sum();
+          loss.backward();
+          if (fails && capturing() && rank() == world() - 1 && model.require_backward_grad_sync()) {
+            loss.nonzero();  // waits for the device
+          }
+          return loss.detach();
+        },
+        GraphedStepOptions{.mode = mode});
+    std::vector<at::Tensor> seen;
+    for (int64_t i = 0; i < 40; ++i) {
+      model.zero_grad();
+      // Each rank has its own sizes, and each call is a micro-step of its own.
+      const auto micro_step = [&](int64_t micro) {
+        const auto size = 2 + (i + micro * rank()) % 3;
+        step(batch_of(rank(), 3 * i + micro, 4, size), {.step = i});
+      };
+      {
+        const auto no_sync = model.no_sync();
+        micro_step(0);
+      }
+      micro_step(1);
+      if (i == 20) {
+        join(model, [&] { model.forward(batch_of(rank(), i, 4, 4)).sum().backward(); });
+      }
+      for (const auto& tensors : {module->buffers(), grads_of(*module)}) {
+        for (const auto& tensor : tensors) {
+          seen.push_back(tensor.detach().clone());
+        }
+      }
+    }
+    return std::pair(seen, step.counts());
+  };
+  const auto [graphed, counts] = train_norm(CudaGraph::Auto);
+  require_equal(graphed, train_norm(CudaGraph::Off).first);
+  CHECK((counts.replayed > 0 || (fails && rank() == world() - 1)));
 }
 
 TEST_CASE("steps without collectives may differ in number between ranks") {

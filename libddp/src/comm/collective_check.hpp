@@ -4,9 +4,8 @@
 //
 // The host waits for the slowest rank at each collective. The rank's position shows this wait, so a
 // rank that can make no further call is reported (wait_monitor.hpp). The check uses no device,
-// so it works inside GroupScopes. Point-to-point messages and CUDA graph captures are not compared.
-// If only some ranks captured, they would wait for ranks that must not call anything. GraphedStep
-// compares captured calls afterwards.
+// so it works inside GroupScopes. Point-to-point messages and CUDA graphs are not compared, because
+// replays make no calls; so GraphedStep captures nothing meanwhile.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -165,6 +166,12 @@ Context Context::create(const ContextOptions& options) {
   if (launch.world_size > 1) {
     rendezvous = detail::make_job_rendezvous(launch, environment, options.control_plane, state->mpi,
                                              attempt);
+  }
+  if (cuda) {
+    // Before threads start; NCCL reads it once. With 1, its default, a captured call may wait until
+    // all ranks capture it, and runs otherwise than the same call outside of captures. Ranks
+    // capture steps without each other.
+    setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   }
   state->control_plane = detail::create_control_plane(launch, rendezvous, options.control_plane);
   // From here on a failure is reported to the peers, by ~State at the latest.

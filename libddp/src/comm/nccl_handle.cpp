@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <thread>
@@ -68,9 +67,6 @@ void check_options(const CommunicatorOptions& options) {
 }
 
 ncclUniqueId agree_on_id(ControlPlane& control_plane) {
-  // NCCL reads it once. With 1, its default, a captured call may wait until all ranks capture it,
-  // and run otherwise than the same call outside of captures. Ranks capture steps alone.
-  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
   ncclUniqueId id{};
   if (control_plane.rank() == 0) {
     check_nccl(ncclGetUniqueId(&id), nullptr, "ncclGetUniqueId");

@@ -71,9 +71,12 @@ ncclRedOp_t NcclReductions::ring_sum(ncclDataType_t dtype) {
   if (found != ring_sums_.end()) {
     return found->second;
   }
+  double wide_one = 1;
   float one = 1;
   uint16_t half_one = dtype == ncclFloat16 ? 0x3c00 : 0x3f80;
-  void* scalar = dtype == ncclFloat32 ? static_cast<void*>(&one) : &half_one;
+  void* scalar = dtype == ncclFloat64   ? static_cast<void*>(&wide_one)
+                 : dtype == ncclFloat32 ? static_cast<void*>(&one)
+                                        : &half_one;
   const auto comm = handle_.get("all_reduce");
   ncclRedOp_t made{};
   check_nccl(ncclRedOpCreatePreMulSum(&made, scalar, dtype, ncclScalarHostImmediate, comm), comm,
@@ -90,11 +93,15 @@ WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op, bool o
   launcher_.check_usable("all_reduce");
   const auto dtype = to_nccl(tensor.scalar_type());
   const AllReduceCall call{op, tensor.scalar_type(), tensor.nbytes(), overlapped};
-  const bool in_window = memory_ && has_symmetric_kernels(call) &&
-                         memory_->contains(tensor.const_data_ptr(), tensor.nbytes());
+  const bool in_memory = memory_ && memory_->contains(tensor.const_data_ptr(), tensor.nbytes());
   auto nccl_op = to_nccl(op, tensor.scalar_type());
   std::function<void()> after;
-  switch (choose_variant(call, in_window, algorithm_, table)) {
+  if (in_memory && dtype == ncclFloat64 && op == ReduceOp::Sum) {
+    // NCCL's multicast would be the algorithm, which makes the ranks of a node wait for each other
+    // in the call, while one of them may replay it.
+    nccl_op = ring_sum(dtype);
+  }
+  switch (choose_variant(call, in_memory && has_symmetric_kernels(call), algorithm_, table)) {
     case AllReduceVariant::AsCalled:
       break;
     case AllReduceVariant::SumThenScale: {

@@ -53,7 +53,7 @@ void BufferBroadcast::pack(const std::vector<at::Tensor>& buffers) {
 
 void BufferBroadcast::start(const std::vector<at::Tensor>& buffers, int root) {
   finish();
-  is_sent_ = true;
+  current_.is_sent = true;
   const at::NoGradGuard no_grad;
   const auto device = communicator_->device();
   const ops::AutocastOff autocast_off(device.type());
@@ -112,7 +112,7 @@ void BufferBroadcast::finish() {
 
 bool BufferBroadcast::take_sent() {
   finish();
-  return std::exchange(is_sent_, false);
+  return std::exchange(current_.is_sent, false);
 }
 
 }  // namespace ddp::detail

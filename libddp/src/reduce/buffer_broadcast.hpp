@@ -29,8 +29,17 @@ class BufferBroadcast {
   void finish();
   /// Waits like finish(). Returns whether start() was called since the last call.
   bool take_sent();
-  bool is_sent() const { return is_sent_; }
-  void set_sent(bool sent) { is_sent_ = sent; }
+
+  /// What decides whether the next training forward begins with buffers of rank 0.
+  struct State {
+    bool is_required = true;  ///< the last training forward was synchronised
+    bool is_sent = false;     ///< start() was called since the last take_sent()
+
+    bool operator==(const State&) const = default;
+  };
+  const State& state() const { return current_; }
+  void set_state(const State& state) { current_ = state; }
+  void set_required(bool required) { current_.is_required = required; }
 
  private:
   struct Part {
@@ -47,7 +56,7 @@ class BufferBroadcast {
   std::optional<c10::Stream> stream_;
   int root_ = 0;
   bool pending_ = false;  // until finish()
-  bool is_sent_ = false;  // until take_sent()
+  State current_;
 };
 
 }  // namespace ddp::detail

@@ -39,7 +39,7 @@ class CompressHook final : public CommHook {
   void start(GradBucket& bucket) override {
     buckets_.resize(std::max(buckets_.size(), static_cast<size_t>(bucket.index) + 1));
     auto& own = buckets_[static_cast<size_t>(bucket.index)];
-    if (!own.wire.defined()) {
+    if (!own.wire.defined() || own.wire.numel() != bucket.buffer.numel()) {
       const auto bytes =
           bucket.buffer.numel() * static_cast<int64_t>(c10::elementSize(wire_dtype_));
       own.wire = bucket.communicator->allocate(bytes).view(wire_dtype_);
@@ -58,7 +58,12 @@ class CompressHook final : public CommHook {
     scale_divided_sum(bucket);
   }
 
-  void reset() override { buckets_.clear(); }
+  // Captured graphs write to the wires, and other ranks may replay while this one would allocate.
+  void reset() override {
+    for (auto& bucket : buckets_) {
+      bucket.work = nullptr;
+    }
+  }
 
  private:
   struct Bucket {

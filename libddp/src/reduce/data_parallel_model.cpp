@@ -222,10 +222,11 @@ void DataParallelModel::before_forward() {
   // An evaluation between forward and backward reads buffers too.
   parts_->reducer->finish_pending();
   const bool synchronised = at::GradMode::is_enabled() && require_backward_grad_sync();
-  const bool sends_buffers = sends_buffers_in_training(*this) && parts_->require_buffer_sync &&
-                             !parts_->reducer->buffers().take_sent();
+  auto& buffers = parts_->reducer->buffers();
+  const bool sends_buffers =
+      sends_buffers_in_training(*this) && buffers.state().is_required && !buffers.take_sent();
   if (synchronised) {
-    parts_->frozen->update(parts_->join != nullptr, parts_->reducer->of_model());
+    parts_->update_frozen();
   }
   const bool reduces = synchronised && !parts_->frozen->covers_all();
   if (parts_->join != nullptr) {
@@ -252,7 +253,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   // Only training forwards decide whether the next one sends buffers, because all ranks run the
   // same ones. A rank that evaluates alone must still match the others.
   if (is_training()) {
-    parts_->require_buffer_sync = synchronised;
+    parts_->reducer->buffers().set_required(synchronised);
   }
   const bool reduces = synchronised && !parts_->frozen->covers_all();
   // Sends the next training forward's buffers during this one's backward. In a join the next
@@ -271,7 +272,7 @@ void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outp
   if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
     detail::note_training_state();
     parts_->reducer->join_broken_backward();
-    parts_->frozen->update(parts_->join != nullptr, parts_->reducer->of_model());
+    parts_->update_frozen();
     const bool reduces = !parts_->frozen->covers_all();
     if (parts_->join != nullptr) {
       parts_->join->announce_forward(reduces, false);

@@ -30,9 +30,10 @@ FrozenParameters::FrozenParameters(NamedParameters parameters, CommunicatorPtr c
   for (const auto& parameter : parameters_) {
     flags_ += parameter.tensor.requires_grad() ? kTrained : kAlwaysFrozen;
   }
+  compared_.insert(flags_);
 }
 
-void FrozenParameters::update(bool in_join, const std::string& of_model) {
+void FrozenParameters::update(bool in_join, const std::string& of_model, bool compares_once) {
   const auto is_trained = [&](size_t i) { return parameters_[i].tensor.requires_grad(); };
   const auto has_changed = [&](size_t i) { return is_trained(i) != (flags_[i] == kTrained); };
   size_t first_change = 0;  // of most forwards: none
@@ -49,7 +50,10 @@ void FrozenParameters::update(bool in_join, const std::string& of_model) {
       flags[i] = is_trained(i) ? kTrained : kFrozen;
     }
   }
-  compare(first_change, flags, of_model);
+  if (!compares_once || !compared_.contains(flags)) {
+    compare(first_change, flags, of_model);
+    compared_.insert(flags);
+  }
   flags_ = std::move(flags);
   covers_all_ = flags_.find(kTrained) == std::string::npos;
 }

@@ -3,6 +3,7 @@
 // freeze the same parameters for the same forwards.
 #pragma once
 
+#include <set>
 #include <string>
 
 #include "ddp/comm/communicator.hpp"
@@ -18,12 +19,13 @@ class FrozenParameters {
   FrozenParameters(NamedParameters parameters, CommunicatorPtr communicator, bool is_static);
 
   /// Call before each synchronised forward. Collective if a parameter was frozen or unfrozen since
-  /// the last call. Throws
+  /// the last call; with `compares_once` only if the model never had the same frozen parameters
+  /// before, because another rank may replay a graph that was captured with them. Throws
   /// - MismatchError on all ranks naming the first parameter that is frozen on some ranks only. If
   ///   some ranks changed nothing, the control plane reports the deadlock and names a parameter;
   /// - SettingsError for a change with static_graph or inside a join, and for a parameter that was
   ///   frozen at construction and now requires a gradient.
-  void update(bool in_join, const std::string& of_model = "");
+  void update(bool in_join, const std::string& of_model = "", bool compares_once = false);
   /// Whether every parameter was frozen at the last update(): the forward's backward reduces
   /// nothing.
   bool covers_all() const { return covers_all_; }
@@ -36,6 +38,7 @@ class FrozenParameters {
   const CommunicatorPtr communicator_;
   const bool is_static_;
   std::string flags_;  // by parameter at the last update(): kTrained, kFrozen or kAlwaysFrozen
+  std::set<std::string> compared_;  // all flags so far
   bool covers_all_ = false;
 };
 

@@ -37,7 +37,7 @@ JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
   if (model.parts_->join != nullptr) {
     throw SettingsError("join: this model is already inside a join; fix: end that join first");
   }
-  model_.parts_->frozen->update(/*in_join=*/false, model_.reducer().of_model());
+  model_.parts_->update_frozen();
   model_.parts_->join = this;
   model_.parts_->reducer->buffers()
       .take_sent();  // on all ranks, because some run no forward in this scope

@@ -15,9 +15,13 @@ struct DataParallelModel::Parts {
   DdpOptions options;
   std::unique_ptr<detail::FrozenParameters> frozen = nullptr;
   std::unique_ptr<Reducer> reducer = nullptr;
-  int no_sync_depth = 0;            // number of living NoSyncs
-  bool require_buffer_sync = true;  // the last training forward was synchronised
+  int no_sync_depth = 0;  // number of living NoSyncs
   JoinScope* join = nullptr;
+
+  /// Collective, see FrozenParameters::update().
+  void update_frozen() const {
+    frozen->update(join != nullptr, reducer->of_model(), reducer->runs_in_graphs());
+  }
 };
 
 }  // namespace ddp

@@ -246,8 +246,7 @@ uint64_t Reducer::hash_gradients() const {
 }
 
 Reducer::State Reducer::state() const {
-  return {local(/*copies=*/false), parts_.unused.state(), pass_.history(),
-          parts_.buffers.is_sent()};
+  return {local(/*copies=*/false), parts_.unused.state(), pass_.history(), parts_.buffers.state()};
 }
 
 void Reducer::restore(const State& state) {
@@ -255,7 +254,7 @@ void Reducer::restore(const State& state) {
   restore_local(state.local);
   parts_.unused.set_state(state.unused);
   parts_.buffers.finish();
-  parts_.buffers.set_sent(state.buffers_sent);
+  parts_.buffers.set_state(state.buffers);
 }
 
 // Counts of weighted_backward add up from one step to the next on the host.

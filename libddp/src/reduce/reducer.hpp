@@ -98,6 +98,10 @@ class Reducer {
 
   /// Whether a backward may be captured: no rebuild will follow and the hooks were compared.
   bool is_settled() const;
+  /// Steps of the model may run as CUDA graphs. A replay runs none of the host's side of a forward,
+  /// so what the ranks compare there is compared once.
+  void note_graphs() { runs_in_graphs_ = true; }
+  bool runs_in_graphs() const { return runs_in_graphs_; }
   /// Returns why a backward can never be captured with these settings; empty if it can.
   std::string why_not_captured() const;
   /// The host's state that a training step changes. A failed capture restores it, because a capture
@@ -106,7 +110,7 @@ class Reducer {
     Local local;
     detail::UnusedParameters::State unused;
     detail::BackwardPass::History history;
-    bool buffers_sent = false;
+    detail::BufferBroadcast::State buffers;
   };
   State state() const;
   /// A hash of what a backward finds: where each .grad lies, whether it is a mean or waits for one,
@@ -129,6 +133,7 @@ class Reducer {
   detail::BackwardPass pass_;
   std::vector<int64_t> initial_bucket_bytes_;
   bool has_compared_hooks_ = false;
+  bool runs_in_graphs_ = false;
   std::vector<std::function<void()>> layout_listeners_;
   const std::shared_ptr<int64_t> exact_syncs_ = std::make_shared<int64_t>(0);
 };

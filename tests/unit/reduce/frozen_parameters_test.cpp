@@ -53,6 +53,26 @@ TEST_CASE("ranks compare frozen parameters only after a change") {
   CHECK(three.communicator->calls.size() == 3 * num_calls);
 }
 
+// Another rank may replay what this one runs eagerly, and compares nothing then.
+TEST_CASE("ranks of a model in graphs compare each set of frozen parameters once") {
+  Three three;
+  const auto update = [&](bool trains_a, bool trains_b) {
+    const auto before = three.communicator->calls.size();
+    three.a.set_requires_grad(trains_a);
+    three.b.set_requires_grad(trains_b);
+    three.frozen.update(false, "", /*compares_once=*/true);
+    return three.communicator->calls.size() > before;
+  };
+  CHECK_FALSE(update(true, true));
+  CHECK(update(false, true));
+  CHECK_FALSE(update(true, true));
+  CHECK_FALSE(update(false, true));
+  CHECK(update(false, false));
+  CHECK(three.frozen.covers_all());
+  CHECK_FALSE(update(false, true));
+  CHECK_FALSE(three.frozen.covers_all());
+}
+
 TEST_CASE("a parameter that is frozen on some ranks only is named") {
   Three three;
   three.communicator->other_rank = [](const at::Tensor& mine) {

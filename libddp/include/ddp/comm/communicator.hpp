@@ -127,7 +127,7 @@ struct CommunicatorOptions {
   /// Algorithm of all-reduces of float sums and means in memory from allocate().
   NcclAlgorithm nccl_algorithm = NcclAlgorithm::Ring;
   /// Debugging: before each collective the host waits for the slowest rank and compares the ranks'
-  /// calls. Does not check send(), recv(), replays and captures; GraphedStep compares captures.
+  /// calls. Does not check send() and recv(). A GraphedStep captures nothing meanwhile.
   bool check_collectives = false;
 };
 

@@ -304,8 +304,16 @@ void CapturedStep::set_backward(uint64_t gradients, std::vector<Reducer::Local> 
   left_ = std::move(left);
 }
 
-bool CapturedStep::gradients_match() const {
-  return !gradients_before_ || *gradients_before_ == hash_gradients(parts_);
+bool CapturedStep::host_state_matches() const {
+  if (gradients_before_ && *gradients_before_ != hash_gradients(parts_)) {
+    return false;
+  }
+  for (size_t i = 0; trains_models() && i < buffers_before_.size(); ++i) {
+    if (parts_.models[i]->reducer().buffers().state() != buffers_before_[i]) {
+      return false;
+    }
+  }
+  return true;
 }
 
 StepDone CapturedStep::replay(StepCall& call, uint64_t sequence) {
@@ -313,6 +321,9 @@ StepDone CapturedStep::replay(StepCall& call, uint64_t sequence) {
   graph_.launch(arguments_);
   for (size_t i = 0; i < left_.size(); ++i) {
     parts_.models[i]->reducer().restore_local(left_[i]);
+  }
+  for (size_t i = 0; trains_models() && i < buffers_after_.size(); ++i) {
+    parts_.models[i]->reducer().buffers().set_state(buffers_after_[i]);
   }
   return {object_, ring_.log(sequence, num_scalars_)};
 }

@@ -4,6 +4,8 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "comm/collective_progress.hpp"
@@ -50,6 +52,15 @@ void check_device(at::Device device) {
   }
 }
 
+constexpr const char* kComparesCalls =
+    "context.communicator.check_collectives=true compares every collective on the host; set it to "
+    "false";
+
+bool compares_calls(Communicator& communicator) {
+  const auto* capturable = dynamic_cast<CapturableCommunicator*>(&communicator);
+  return capturable != nullptr && capturable->compares_calls();
+}
+
 // Logs hold the ring, and may be read after the GraphedStep's destruction.
 std::shared_ptr<StepRing> make_ring(at::Device device, const std::weak_ptr<JobCheck>& weak) {
   return std::make_shared<StepRing>(make_mapped_slots(device), [weak, device] {
@@ -68,8 +79,10 @@ std::shared_ptr<GraphPool> pool_or_new(std::shared_ptr<GraphPool> pool, CudaGrap
 /// makes it after eager steps. StepFeed sends numbers to the device, and StepRing brings the step's
 /// scalars back.
 ///
-/// Every rank decides alone whether a call captures, replays or runs eagerly: the three call the
-/// same collectives in the same order, and a capture needs no other rank (see NcclHandle).
+/// Every rank decides alone whether a call captures, replays or runs eagerly. So the three call the
+/// same collectives in the same order, and leave the same host's state where it decides about later
+/// collectives: a replay sets what its capture left (BufferBroadcast::State), and ranks compare
+/// frozen parameters once (Reducer::note_graphs). A capture itself needs no other rank.
 class CudaStepRunner final : public StepRunner {
  public:
   CudaStepRunner(Context& context, GraphedParts parts, GraphedStepOptions options,
@@ -83,7 +96,14 @@ class CudaStepRunner final : public StepRunner {
         ring_(make_ring(device_, check_job_)),
         feed_(device_),
         cache_(parts_, options_, device_, context.is_main()),
-        captures_enabled_(options_.mode != CudaGraph::Off) {}
+        captures_enabled_(options_.mode != CudaGraph::Off),
+        uses_device_numbers_(captures_enabled_) {
+    for (auto* model : parts_.models) {
+      if (captures_enabled_) {
+        model->reducer().note_graphs();
+      }
+    }
+  }
 
   StepDone run(StepCall& call) override {
     (*check_job_)();
@@ -137,7 +157,9 @@ class CudaStepRunner final : public StepRunner {
     }
     if (kind->graph == nullptr || is_joining()) {
       if (const auto reason = why_not_captured(); !reason.empty()) {
-        disable_captures(reason, context_.is_main());  // as on every rank
+        uses_device_numbers_ = false;
+        // As on every rank, but a rank that ran out of inputs in a join calls no step.
+        disable_captures(reason, context_.is_main() || is_joining());
         return run_eager(call);
       }
       if (!may_capture(*kind) || !capture(*kind, call)) {
@@ -145,7 +167,7 @@ class CudaStepRunner final : public StepRunner {
       }
       return replay(*kind, call);
     }
-    return kind->graph->gradients_match() ? replay(*kind, call) : run_eager(call);
+    return kind->graph->host_state_matches() ? replay(*kind, call) : run_eager(call);
   }
 
   StepDone run_eager(StepCall& call) {
@@ -153,7 +175,7 @@ class CudaStepRunner final : public StepRunner {
     const auto& numbers = call.numbers;
     StepScalars scalars{.lr = numbers.lr, .step = static_cast<double>(numbers.step)};
     feed_.feed(numbers, sequence_, call.inputs);
-    if (captures_enabled_) {  // as in the later graph
+    if (uses_device_numbers_) {  // as in the later graph, or in those of other ranks
       scalars = feed_.scalars();
     }
     auto output = call.run(scalars);
@@ -247,11 +269,17 @@ class CudaStepRunner final : public StepRunner {
       if (backend != "nccl" && backend != "single") {
         return concat("the communicator is ", backend, ", which runs its collectives on the host");
       }
-      const auto* capturable = dynamic_cast<CapturableCommunicator*>(communicator.get());
-      if (capturable != nullptr && capturable->compares_calls()) {
-        return "context.communicator.check_collectives=true compares every collective on the host; "
-               "set it to false";
+      if (compares_calls(*communicator)) {
+        return kComparesCalls;
       }
+    }
+    if (compares_calls(*context_.communicator())) {
+      return kComparesCalls;
+    }
+    if (const char* registers = std::getenv("NCCL_GRAPH_REGISTER");
+        context_.world_size() > 1 && registers != nullptr && std::string_view(registers) != "0") {
+      return concat("NCCL_GRAPH_REGISTER=", registers,
+                    " is set, with which a capture may wait for other ranks; unset it");
     }
     if (c10::cuda::getCurrentCUDAStream(device_.index()) ==
         c10::cuda::getDefaultCUDAStream(device_.index())) {
@@ -287,7 +315,8 @@ class CudaStepRunner final : public StepRunner {
   const StepFeed feed_;
   StepCache cache_;
   bool captures_enabled_;
-  uint64_t sequence_ = 0;  // of the current or last call
+  bool uses_device_numbers_;  // so that float64 weights get the same rate on all ranks
+  uint64_t sequence_ = 0;     // of the current or last call
   GraphedStepCounts counts_;
 };
 

@@ -138,10 +138,14 @@ std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call,
   auto after = reducer_states(use.parts);
   bool has_backward = false;
   std::vector<Reducer::Local> left;
+  CapturedStep::BufferStates buffers_before, buffers_after;
   for (size_t i = 0; i < before.size(); ++i) {
     has_backward = has_backward || before[i].history != after[i].history;
+    buffers_before.push_back(before[i].buffers);
+    buffers_after.push_back(after[i].buffers);
     left.push_back(std::move(after[i].local));
   }
+  step->set_buffers(std::move(buffers_before), std::move(buffers_after));
   if (has_backward) {
     const bool changes = gradients_before != hash_gradients(use.parts);
     step->set_backward(gradients_before, changes ? std::move(left) : std::vector<Reducer::Local>());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captures calls of one GraphedStep on all ranks together.
+// Captures calls of one GraphedStep on this rank.
 #pragma once
 
 #include <cstdint>
