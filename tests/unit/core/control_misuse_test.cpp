@@ -439,9 +439,12 @@ TEST_CASE("control plane: rank 0 stays until a slow rank knows the cause", "[con
       std::this_thread::sleep_for(1ms);
     }
     std::this_thread::sleep_for(100ms);
-    std::vector<detail::Frame> frames;
-    while (!knows_cause && hub.channel.receive(frames) != detail::IoStatus::Closed) {
-      knows_cause = !frames.empty() && frames.back().type == FrameType::Failure;
+    for (bool is_open = true; is_open && !knows_cause;) {
+      std::vector<detail::Frame> frames;
+      is_open = hub.channel.receive(frames) != detail::IoStatus::Closed;
+      knows_cause = std::any_of(frames.begin(), frames.end(), [](const detail::Frame& frame) {
+        return frame.type == FrameType::Failure;
+      });
     }
   };
   const auto fail = [&] {
