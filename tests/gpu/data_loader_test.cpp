@@ -7,11 +7,14 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <iostream>
+#include <thread>
 
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/tensor_dataset.hpp"
 #include "models/tokens/token_dataset.hpp"
+#include "reduce/timing_event.hpp"
 #include "support/catch.hpp"
 
 using ddp::DataLoader;
@@ -260,6 +263,34 @@ TEST_CASE("a batch that the device had no memory for is not lost", "[loader]") {
     REQUIRE(torch::equal(batch.target.cpu(), expected.target));
   }
   REQUIRE(errors >= 6);
+}
+
+TEST_CASE("a wait for a batch costs what the GPU was idle for", "[loader]") {
+  struct Slow : Ramp {
+    std::pair<int64_t, torch::Tensor> get(int64_t index) const {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      return Ramp::get(index);
+    }
+  };
+  const at::Device device(at::kCUDA, 0);
+  DataLoader loader(std::make_shared<Slow>(), DistributedSampler(100, 0, 1), device,
+                    {.batch_size = 4, .num_workers = 1, .prefetch_batches = 1}, collate);
+  const auto step = [&](bool is_busy) {
+    const double before = loader.wait_ms();
+    torch::cuda::synchronize();
+    if (is_busy) {
+      ddp::detail::delay_device(device, 150);
+    }
+    (void)loader.next();  // a batch takes 40 ms
+    return loader.wait_ms() - before;
+  };
+  for (int i = 0; i < 6; ++i) {
+    step(false);  // what was read ahead
+  }
+  const double idle = step(false);
+  CHECK(idle > 20);
+  CHECK(idle < 100);
+  CHECK(step(true) < 5);
 }
 
 TEST_CASE("batches go to a GPU that is not the current one", "[loader]") {

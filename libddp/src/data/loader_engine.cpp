@@ -5,7 +5,6 @@
 #include <dlfcn.h>
 
 #include <algorithm>
-#include <chrono>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -14,6 +13,7 @@
 #include "core/trace_recorder.hpp"
 #include "data/batch_builders.hpp"
 #include "data/batch_plan.hpp"
+#include "data/input_wait.hpp"
 #include "data/prefetch_ring.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
@@ -212,7 +212,8 @@ struct LoaderEngine::State {
         filler(slot_filler),
         batches(original, opts),
         sampler(original),
-        copier(make_device_copier(device)) {}
+        copier(make_device_copier(device)),
+        wait(copier ? device : at::kCPU) {}
 
   // Called by the ring, one call at a time.
   std::optional<int64_t> plan(RingPayload& payload) {
@@ -296,7 +297,7 @@ struct LoaderEngine::State {
   int64_t num_planned = 0;
   std::mutex mutex;
   std::deque<LoaderPlace> after;  // of each batch planned and not yet consumed
-  std::chrono::nanoseconds waited{0};
+  InputWait wait;
   std::unique_ptr<Ring> ring;  // destroyed first
 };
 
@@ -329,11 +330,15 @@ int LoaderEngine::acquire() {
     s.ring->release();
   }
   const TraceScope trace("wait for a batch", "loader", TraceSpan::Clock::Host);
-  const auto begin = std::chrono::steady_clock::now();
+  if (!s.ring->ready()) {
+    s.wait.begin();
+  }
   RingPayload* payload = s.ring->acquire();
-  s.waited += std::chrono::steady_clock::now() - begin;
   if (!payload) {
     s.batches.fail_without_batch();
+  }
+  if (!s.copier) {  // else join_copy()
+    s.wait.end();
   }
   return payload->slot;
 }
@@ -370,6 +375,7 @@ void LoaderEngine::make_on_device(const std::function<void()>& work) {
 
 void LoaderEngine::join_copy(const std::vector<at::Tensor*>& tensors) {
   state_->copier->join(tensors);
+  state_->wait.end();
 }
 
 LoaderPlace LoaderEngine::place() const {
@@ -377,7 +383,7 @@ LoaderPlace LoaderEngine::place() const {
 }
 
 double LoaderEngine::wait_ms() const {
-  return std::chrono::duration<double, std::milli>(state_->waited).count();
+  return state_->wait.milliseconds();
 }
 
 void fail_for_size(const DistributedSampler& sampler, int64_t dataset_size) {

@@ -14,7 +14,6 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <future>
 #include <limits>
@@ -25,6 +24,7 @@
 #include "data/augmentation_kernels.hpp"
 #include "data/batch_builders.hpp"
 #include "data/batch_plan.hpp"
+#include "data/input_wait.hpp"
 #endif
 
 namespace ddp {
@@ -178,9 +178,8 @@ struct ResidentImages::State {
   // in make(), the next call returns the same batch.
   Next peek() {
     if (next_batch == current.batches.size()) {
-      const auto begin = std::chrono::steady_clock::now();
+      wait.begin();
       current = following.valid() ? following.get() : plan(current.epoch + 1, 0);
-      waited += std::chrono::steady_clock::now() - begin;
       begin_plan();
     }
     if (current.batches.empty()) {
@@ -191,6 +190,7 @@ struct ResidentImages::State {
     if (must_upload) {
       upload();
     }
+    wait.end();
     return {{static_cast<int32_t>(half + offset), static_cast<int32_t>(current.epoch)},
             current.batches[next_batch].size};
   }
@@ -272,7 +272,7 @@ struct ResidentImages::State {
   int64_t offset = 0;       // of next_batch in current.indices
   bool must_upload = true;  // the device has an outdated order
   LoaderPlace consumed;
-  std::chrono::nanoseconds waited{0};
+  InputWait wait{device};
   std::optional<c10::cuda::CUDAStream> last_stream;
 };
 
@@ -327,7 +327,7 @@ LoaderPlace ResidentImages::place() const {
   return state_->consumed;
 }
 double ResidentImages::wait_ms() const {
-  return std::chrono::duration<double, std::milli>(state_->waited).count();
+  return state_->wait.milliseconds();
 }
 
 #endif

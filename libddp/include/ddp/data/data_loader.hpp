@@ -94,7 +94,10 @@ class DataLoader : public Stateful {
   int64_t position() const { return source_->place().position; }   ///< consumed by all ranks in it
   int64_t num_batches() const { return batches_.count_after(0); }  ///< of this rank in an epoch
   int64_t batches_left() const { return batches_.count_after(position()); }  ///< in this epoch
-  double wait_ms() const { return source_->wait_ms(); }  ///< of next() for workers, in total
+  /// What waits for batches cost, in total: the time in which the GPU had no work because next()
+  /// had no batch; on the CPU the time in which next() waited. The host waits until the GPU has the
+  /// last batch.
+  double wait_ms() const { return source_->wait_ms(); }
   /// The loader of a data set in GPU memory, else nullptr.
   DeviceImageLoader* device_images() { return dynamic_cast<DeviceImageLoader*>(source_.get()); }
   const DatasetT& dataset() const { return *dataset_; }  ///< as given to the constructor

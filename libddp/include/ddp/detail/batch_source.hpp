@@ -29,7 +29,7 @@ class BatchSource {
   virtual void restart(LoaderPlace place) = 0;
   /// The place of the batch that next() returns.
   virtual LoaderPlace place() const = 0;
-  /// Milliseconds that next() waited for batches since construction.
+  /// See DataLoader::wait_ms().
   virtual double wait_ms() const = 0;
 };
 
