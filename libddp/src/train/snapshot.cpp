@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <set>
 
 #include "core/serialize_tensors.hpp"
 #include "ddp/core/error.hpp"
@@ -176,6 +177,30 @@ at::Tensor copy_to_host(const at::Tensor& tensor, at::Tensor& buffer) {
   return buffer;
 }
 
+// A parameter that was saved in another dtype than it has here; empty: none. Its optimizer's state
+// does not fit then, and a resumed run keeps its dtype.
+std::string find_other_dtype(const std::vector<StatefulRef>& objects,
+                                    const std::map<std::string, StateDict>& saved) {
+  for (const auto& object : objects) {
+    const auto* optimizer = dynamic_cast<const Optimizer*>(&object.get());
+    if (optimizer == nullptr) {
+      continue;
+    }
+    for (const auto& parameter : optimizer->named_parameters()) {
+      for (const auto& [name, state] : saved) {
+        const auto found = state.tensors.find(parameter.name);
+        if (found != state.tensors.end() &&
+            found->second.scalar_type() != parameter.tensor.scalar_type()) {
+          return concat("parameter ", parameter.name, " is ", found->second.scalar_type(),
+                        " in the checkpoint and ", parameter.tensor.scalar_type(),
+                        " in this run (the trainers' model.dtype); ");
+        }
+      }
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 void Snapshot::wait() const {
@@ -260,30 +285,27 @@ std::vector<std::string> restore_snapshot(const std::vector<StatefulRef>& object
       }
     }
   }
+  std::set<std::string> unused;
+  for (const auto& [name, state] : states) {
+    unused.insert(name);
+  }
   for (const auto& object : objects) {
     const auto name = object.name();
-    const auto state = states.find(name);
-    if (state == states.end()) {
+    if (unused.erase(name) == 0) {
       throw MismatchError(concat("it has no state of '", name, "', which this program saves"));
     }
     try {
-      object.get().load_state_dict(state->second);
+      object.get().load_state_dict(states[name]);
     } catch (const MismatchError& error) {
-      if (name == object.get().state_name()) {
-        throw;
-      }
-      throw MismatchError(concat("'", name, "': ", error.what()));  // the program has several
+      const bool has_several = name != object.get().state_name();
+      throw MismatchError(concat(find_other_dtype(objects, states),
+                                 has_several ? concat("'", name, "': ") : "", error.what()));
     }
-    states.erase(state);
   }
   if (rank_file != files.end()) {
     restore_generators(rank_file->second, device);
   }
-  std::vector<std::string> unused;
-  for (const auto& [name, state] : states) {
-    unused.push_back(name);
-  }
-  return unused;
+  return {unused.begin(), unused.end()};
 }
 
 }  // namespace ddp::detail

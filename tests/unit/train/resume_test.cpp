@@ -95,6 +95,30 @@ TEST_CASE("a checkpoint of another model is refused with the first key, nothing 
   REQUIRE(other->parameters()[0].equal(before));
 }
 
+TEST_CASE("a resumed run keeps its dtype: another one is refused by the parameter's name") {
+  const bool narrows = GENERATE(true, false);
+  const auto communicator = ddp::make_single_communicator(at::kCPU);
+  testing::TemporaryFolder folder;
+  testing::ThreadJob job(1);
+  testing::ThreadControlPlane plane(job, 0);
+  ddp::CheckpointOptions options;
+  options.dir = folder.file("ckpt");
+  const auto run_in = [&](bool is_wide) {
+    const auto precision = is_wide ? Precision::Fp32 : Precision::Bf16Leaves;
+    return std::make_unique<ResumeRun>(ResumeCase{precision, ddp::OptimizerType::Adam, 1},
+                                       communicator);
+  };
+  const auto saved = run_in(narrows);
+  saved->step();
+  ddp::Checkpointer(plane, at::kCPU, options, {saved->model, saved->optimizer}).save(0);
+  const auto resumed = run_in(!narrows);
+  ddp::Checkpointer checkpointer(plane, at::kCPU, options, {resumed->model, resumed->optimizer});
+  CHECK_THROWS_WITH(checkpointer.restore(),
+                    Catch::Contains(narrows ? "is Float in the checkpoint and BFloat16 in this run"
+                                            : "is BFloat16 in the checkpoint and Float in this run") &&
+                        Catch::Contains("model.dtype"));
+}
+
 TEST_CASE("one checkpoint holds two models and their optimizers under the list's names") {
   const auto precision = GENERATE(Precision::Fp32, Precision::Bf16Leaves);
   const auto communicator = ddp::make_single_communicator(at::kCPU);
