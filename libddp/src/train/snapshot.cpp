@@ -180,7 +180,7 @@ at::Tensor copy_to_host(const at::Tensor& tensor, at::Tensor& buffer) {
 // A parameter that was saved in another dtype than it has here; empty: none. Its optimizer's state
 // does not fit then, and a resumed run keeps its dtype.
 std::string find_other_dtype(const std::vector<StatefulRef>& objects,
-                                    const std::map<std::string, StateDict>& saved) {
+                             const std::map<std::string, StateDict>& saved) {
   for (const auto& object : objects) {
     const auto* optimizer = dynamic_cast<const Optimizer*>(&object.get());
     if (optimizer == nullptr) {

@@ -113,10 +113,11 @@ TEST_CASE("a resumed run keeps its dtype: another one is refused by the paramete
   ddp::Checkpointer(plane, at::kCPU, options, {saved->model, saved->optimizer}).save(0);
   const auto resumed = run_in(!narrows);
   ddp::Checkpointer checkpointer(plane, at::kCPU, options, {resumed->model, resumed->optimizer});
-  CHECK_THROWS_WITH(checkpointer.restore(),
-                    Catch::Contains(narrows ? "is Float in the checkpoint and BFloat16 in this run"
-                                            : "is BFloat16 in the checkpoint and Float in this run") &&
-                        Catch::Contains("model.dtype"));
+  CHECK_THROWS_WITH(
+      checkpointer.restore(),
+      Catch::Contains(narrows ? "is Float in the checkpoint and BFloat16 in this run"
+                              : "is BFloat16 in the checkpoint and Float in this run") &&
+          Catch::Contains("model.dtype"));
 }
 
 TEST_CASE("one checkpoint holds two models and their optimizers under the list's names") {
