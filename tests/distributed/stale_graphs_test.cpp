@@ -11,7 +11,7 @@ namespace {
 
 struct NoGraph final : ddp::detail::StepGraph {
   bool has_backward() const override { return false; }
-  bool host_state_matches() const override { return true; }
+  bool gradients_match() const override { return true; }
   int64_t num_nodes() const override { return 1; }
   ddp::detail::StepDone replay(ddp::detail::StepCall&, uint64_t) override { return {}; }
 };

@@ -150,6 +150,33 @@ TEST_CASE("ranks in different modes agree about the buffers that rank 0 sends") 
   CHECK((counts.replayed > 0 || (fails && rank() == world() - 1)));
 }
 
+TEST_CASE("a step that throws on all ranks is dropped, however many steps each rank replayed") {
+  Mlp module, reference;
+  DistributedDataParallel model(module, group());
+  bool throws = false;
+  GraphedStep step(
+      context(), {.models = {&model}}, [&](const at::Tensor& batch, const StepScalars&) {
+        model.zero_grad();
+        const auto loss = model.forward(batch).sum();
+        if (throws) {
+          loss.register_hook([](const at::Tensor&) { throw std::runtime_error("half-way"); });
+        }
+        loss.backward();
+        return loss.detach();
+      });
+  for (int64_t i = 0; i < 12; ++i) {
+    step(batch_of(rank(), i, 4, rank() == 0 ? 3 : 3 + i), {.step = i});
+  }
+  CHECK((step.counts().replayed > 0) == (rank() == 0));
+  throws = true;
+  REQUIRE_THROWS_WITH(step(batch_of(rank(), 0, 4, 40), {.step = 12}), Catch::Contains("half-way"));
+  throws = false;
+  step(batch_of(rank(), 1, 4, 41), {.step = 13});
+  require_equal(grads_of(*module), mean_reference(reference, [](Mlp& plain) {
+                  return plain->forward(concatenated(1, 4, 41)).sum();
+                }));
+}
+
 TEST_CASE("steps without collectives may differ in number between ranks") {
   GraphedStep step(
       context(), {}, [](const at::Tensor& batch, const StepScalars&) { return batch.sum(); },

@@ -30,7 +30,8 @@ class BufferBroadcast {
   /// Waits like finish(). Returns whether start() was called since the last call.
   bool take_sent();
 
-  /// What decides whether the next training forward begins with buffers of rank 0.
+  /// What decides whether the next training forward begins with buffers of rank 0, of models that
+  /// have buffers to send.
   struct State {
     bool is_required = true;  ///< the last training forward was synchronised
     bool is_sent = false;     ///< start() was called since the last take_sent()
@@ -38,6 +39,8 @@ class BufferBroadcast {
     bool operator==(const State&) const = default;
   };
   const State& state() const { return current_; }
+  /// Whether the last start() had something to send.
+  bool has_buffers() const { return !parts_.empty(); }
   void set_state(const State& state) { current_ = state; }
   void set_required(bool required) { current_.is_required = required; }
 

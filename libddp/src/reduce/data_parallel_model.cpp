@@ -91,6 +91,13 @@ bool sends_buffers_in_training(const DataParallelModel& model) {
 
 }  // namespace
 
+std::optional<detail::BufferBroadcast::State> detail::deciding_buffer_state(
+    const DataParallelModel& model) {
+  const auto& buffers = model.reducer().buffers();
+  return sends_buffers_in_training(model) && buffers.has_buffers() ? std::optional(buffers.state())
+                                                                   : std::nullopt;
+}
+
 DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                                      const DdpOptions& options)
     : parts_(std::make_unique<Parts>(
@@ -252,7 +259,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   }
   // Only training forwards decide whether the next one sends buffers, because all ranks run the
   // same ones. A rank that evaluates alone must still match the others.
-  if (is_training()) {
+  if (sends_buffers_in_training(*this)) {
     parts_->reducer->buffers().set_required(synchronised);
   }
   const bool reduces = synchronised && !parts_->frozen->covers_all();

@@ -30,6 +30,12 @@ void warn_of_missed_steps() {
   });
 }
 
+// On all ranks, because in a join some run fewer forwards than others, or none.
+void reset_buffer_state(Reducer& reducer) {
+  reducer.buffers().finish();
+  reducer.buffers().set_state({});
+}
+
 }  // namespace
 
 JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
@@ -39,8 +45,7 @@ JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
   }
   model_.parts_->update_frozen();
   model_.parts_->join = this;
-  model_.parts_->reducer->buffers()
-      .take_sent();  // on all ranks, because some run no forward in this scope
+  reset_buffer_state(model_.reducer());
   model_.parts_->reducer->mean().require_counts(options_.weighted);
   model_.parts_->reducer->mean().set_in_join(true);
 }
@@ -139,6 +144,7 @@ void JoinScope::finish() {
   // If all ranks ended together, weights and masters are already equal, so the masters are not
   // reset.
   model_.sync_module_states(highest_active_, /*exactly=*/uneven_);
+  reset_buffer_state(reducer);
 }
 
 void join(DataParallelModel& model, const std::function<void()>& loop, const JoinOptions& options) {

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
+#include <optional>
+
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "reduce/frozen_parameters.hpp"
 #include "reduce/model_state.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp {
+
+namespace detail {
+/// None if it decides nothing: in evaluation, on one rank, without buffers.
+std::optional<BufferBroadcast::State> deciding_buffer_state(const DataParallelModel& model);
+}  // namespace detail
 
 struct DataParallelModel::Parts {
   ModelTensors tensors;  // without ddp.parameters_to_ignore

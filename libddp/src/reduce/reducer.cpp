@@ -26,9 +26,12 @@ std::vector<int64_t> bucket_bytes(const detail::GradientArena& gradients) {
 
 // Uses the control plane, because other ranks may wait in a collective of this pass or the next
 // one.
-void require_all_threw(Communicator& communicator, int64_t num_passes) {
+void require_all_threw(Communicator& communicator, int64_t num_passes, bool runs_in_graphs) {
   const auto plane = communicator.control_plane();
-  const std::string mine = concat("the backward after ", num_passes, " others threw");
+  // Replays are not counted, and another rank may have replayed other steps.
+  const std::string mine = runs_in_graphs
+                               ? "a backward threw"
+                               : concat("the backward after ", num_passes, " others threw");
   const auto all =
       plane != nullptr ? plane->all_gather(mine) : detail::all_gather_string(communicator, mine);
   for (size_t rank = 0; rank < all.size(); ++rank) {
@@ -155,7 +158,7 @@ void Reducer::join_broken_backward() {
   const bool compares_first = communicator.control_plane() != nullptr;
   const auto before = state();
   if (compares_first) {
-    require_all_threw(communicator, num_passes);
+    require_all_threw(communicator, num_passes, runs_in_graphs_);
   }
   pass_.complete();
   restore(before);
@@ -163,7 +166,8 @@ void Reducer::join_broken_backward() {
   parts_.unused.forget_used();
   parts_.mean.reset();
   if (!compares_first) {
-    require_all_threw(communicator, num_passes);  // a collective, so it follows those of the pass
+    require_all_threw(communicator, num_passes,
+                      runs_in_graphs_);  // a collective, so it follows those of the pass
   }
 }
 

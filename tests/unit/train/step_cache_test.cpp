@@ -19,7 +19,7 @@ using namespace ddp::detail;
 struct FakeGraph final : StepGraph {
   explicit FakeGraph(bool has) : backward(has) {}
   bool has_backward() const override { return backward; }
-  bool host_state_matches() const override { return true; }
+  bool gradients_match() const override { return true; }
   int64_t num_nodes() const override { return 1; }
   StepDone replay(StepCall&, uint64_t) override { return {}; }
   const bool backward;

@@ -304,16 +304,8 @@ void CapturedStep::set_backward(uint64_t gradients, std::vector<Reducer::Local> 
   left_ = std::move(left);
 }
 
-bool CapturedStep::host_state_matches() const {
-  if (gradients_before_ && *gradients_before_ != hash_gradients(parts_)) {
-    return false;
-  }
-  for (size_t i = 0; trains_models() && i < buffers_before_.size(); ++i) {
-    if (parts_.models[i]->reducer().buffers().state() != buffers_before_[i]) {
-      return false;
-    }
-  }
-  return true;
+bool CapturedStep::gradients_match() const {
+  return !gradients_before_ || *gradients_before_ == hash_gradients(parts_);
 }
 
 StepDone CapturedStep::replay(StepCall& call, uint64_t sequence) {
@@ -322,8 +314,10 @@ StepDone CapturedStep::replay(StepCall& call, uint64_t sequence) {
   for (size_t i = 0; i < left_.size(); ++i) {
     parts_.models[i]->reducer().restore_local(left_[i]);
   }
-  for (size_t i = 0; trains_models() && i < buffers_after_.size(); ++i) {
-    parts_.models[i]->reducer().buffers().set_state(buffers_after_[i]);
+  for (size_t i = 0; i < buffers_left_.size(); ++i) {
+    if (buffers_left_[i]) {
+      parts_.models[i]->reducer().buffers().set_state(*buffers_left_[i]);
+    }
   }
   return {object_, ring_.log(sequence, num_scalars_)};
 }

@@ -80,22 +80,19 @@ class CapturedStep final : public StepGraph {
   /// For a step with a backward: `gradients` is their hash before its capture, and `left` what the
   /// reducers have after it, if the hash is another one then.
   void set_backward(uint64_t gradients, std::vector<Reducer::Local> left);
-  /// For each model, what it knows of sent buffers before the capture and after it.
-  using BufferStates = std::vector<BufferBroadcast::State>;
-  void set_buffers(BufferStates before, BufferStates after) {
-    buffers_before_ = std::move(before);
-    buffers_after_ = std::move(after);
-  }
+  /// `left`: for each model what it knows of sent buffers after the step; none where it decides
+  /// nothing. The kind's key has what it knew before.
+  using BufferStates = std::vector<std::optional<BufferBroadcast::State>>;
+  void set_buffers(BufferStates left) { buffers_left_ = std::move(left); }
   void instantiate() { graph_.instantiate(); }
 
   bool has_backward() const override { return gradients_before_.has_value(); }
-  bool host_state_matches() const override;
+  bool gradients_match() const override;
   int64_t num_nodes() const override { return graph_.num_nodes(); }
   StepDone replay(StepCall& call, uint64_t sequence) override;
 
  private:
   explicit CapturedStep(const Request& request);
-  bool trains_models() const { return has_backward() || buffers_before_ != buffers_after_; }
   void make_inputs(const Request& request);
   void set_arguments(const StepCall& call, uint64_t sequence);
   void run(const Request& request);
@@ -110,7 +107,7 @@ class CapturedStep final : public StepGraph {
   int num_scalars_ = 0;
   std::optional<uint64_t> gradients_before_;
   std::vector<Reducer::Local> left_;  // one per model
-  BufferStates buffers_before_, buffers_after_;
+  BufferStates buffers_left_;
 };
 
 }  // namespace ddp::detail

@@ -156,10 +156,13 @@ class CudaStepRunner final : public StepRunner {
       return run_eager(call);
     }
     if (kind->graph == nullptr || is_joining()) {
-      if (const auto reason = why_not_captured(); !reason.empty()) {
+      if (const auto reason = why_no_rank_captures(); !reason.empty()) {
         uses_device_numbers_ = false;
-        // As on every rank, but a rank that ran out of inputs in a join calls no step.
-        disable_captures(reason, context_.is_main() || is_joining());
+        disable_captures(reason, context_.is_main());
+        return run_eager(call);
+      }
+      if (const auto reason = why_this_rank_captures_nothing(); !reason.empty()) {
+        disable_captures(reason, /*logs=*/true);
         return run_eager(call);
       }
       if (!may_capture(*kind) || !capture(*kind, call)) {
@@ -167,7 +170,7 @@ class CudaStepRunner final : public StepRunner {
       }
       return replay(*kind, call);
     }
-    return kind->graph->host_state_matches() ? replay(*kind, call) : run_eager(call);
+    return kind->graph->gradients_match() ? replay(*kind, call) : run_eager(call);
   }
 
   StepDone run_eager(StepCall& call) {
@@ -247,8 +250,8 @@ class CudaStepRunner final : public StepRunner {
     return true;
   }
 
-  /// Why this step cannot be captured, as far as known beforehand. Empty: it may be.
-  std::string why_not_captured() const {
+  /// Why this step cannot be captured on any rank, as far as known beforehand. Empty: it may be.
+  std::string why_no_rank_captures() const {
     for (const auto* optimizer : parts_.optimizers) {
       if (!optimizer->capturable()) {
         return concat("the optimizer (", optimizer->state_name(),
@@ -260,10 +263,6 @@ class CudaStepRunner final : public StepRunner {
       if (auto reason = model->reducer().why_not_captured(); !reason.empty()) {
         return reason;
       }
-      if (model->is_joining()) {
-        return "the step runs inside join(), which exchanges flags on the host before every "
-               "forward";
-      }
       const auto& communicator = model->communicator();
       const std::string backend = communicator->backend();
       if (backend != "nccl" && backend != "single") {
@@ -273,8 +272,13 @@ class CudaStepRunner final : public StepRunner {
         return kComparesCalls;
       }
     }
-    if (compares_calls(*context_.communicator())) {
-      return kComparesCalls;
+    return compares_calls(*context_.communicator()) ? kComparesCalls : "";
+  }
+
+  /// The same of what may differ between ranks. A rank without inputs in a join calls no step.
+  std::string why_this_rank_captures_nothing() const {
+    if (is_joining()) {
+      return "the step runs inside join(), which exchanges flags on the host before every forward";
     }
     if (const char* registers = std::getenv("NCCL_GRAPH_REGISTER");
         context_.world_size() > 1 && registers != nullptr && std::string_view(registers) != "0") {

@@ -13,6 +13,7 @@
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/detail/module_tensors.hpp"
 #include "ddp/detail/text.hpp"
+#include "reduce/model_parts.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp::detail {
@@ -68,6 +69,8 @@ void StepCache::make_key(const StepCall& call) {
   for (const auto* model : parts_.models) {
     key_.push_back(model->require_backward_grad_sync());
     key_.push_back(static_cast<int64_t>(mode_key(all_tensors(*model))));
+    const auto buffers = deciding_buffer_state(*model);
+    key_.push_back(buffers ? 1 + 2 * buffers->is_required + buffers->is_sent : 0);
   }
   key_.insert(key_.end(), call.host_numbers.begin(), call.host_numbers.end());
   for (const at::Tensor* input : call.inputs) {

@@ -19,9 +19,8 @@ class StepGraph {
   virtual ~StepGraph() = default;
   /// Whether the step runs a backward, which depends on the bucket layout.
   virtual bool has_backward() const = 0;
-  /// Whether the host's state is that of the capture: the gradients that a replay accumulates into
-  /// or overwrites, and whether the forward begins with buffers of rank 0.
-  virtual bool host_state_matches() const = 0;
+  /// Whether the gradients that a replay accumulates into or overwrites are those of the capture.
+  virtual bool gradients_match() const = 0;
   virtual int64_t num_nodes() const = 0;
   /// Enqueues step number `sequence` on the call's inputs.
   virtual StepDone replay(StepCall& call, uint64_t sequence) = 0;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/collective_progress.hpp"
+#include "reduce/model_parts.hpp"
 #include "reduce/reducer.hpp"
 #include "train/graph/capture_failure.hpp"
 #include "train/graph/captured_step.hpp"
@@ -138,14 +139,13 @@ std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call,
   auto after = reducer_states(use.parts);
   bool has_backward = false;
   std::vector<Reducer::Local> left;
-  CapturedStep::BufferStates buffers_before, buffers_after;
+  CapturedStep::BufferStates buffers;
   for (size_t i = 0; i < before.size(); ++i) {
     has_backward = has_backward || before[i].history != after[i].history;
-    buffers_before.push_back(before[i].buffers);
-    buffers_after.push_back(after[i].buffers);
+    buffers.push_back(deciding_buffer_state(*use.parts.models[i]));
     left.push_back(std::move(after[i].local));
   }
-  step->set_buffers(std::move(buffers_before), std::move(buffers_after));
+  step->set_buffers(std::move(buffers));
   if (has_backward) {
     const bool changes = gradients_before != hash_gradients(use.parts);
     step->set_backward(gradients_before, changes ? std::move(left) : std::vector<Reducer::Local>());
