@@ -30,7 +30,7 @@ This page is generated from the code by `tools/configuration_docs`. Change the o
 A program that uses `ddp::run` or `ddp::Config` takes one YAML file and then `key=value` overrides:
 
 ```
-resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batch_size=128 amp.dtype=bf16
+resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batch_size=128 train.epochs=12
 ```
 
 - Keys are nested in the file: `train:` and below it `batch_size: 128`. The file may have 1 MiB and 32 levels.

@@ -20,8 +20,7 @@ class InputWait {
  public:
   explicit InputWait(at::Device device) : device_(device) {}
 
-  /// No batch is ready, and the host begins to wait for one. A wait that began and did not end is
-  /// forgotten.
+  /// No batch is ready, and the host begins to wait for one.
   void begin() {
     began_ = std::chrono::steady_clock::now();
     if (!device_.is_cpu()) {
@@ -47,6 +46,9 @@ class InputWait {
     }
     began_.reset();
   }
+
+  /// A wait that began and failed does not count.
+  void forget() { began_.reset(); }
 
   /// The sum so far. The host waits until the device has passed the last end().
   double milliseconds() {

@@ -330,6 +330,7 @@ int LoaderEngine::acquire() {
     s.ring->release();
   }
   const TraceScope trace("wait for a batch", "loader", TraceSpan::Clock::Host);
+  s.wait.forget();
   if (!s.ring->ready()) {
     s.wait.begin();
   }

@@ -177,6 +177,9 @@ struct ResidentImages::State {
   // Returns the next batch after uploading its order. Consumes nothing: after an exception, here or
   // in make(), the next call returns the same batch.
   Next peek() {
+    const c10::cuda::CUDAGuard guard(device);
+    follow_current_stream();
+    wait.forget();
     if (next_batch == current.batches.size()) {
       wait.begin();
       current = following.valid() ? following.get() : plan(current.epoch + 1, 0);
@@ -185,8 +188,6 @@ struct ResidentImages::State {
     if (current.batches.empty()) {
       batches.fail_without_batch();
     }
-    const c10::cuda::CUDAGuard guard(device);
-    follow_current_stream();
     if (must_upload) {
       upload();
     }

@@ -178,23 +178,27 @@ at::Tensor copy_to_host(const at::Tensor& tensor, at::Tensor& buffer) {
 }
 
 // A parameter that was saved in another dtype than it has here; empty: none. Its optimizer's state
-// does not fit then, and a resumed run keeps its dtype.
+// does not fit then.
 std::string find_other_dtype(const std::vector<StatefulRef>& objects,
                              const std::map<std::string, StateDict>& saved) {
+  std::map<std::string, StateDict> own;
+  for (const auto& object : objects) {
+    own[object.name()] = object.get().state_dict();
+  }
   for (const auto& object : objects) {
     const auto* optimizer = dynamic_cast<const Optimizer*>(&object.get());
-    if (optimizer == nullptr) {
-      continue;
-    }
-    for (const auto& parameter : optimizer->named_parameters()) {
-      for (const auto& [name, state] : saved) {
-        const auto found = state.tensors.find(parameter.name);
-        if (found != state.tensors.end() &&
-            found->second.scalar_type() != parameter.tensor.scalar_type()) {
-          return concat("parameter ", parameter.name, " is ", found->second.scalar_type(),
-                        " in the checkpoint and ", parameter.tensor.scalar_type(),
-                        " in this run (the trainers' model.dtype); ");
-        }
+    for (const auto& parameter :
+         optimizer != nullptr ? optimizer->named_parameters() : NamedParameters()) {
+      const auto owner = saved.find(owner_of(parameter, own));
+      if (owner == saved.end()) {
+        continue;
+      }
+      const auto found = owner->second.tensors.find(parameter.name);
+      if (found != owner->second.tensors.end() &&
+          found->second.scalar_type() != parameter.tensor.scalar_type()) {
+        return concat("parameter ", parameter.name, " is ", found->second.scalar_type(),
+                      " in the checkpoint and ", parameter.tensor.scalar_type(),
+                      " in this run (the trainers' model.dtype); ");
       }
     }
   }
