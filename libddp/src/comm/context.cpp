@@ -136,6 +136,13 @@ void set_up_log(const LaunchEnvironment& launch) {
   set_log_level(launch.rank == 0 ? LogLevel::Info : LogLevel::Warning);
 }
 
+// Ranks capture steps without each other. With 1, the default, a captured call of NCCL may wait
+// until all ranks capture it, and runs otherwise than the same call outside of captures. NCCL reads
+// the variable once. Call it before threads start.
+void keep_captures_apart() {
+  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
+}
+
 }  // namespace
 
 Context Context::create(const ContextOptions& options) {
@@ -168,10 +175,7 @@ Context Context::create(const ContextOptions& options) {
                                              attempt);
   }
   if (cuda) {
-    // Before threads start; NCCL reads it once. With 1, its default, a captured call may wait until
-    // all ranks capture it, and runs otherwise than the same call outside of captures. Ranks
-    // capture steps without each other.
-    setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
+    keep_captures_apart();
   }
   state->control_plane = detail::create_control_plane(launch, rendezvous, options.control_plane);
   // From here on a failure is reported to the peers, by ~State at the latest.

@@ -41,7 +41,11 @@ class BufferBroadcast {
   const State& state() const { return current_; }
   /// Whether the last start() had something to send.
   bool has_buffers() const { return !parts_.empty(); }
-  void set_state(const State& state) { current_ = state; }
+  /// Waits like finish().
+  void set_state(const State& state) {
+    finish();
+    current_ = state;
+  }
   void set_required(bool required) { current_.is_required = required; }
 
  private:

@@ -30,12 +30,6 @@ void warn_of_missed_steps() {
   });
 }
 
-// On all ranks, because in a join some run fewer forwards than others, or none.
-void reset_buffer_state(Reducer& reducer) {
-  reducer.buffers().finish();
-  reducer.buffers().set_state({});
-}
-
 }  // namespace
 
 JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
@@ -45,7 +39,8 @@ JoinScope::JoinScope(DataParallelModel& model, const JoinOptions& options)
   }
   model_.parts_->update_frozen();
   model_.parts_->join = this;
-  reset_buffer_state(model_.reducer());
+  // Here and at the end, on all ranks: in between some run fewer forwards than others, or none.
+  model_.reducer().buffers().set_state({});
   model_.parts_->reducer->mean().require_counts(options_.weighted);
   model_.parts_->reducer->mean().set_in_join(true);
 }
@@ -144,7 +139,7 @@ void JoinScope::finish() {
   // If all ranks ended together, weights and masters are already equal, so the masters are not
   // reset.
   model_.sync_module_states(highest_active_, /*exactly=*/uneven_);
-  reset_buffer_state(reducer);
+  reducer.buffers().set_state({});
 }
 
 void join(DataParallelModel& model, const std::function<void()>& loop, const JoinOptions& options) {

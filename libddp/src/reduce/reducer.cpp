@@ -257,13 +257,12 @@ void Reducer::restore(const State& state) {
   pass_.restore(state.history);
   restore_local(state.local);
   parts_.unused.set_state(state.unused);
-  parts_.buffers.finish();
   parts_.buffers.set_state(state.buffers);
 }
 
 // Counts of weighted_backward add up from one step to the next on the host.
-std::string Reducer::why_not_replayed(const State& state) const {
-  if (state.local.counts.empty() && parts_.mean.counts().empty()) {
+std::string detail::why_not_replayed(Reducer& reducer, const Reducer::State& before) {
+  if (before.local.counts.empty() && reducer.mean().counts().empty()) {
     return {};
   }
   return "weighted_backward under no_sync() and the synchronised one after it are in different "

@@ -100,8 +100,7 @@ class Reducer {
   bool is_settled() const;
   /// Steps of the model may run as CUDA graphs. A replay runs none of the host's side of a forward,
   /// so what the ranks compare there is compared once.
-  void note_graphs() { runs_in_graphs_ = true; }
-  bool runs_in_graphs() const { return runs_in_graphs_; }
+  bool& runs_in_graphs() { return runs_in_graphs_; }
   /// Returns why a backward can never be captured with these settings; empty if it can.
   std::string why_not_captured() const;
   /// The host's state that a training step changes. A failed capture restores it, because a capture
@@ -119,8 +118,6 @@ class Reducer {
   /// Afterwards no pass is open. On the CPU this waits for reductions that began, so every rank
   /// must have begun them.
   void restore(const State& state);
-  /// Returns why replays of a step captured after `state` would not repeat it; empty if they would.
-  std::string why_not_replayed(const State& state) const;
 
  private:
   // Drops counts that wait if every .grad is undefined: zero_grad() dropped the gradients that they
@@ -137,5 +134,11 @@ class Reducer {
   std::vector<std::function<void()>> layout_listeners_;
   const std::shared_ptr<int64_t> exact_syncs_ = std::make_shared<int64_t>(0);
 };
+
+namespace detail {
+/// Returns why replays of a step captured from `before` to now would not repeat it; empty if they
+/// would.
+std::string why_not_replayed(Reducer& reducer, const Reducer::State& before);
+}  // namespace detail
 
 }  // namespace ddp

@@ -82,7 +82,7 @@ std::shared_ptr<GraphPool> pool_or_new(std::shared_ptr<GraphPool> pool, CudaGrap
 /// Every rank decides alone whether a call captures, replays or runs eagerly. So the three call the
 /// same collectives in the same order, and leave the same host's state where it decides about later
 /// collectives: a replay sets what its capture left (BufferBroadcast::State), and ranks compare
-/// frozen parameters once (Reducer::note_graphs). A capture itself needs no other rank.
+/// frozen parameters once (Reducer::runs_in_graphs). A capture itself needs no other rank.
 class CudaStepRunner final : public StepRunner {
  public:
   CudaStepRunner(Context& context, GraphedParts parts, GraphedStepOptions options,
@@ -100,7 +100,7 @@ class CudaStepRunner final : public StepRunner {
         uses_device_numbers_(captures_enabled_) {
     for (auto* model : parts_.models) {
       if (captures_enabled_) {
-        model->reducer().note_graphs();
+        model->reducer().runs_in_graphs() = true;
       }
     }
   }

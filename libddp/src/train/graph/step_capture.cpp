@@ -107,7 +107,7 @@ std::string capture(const CaptureParts& use, StepCall& call, uint64_t sequence, 
                     const ReducerStates& before, std::unique_ptr<CapturedStep>& step) {
   auto reason = record(use, call, sequence, step_bytes, step);
   for (size_t i = 0; i < before.size() && reason.empty(); ++i) {
-    reason = use.parts.models[i]->reducer().why_not_replayed(before[i]);
+    reason = why_not_replayed(use.parts.models[i]->reducer(), before[i]);
   }
   if (reason.empty()) {
     try {
