@@ -210,6 +210,13 @@ void send_all(ControlChannel& channel, const std::vector<Sent>& all) {
   }
 }
 
+// Rank 1 without a control plane.
+detail::JoinedHub join_as_rank_1(LocalRendezvous& rendezvous, int world_size) {
+  const auto contact = contact_of(rendezvous);
+  return detail::join_hub(contact.host, contact.port, contact.secret,
+                          hello_of_rank(1, world_size, contact.secret), Clock::now() + 10s);
+}
+
 TEST_CASE("control plane: a rank that sends what libddp never sends is named", "[control_plane]") {
   constexpr int kWorldSize = 3;
   for (const auto& misuse : misuses_of_a_rank()) {
@@ -226,9 +233,7 @@ TEST_CASE("control plane: a rank that sends what libddp never sends is named", "
       };
     };
     const auto bad = [&] {
-      const auto contact = contact_of(*rendezvous);
-      auto hub = detail::join_hub(contact.host, contact.port, contact.secret,
-                                  hello_of_rank(1, kWorldSize, contact.secret), Clock::now() + 10s);
+      auto hub = join_as_rank_1(*rendezvous, kWorldSize);
       wait_for_welcome(hub);
       send_all(hub.channel, misuse.sent);
     };
@@ -362,11 +367,9 @@ TEST_CASE("exchange rounds: ranks that disagree about their number are told apar
   REQUIRE(rounds.objection_to(1, {7, 2, "again"}).empty());  // the key is free
 }
 
-// Rank 1 of 3 without a control plane: it calls `num_gathers` gathers to itself.
+// Rank 1 calls `num_gathers` gathers to itself.
 detail::JoinedHub join_and_gather(LocalRendezvous& rendezvous, int num_gathers) {
-  const auto contact = contact_of(rendezvous);
-  auto hub = detail::join_hub(contact.host, contact.port, contact.secret,
-                              hello_of_rank(1, 3, contact.secret), Clock::now() + 10s);
+  auto hub = join_as_rank_1(rendezvous, 3);
   detail::Contribution call;
   call.kind = CollectiveKind::Gather;
   call.root = 1;

@@ -14,7 +14,23 @@ using testing::Precision;
 using testing::ResumeCase;
 using testing::ResumeRun;
 
-TEST_CASE("resuming is bit-exact for every precision, optimizer, save mode and accumulation") {
+namespace {
+
+// What a run of one rank saves with.
+struct OneRank {
+  OneRank() { options.dir = folder.file("ckpt"); }
+
+  const ddp::CommunicatorPtr communicator = ddp::make_single_communicator(at::kCPU);
+  testing::TemporaryFolder folder;
+  testing::ThreadJob job{1};
+  testing::ThreadControlPlane plane{job, 0};
+  ddp::CheckpointOptions options;
+};
+
+}  // namespace
+
+TEST_CASE_METHOD(
+    OneRank, "resuming is bit-exact for every precision, optimizer, save mode and accumulation") {
   // 3 x 3 x 2 x 2 = 36 cases.
   const auto precision = GENERATE(Precision::Fp32, Precision::Bf16Leaves, Precision::Fp16Scaled);
   const auto type =
@@ -25,12 +41,6 @@ TEST_CASE("resuming is bit-exact for every precision, optimizer, save mode and a
                     << ", async " << async << ", accumulate " << accumulate);
   const ResumeCase setup{precision, type, accumulate};
   constexpr int kHalf = 5;
-  const auto communicator = ddp::make_single_communicator(at::kCPU);
-  testing::TemporaryFolder folder;
-  testing::ThreadJob job(1);
-  testing::ThreadControlPlane plane(job, 0);
-  ddp::CheckpointOptions options;
-  options.dir = folder.file("ckpt");
   options.async = async;
 
   ResumeRun undisturbed(setup, communicator);
@@ -68,13 +78,8 @@ TEST_CASE("resuming is bit-exact for every precision, optimizer, save mode and a
   REQUIRE(losses == undisturbed.losses);
 }
 
-TEST_CASE("a checkpoint of another model is refused with the first key, nothing changed") {
-  const auto communicator = ddp::make_single_communicator(at::kCPU);
-  testing::TemporaryFolder folder;
-  testing::ThreadJob job(1);
-  testing::ThreadControlPlane plane(job, 0);
-  ddp::CheckpointOptions options;
-  options.dir = folder.file("ckpt");
+TEST_CASE_METHOD(OneRank,
+                 "a checkpoint of another model is refused with the first key, nothing changed") {
   ResumeRun run({}, communicator);
   {
     ddp::Checkpointer checkpointer(plane, at::kCPU, options, {run.model, run.optimizer});
@@ -95,14 +100,9 @@ TEST_CASE("a checkpoint of another model is refused with the first key, nothing 
   REQUIRE(other->parameters()[0].equal(before));
 }
 
-TEST_CASE("a resumed run keeps its dtype: another one is refused by the parameter's name") {
+TEST_CASE_METHOD(OneRank,
+                 "a resumed run keeps its dtype: another one is refused by the parameter's name") {
   const bool narrows = GENERATE(true, false);
-  const auto communicator = ddp::make_single_communicator(at::kCPU);
-  testing::TemporaryFolder folder;
-  testing::ThreadJob job(1);
-  testing::ThreadControlPlane plane(job, 0);
-  ddp::CheckpointOptions options;
-  options.dir = folder.file("ckpt");
   const auto run_in = [&](bool is_wide) {
     const auto precision = is_wide ? Precision::Fp32 : Precision::Bf16Leaves;
     return std::make_unique<ResumeRun>(ResumeCase{precision, ddp::OptimizerType::Adam, 1},
@@ -120,14 +120,9 @@ TEST_CASE("a resumed run keeps its dtype: another one is refused by the paramete
           Catch::Contains("model.dtype"));
 }
 
-TEST_CASE("one checkpoint holds two models and their optimizers under the list's names") {
+TEST_CASE_METHOD(OneRank,
+                 "one checkpoint holds two models and their optimizers under the list's names") {
   const auto precision = GENERATE(Precision::Fp32, Precision::Bf16Leaves);
-  const auto communicator = ddp::make_single_communicator(at::kCPU);
-  testing::TemporaryFolder folder;
-  testing::ThreadJob job(1);
-  testing::ThreadControlPlane plane(job, 0);
-  ddp::CheckpointOptions options;
-  options.dir = folder.file("ckpt");
   const ResumeCase setup{precision, ddp::OptimizerType::Adam, 1};
   const auto make_checkpointer = [&](ResumeRun& generator, ResumeRun& discriminator) {
     std::vector<ddp::StatefulRef> objects{discriminator.model, discriminator.optimizer};
