@@ -14,7 +14,7 @@
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/tensor_dataset.hpp"
 #include "models/tokens/token_dataset.hpp"
-#include "reduce/timing_event.hpp"
+#include "ops/streams/timing_event.hpp"
 #include "support/catch.hpp"
 
 using ddp::DataLoader;
@@ -279,7 +279,7 @@ TEST_CASE("a wait for a batch costs what the GPU was idle for", "[loader]") {
     const double before = loader.wait_ms();
     torch::cuda::synchronize();
     if (is_busy) {
-      ddp::detail::delay_device(device, 150);
+      ddp::ops::detail::delay_device(device, 150);
     }
     (void)loader.next();  // a batch takes 40 ms
     return loader.wait_ms() - before;

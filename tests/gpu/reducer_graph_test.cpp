@@ -11,8 +11,8 @@
 #include "comm/group_choices.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "ops/streams/timing_event.hpp"
 #include "reduce/reducer.hpp"
-#include "reduce/timing_event.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -71,8 +71,8 @@ TEST_CASE("a captured weighted step replays") {
 
 TEST_CASE("a mark inside a graph is taken anew by every replay") {
   const auto device = context().device();
-  ddp::detail::TimingEvent begin;
-  ddp::detail::TimingEvent end;
+  ddp::ops::detail::TimingEvent begin;
+  ddp::ops::detail::TimingEvent end;
   begin.record(device);
   end.record(device);
   auto work = torch::zeros({1 << 20}, on_device());
@@ -80,14 +80,15 @@ TEST_CASE("a mark inside a graph is taken anew by every replay") {
   graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
   begin.record_replayed(device);
   work.add_(1);
-  ddp::detail::delay_device(device, 10);
+  ddp::ops::detail::delay_device(device, 10);
   end.record_replayed(device);
   graph.capture_end();
-  CHECK(ddp::detail::TimingEvent::milliseconds(begin, end) < 5);  // no replay yet: the eager marks
+  CHECK(ddp::ops::detail::TimingEvent::milliseconds(begin, end) <
+        5);  // no replay yet: the eager marks
   for (int replay = 0; replay < 3; ++replay) {
     begin.record(device);  // recorded eagerly between replays
     graph.replay();
-    const double took = ddp::detail::TimingEvent::milliseconds(begin, end);
+    const double took = ddp::ops::detail::TimingEvent::milliseconds(begin, end);
     CHECK(took > 5);
     CHECK(took < 40);
   }

@@ -10,7 +10,7 @@
 #include "ddp/core/error.hpp"
 #include "distributed/ddp_test_utils.hpp"
 #include "ops/grad_slot.hpp"
-#include "reduce/timing_event.hpp"
+#include "ops/streams/timing_event.hpp"
 
 using namespace ddp;
 using namespace ddp::test;
@@ -43,10 +43,10 @@ class LateProduct : public torch::autograd::Function<LateProduct> {
     auto* slot = ops::find_grad_slot(w);
     REQUIRE(slot != nullptr);
     const auto side = side_stream();
-    ddp::detail::wait_for(c10::cuda::getCurrentCUDAStream(), side);
+    ddp::ops::detail::wait_for(c10::cuda::getCurrentCUDAStream(), side);
     {
       const c10::cuda::CUDAStreamGuard guard(side);
-      ddp::detail::delay_device(context().device(), delay_ms);
+      ddp::ops::detail::delay_device(context().device(), delay_ms);
       const auto product = x.t().matmul(grads[0]);
       if (ops::begin_grad_write(w, *slot) == 0) {
         slot->memory.copy_(product);
@@ -107,9 +107,9 @@ TEST_CASE("a reduction waits for gradients written beside backward, and backward
   DistributedDataParallel model(module, group(), with_cap(cap));
   constexpr double kDelayMs = 10;
   LateProduct::delay_ms = kDelayMs;
-  ddp::detail::TimingEvent begin;
-  ddp::detail::TimingEvent chain_end;
-  ddp::detail::TimingEvent end;
+  ddp::ops::detail::TimingEvent begin;
+  ddp::ops::detail::TimingEvent chain_end;
+  ddp::ops::detail::TimingEvent end;
   for (int step = 0; step < 4; ++step) {
     LateProduct::kept.clear();
     auto input = batch_of(rank(), step, 4).requires_grad_();
@@ -123,8 +123,8 @@ TEST_CASE("a reduction waits for gradients written beside backward, and backward
     end.record(context().device());
     require_equal(grads_of(*module), reference_of(step));
     if (step > 0) {  // connected, and buckets are rebuilt
-      CHECK(ddp::detail::TimingEvent::milliseconds(begin, chain_end) < 0.8 * kDelayMs);
-      CHECK(ddp::detail::TimingEvent::milliseconds(begin, end) > 2 * kDelayMs);
+      CHECK(ddp::ops::detail::TimingEvent::milliseconds(begin, chain_end) < 0.8 * kDelayMs);
+      CHECK(ddp::ops::detail::TimingEvent::milliseconds(begin, end) > 2 * kDelayMs);
     }
   }
 }

@@ -4,14 +4,12 @@
 #pragma once
 
 #include <c10/core/Device.h>
-#include <c10/core/Event.h>
 
-#include <chrono>
 #include <deque>
 #include <optional>
 #include <utility>
 
-#include "ops/streams/stream_order.hpp"
+#include "ops/streams/timing_event.hpp"
 
 namespace ddp::detail {
 
@@ -21,34 +19,22 @@ class InputWait {
   explicit InputWait(at::Device device) : device_(device) {}
 
   /// No batch is ready, and the host begins to wait for one.
-  void begin() {
-    began_ = std::chrono::steady_clock::now();
-    if (!device_.is_cpu()) {
-      next_.emplace(device_);
-      next_->begin.record(ops::detail::current_stream(device_));
-    }
-  }
+  void begin() { next_.emplace().begin.record(device_); }
   /// The batch is there, on a device behind what the current stream was made to wait for. Does
   /// nothing if no wait began.
   void end() {
-    if (!began_) {
+    if (!next_) {
       return;
     }
-    if (next_) {
-      next_->end.record(ops::detail::current_stream(device_));
-      spans_.push_back(std::move(*next_));
-      next_.reset();
-      while (!spans_.empty() && spans_.front().end.query()) {
-        add_oldest();
-      }
-    } else {
-      total_ms_ += Milliseconds(std::chrono::steady_clock::now() - *began_).count();
+    next_->end.record(device_);
+    spans_.push_back(std::move(*next_));
+    next_.reset();
+    while (!spans_.empty() && spans_.front().end.is_over()) {
+      add_oldest();
     }
-    began_.reset();
   }
-
   /// A wait that began and failed does not count.
-  void forget() { began_.reset(); }
+  void forget() { next_.reset(); }
 
   /// The sum so far. The host waits until the device has passed the last end().
   double milliseconds() {
@@ -59,24 +45,18 @@ class InputWait {
   }
 
  private:
-  using Milliseconds = std::chrono::duration<double, std::milli>;
   // The device passes both events at once if it is busy for longer than the host waits.
   struct Span {
-    explicit Span(at::Device device)
-        : begin(device.type(), c10::EventFlag::BACKEND_DEFAULT),
-          end(device.type(), c10::EventFlag::BACKEND_DEFAULT) {}
-    c10::Event begin, end;
+    ops::detail::TimingEvent begin, end;
   };
 
   void add_oldest() {
-    Span& span = spans_.front();
-    span.end.synchronize();
-    total_ms_ += span.begin.elapsedTime(span.end);
+    const Span& span = spans_.front();
+    total_ms_ += ops::detail::TimingEvent::milliseconds(span.begin, span.end);
     spans_.pop_front();
   }
 
   const at::Device device_;
-  std::optional<std::chrono::steady_clock::time_point> began_;
   std::optional<Span> next_;
   std::deque<Span> spans_;  // that the device may not have passed
   double total_ms_ = 0;

@@ -10,11 +10,16 @@
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ops/autocast_off.hpp"
+#include "ops/streams/timing_event.hpp"
 #include "reduce/loss_scale.hpp"
 #include "reduce/shared_parameters.hpp"
-#include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
+
+using ops::detail::current_stream;
+using ops::detail::is_capturing;
+using ops::detail::wait_for;
+
 namespace {
 
 // A parameter that is frozen or unused now may have had a gradient under no_sync(), which

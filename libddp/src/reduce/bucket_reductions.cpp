@@ -12,9 +12,14 @@
 #include "ddp/core/error.hpp"
 #include "ops/autocast_off.hpp"
 #include "ops/streams/private_stream.hpp"
-#include "reduce/timing_event.hpp"
+#include "ops/streams/timing_event.hpp"
 
 namespace ddp::detail {
+
+using ops::detail::current_stream;
+using ops::detail::is_capturing;
+using ops::detail::wait_for;
+
 namespace {
 
 void add_once(std::vector<c10::Stream>& streams, const c10::Stream& stream) {

@@ -80,7 +80,7 @@ bool BucketTuner::measures(const std::vector<int>& order) {
 }
 
 bool BucketTuner::is_due(int64_t num_passes, const std::vector<int>& ready_order) {
-  return will_rebuild() && !is_capturing(communicator_->device()) &&
+  return will_rebuild() && !ops::detail::is_capturing(communicator_->device()) &&
          num_passes >= first_with_order() + (measures(ready_order) ? 2 : 0);
 }
 
@@ -93,7 +93,7 @@ void BucketTuner::begin_backward(int64_t num_passes, const std::vector<int>& rea
   }
   if (measures_device_) {
     ready_times_.resize(gradients_.specs().size());
-    delay_device(communicator_->device(), kHostAhead * host_backward_ms_);
+    ops::detail::delay_device(communicator_->device(), kHostAhead * host_backward_ms_);
     ready_begin_.record(communicator_->device());
   }
 }

@@ -19,11 +19,13 @@
 
 #include "comm/all_reduce_table.hpp"
 #include "ddp/comm/communicator.hpp"
+#include "ops/streams/timing_event.hpp"
 #include "reduce/bucket_reductions.hpp"
 #include "reduce/gradient_arena.hpp"
-#include "reduce/timing_event.hpp"
 
 namespace ddp::detail {
+
+using ops::detail::TimingEvent;
 
 class BucketTuner {
  public:

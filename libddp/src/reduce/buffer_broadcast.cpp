@@ -9,9 +9,12 @@
 
 #include "ops/autocast_off.hpp"
 #include "ops/streams/private_stream.hpp"
-#include "reduce/timing_event.hpp"
+#include "ops/streams/timing_event.hpp"
 
 namespace ddp::detail {
+
+using ops::detail::current_stream;
+using ops::detail::wait_for;
 
 // Packs by dtype in the buffers' order, which is equal on all ranks.
 void BufferBroadcast::pack(const std::vector<at::Tensor>& buffers) {

@@ -11,9 +11,14 @@
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
 #include "ops/autocast_off.hpp"
-#include "reduce/timing_event.hpp"
+#include "ops/streams/timing_event.hpp"
 
 namespace ddp::detail {
+
+using ops::detail::current_stream;
+using ops::detail::is_capturing;
+using ops::detail::wait_for;
+
 namespace {
 
 at::ScalarType grad_dtype(const at::Tensor& parameter, const DdpOptions& options) {

@@ -8,9 +8,12 @@
 #include "core/trace_recorder.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "reduce/timing_event.hpp"
+#include "ops/streams/timing_event.hpp"
 
 namespace ddp::detail {
+
+using ops::detail::is_capturing;
+using ops::detail::TimingEvent;
 
 class PassTiming {
  public:

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "ops/streams/timing_event.hpp"
 #include "reduce/shared_parameters.hpp"
-#include "reduce/timing_event.hpp"
 #ifdef DDP_HAS_CUDA
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
@@ -18,6 +18,10 @@
 #endif
 
 namespace ddp::detail {
+
+using ops::detail::current_stream;
+using ops::detail::wait_for;
+
 namespace {
 
 /// data *= factor, which has one element. PyTorch's mul_ is three times slower for this bf16

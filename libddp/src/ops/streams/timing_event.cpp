@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/timing_event.hpp"
+#include "ops/streams/timing_event.hpp"
 
 #include <algorithm>
 #include <thread>
 
 #ifdef DDP_HAS_CUDA
 #include <ATen/cuda/Sleep.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
-
-#include "comm/cuda_check.hpp"
 #endif
 
-namespace ddp::detail {
+namespace ddp::ops::detail {
 
 bool is_capturing([[maybe_unused]] at::Device device) {
 #ifdef DDP_HAS_CUDA
@@ -39,12 +38,11 @@ void delay_device([[maybe_unused]] at::Device device, [[maybe_unused]] double mi
 void TimingEvent::record_in_capture([[maybe_unused]] at::Device device) {
 #ifdef DDP_HAS_CUDA
   if (event_) {
-    check_cuda(cudaEventRecordWithFlags(static_cast<cudaEvent_t>(event_->eventId()),
-                                        c10::cuda::getCurrentCUDAStream(device.index()).stream(),
-                                        cudaEventRecordExternal),
-               "cudaEventRecordWithFlags");
+    C10_CUDA_CHECK(cudaEventRecordWithFlags(
+        static_cast<cudaEvent_t>(event_->eventId()),
+        c10::cuda::getCurrentCUDAStream(device.index()).stream(), cudaEventRecordExternal));
   }
 #endif
 }
 
-}  // namespace ddp::detail
+}  // namespace ddp::ops::detail

@@ -9,10 +9,7 @@
 
 #include "ops/streams/stream_order.hpp"
 
-namespace ddp::detail {
-
-using ops::detail::current_stream;
-using ops::detail::wait_for;
+namespace ddp::ops::detail {
 
 /// Whether the current stream of `device` is being captured into a graph; record() then does
 /// nothing.
@@ -76,4 +73,4 @@ class TimingEvent {
   std::optional<c10::Event> event_;
 };
 
-}  // namespace ddp::detail
+}  // namespace ddp::ops::detail
