@@ -200,7 +200,9 @@ TEST_CASE("a new bucket layout costs a training step one eager step, an evaluati
   const bool changed = steps.model.reducer().gradients().layout().version != before;
   REQUIRE(changed == (world() > 1));  // changed in the second step
   REQUIRE(steps.training.counts().captures == 1);
-  REQUIRE(steps.training.counts().eager == 3);
+  // On several ranks the first step is a kind of its own: only it sends rank 0's buffers before its
+  // forward.
+  REQUIRE(steps.training.counts().eager == (world() > 1 ? 4 : 3));
   evaluate(2);
   REQUIRE(steps.evaluation.counts().captures == 1);
   REQUIRE(steps.evaluation.counts().replayed == 3);
