@@ -28,7 +28,9 @@ namespace {
 constexpr const char* kUsage = R"(usage:
   NCCL_NVLS_ENABLE=0 torchrun --no-python --nproc-per-node 4 bench_all_reduce [key=value …]
 
-  max_bytes (1 GiB)  largest buffer; sizes start at 4 KiB and grow by 4
+  min_bytes (4 KiB)  smallest buffer; sizes grow by 4
+  max_bytes (1 GiB)  largest buffer
+  iterations (0)     calls of a loop; 0: 5 to 100, fewer for larger buffers
   rounds (21)        each runs all loops one after the other, in rotating order
   ctas (0)           minimum thread blocks of every communicator; 0 keeps NCCL's choice
   algorithm (auto)   of the communicator: auto, ring or symmetric
@@ -53,7 +55,9 @@ void check(ncclResult_t code, const char* what) {
 }
 
 struct Settings {
+  int64_t min_bytes = 4096;
   int64_t max_bytes = int64_t{1} << 30;
+  int iterations = 0;
   int rounds = 21;
   int ctas = 0;
   ddp::NcclAlgorithm algorithm = ddp::NcclAlgorithm::Auto;
@@ -245,7 +249,8 @@ void print_row(const ddp::Context& context, bool captured, int64_t num_bytes,
 void measure(ddp::Context& context, PlainNccl& ring, PlainNccl& symmetric, const Settings& settings,
              int64_t num_bytes, bool captured) {
   auto& comm = *context.communicator();
-  const int iterations = num_bytes <= (1 << 20) ? 100 : num_bytes <= (64 << 20) ? 20 : 5;
+  const int by_size = num_bytes <= (1 << 20) ? 100 : num_bytes <= (64 << 20) ? 20 : 5;
+  const int iterations = settings.iterations > 0 ? settings.iterations : by_size;
   const auto make = [&](const at::Tensor& memory) { return memory.view(settings.dtype).zero_(); };
   const auto on_ring = make(at::empty({num_bytes}, at::device(context.device()).dtype(at::kByte)));
   const auto arena = comm.allocate(num_bytes);
@@ -288,7 +293,7 @@ void run(const Settings& settings) {
                   "ddp_us", "ring_us", "symm_us", "nccl_bus", "ddp_bus", "ratio", "extra_us");
     }
     for (const bool captured : settings.captured) {
-      for (int64_t bytes = 4096; bytes <= settings.max_bytes; bytes *= 4) {
+      for (int64_t bytes = settings.min_bytes; bytes <= settings.max_bytes; bytes *= 4) {
         measure(context, ring, symmetric, settings, bytes, captured);
       }
     }
@@ -311,7 +316,11 @@ Settings parse(int argc, char** argv) {
     const auto equals = argument.find('=');
     const auto key = argument.substr(0, equals);
     const auto value = equals == std::string::npos ? "" : argument.substr(equals + 1);
-    if (key == "max_bytes") {
+    if (key == "min_bytes") {
+      settings.min_bytes = std::max<int64_t>(4096, std::stoll(value));
+    } else if (key == "iterations") {
+      settings.iterations = std::max(0, std::stoi(value));
+    } else if (key == "max_bytes") {
       settings.max_bytes = std::stoll(value);
     } else if (key == "rounds") {
       settings.rounds = std::max(1, std::stoi(value));

@@ -103,8 +103,10 @@ class Settings {
     static const Values values = {{"steps", "20"},
                                   {"warmup", "15"},
                                   {"lead_in", "0"},
+                                  {"host_repeats", "5"},
                                   {"rounds", "5"},
                                   {"wrap", "ddp"},
+                                  {"init_sync", "true"},
                                   {"device", "auto"},
                                   {"nccl_algorithm", "ring"},
                                   {"nccl_max_ctas", "0"},
@@ -149,8 +151,16 @@ inline ddp::AmpDtype amp_dtype(const Settings& settings, const std::string& key)
       {{"bf16", ddp::AmpDtype::Bf16}, {"fp16", ddp::AmpDtype::Fp16}, {"fp32", ddp::AmpDtype::Off}});
 }
 
-inline ddp::CommHookType comm_hook(const Settings& settings) {
-  return settings.library("ddp.comm_hook", "comm_hook").ddp.comm_hook;
+/// Settings of the wrapper that all benchmarks of training steps have. PowerSGD starts at once.
+inline ddp::DdpOptions ddp_options(const Settings& settings) {
+  ddp::DdpOptions options;
+  options.bucket_cap_mb = settings.library("ddp.bucket_cap_mb", "bucket_cap_mb").ddp.bucket_cap_mb;
+  options.comm_hook = settings.library("ddp.comm_hook", "comm_hook").ddp.comm_hook;
+  options.powersgd_rank = settings.number("powersgd_rank");
+  options.powersgd_start_step = 0;
+  options.fp32_grads = settings.flag("fp32_grads");
+  options.init_sync = settings.flag("init_sync");
+  return options;
 }
 
 inline void synchronize(at::Device device) {
@@ -218,10 +228,13 @@ struct Loop {
   /// step's own time, the host is the bottleneck. A full queue makes the host wait, so it is
   /// emptied before each step. A step of one launch is issued behind another one, as in a run: the
   /// first launch after the host slept costs several times as much.
-  void measure_host(at::Device device) {
+  void measure_host(at::Device device, int64_t repeats) {
+    if (repeats == 0) {
+      return;
+    }
     std::vector<double> wall_ms;
     std::vector<double> cpu_us;
-    for (int i = 0; i < 5; ++i) {
+    for (int64_t i = 0; i < repeats; ++i) {
       synchronize(device);
       if (is_graph) {
         step();
@@ -329,7 +342,7 @@ inline double measure_rounds(const Settings& settings, const ddp::Context& conte
     for (int64_t i = 0; i < settings.number("warmup"); ++i) {
       loop.step();
     }
-    loop.measure_host(device);
+    loop.measure_host(device, settings.number("host_repeats"));
   }
   const double peak_mib = used_mib(device);
   release(settings, device);

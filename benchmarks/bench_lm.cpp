@@ -72,6 +72,7 @@ const Settings::Values kDefaults = {{"model", "qwen2-7b"},
                                     {"loss_chunk_tokens", "0"},
                                     {"bucket_cap_mb", "25"},
                                     {"comm_hook", "none"},
+                                    {"powersgd_rank", "1"},
                                     {"fp32_grads", "true"},
                                     {"clip", "1"},
                                     {"lr", "1e-4"},
@@ -277,13 +278,8 @@ class Trainer {
     module_ = make_model(settings, context.device());
     make_batch(context);
     if (wrapped) {
-      ddp::DdpOptions options;
-      options.bucket_cap_mb =
-          settings.library("ddp.bucket_cap_mb", "bucket_cap_mb").ddp.bucket_cap_mb;
-      options.comm_hook = comm_hook(settings);
-      options.fp32_grads = settings.flag("fp32_grads");
       model_ = std::make_unique<ddp::DistributedDataParallel<ModelPtr>>(
-          module_, context.communicator(), options);
+          module_, context.communicator(), bench::ddp_options(settings));
       trained_ = model_->trained_parameters();
     } else {
       for (const auto& item : module_->named_parameters()) {

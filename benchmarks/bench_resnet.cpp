@@ -7,6 +7,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ constexpr const char* kUsage = R"(usage:
   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
   bench_resnet … step=graph       GraphedStep: the whole step captured once, then replayed
   bench_resnet model=vit_b_16 step=graph param_dtype=bf16 batch_size=128
+  bench_resnet … accumulate=4     a step accumulates the batch 4 times
   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
   bench_resnet … data=FOLDER num_workers=16 jpeg_decoder=nvjpeg lead_in=10
                                      each round begins with an empty ring
@@ -57,7 +59,8 @@ const Settings::Values kDefaults = {{"model", "resnet50"},     {"stem", "imagene
                                     {"comm_hook", "none"},     {"fp32_grads", "true"},
                                     {"optimizer", "auto"},     {"ops", "fused"},
                                     {"side_streams", "true"},  {"data", ""},
-                                    {"num_workers", "14"},     {"jpeg_decoder", "cpu"}};
+                                    {"num_workers", "14"},     {"jpeg_decoder", "cpu"},
+                                    {"powersgd_rank", "1"},    {"accumulate", "1"}};
 
 /// False for ops=plain: ATen's ops, as in the "before" rows.
 bool has_fused_ops(const Settings& settings) {
@@ -202,12 +205,8 @@ class Trainer {
       loader_ = make_loader(settings, context);
     }
     if (wrapped) {
-      ddp::DdpOptions options;
-      options.bucket_cap_mb =
-          settings.library("ddp.bucket_cap_mb", "bucket_cap_mb").ddp.bucket_cap_mb;
-      options.comm_hook = comm_hook(settings);
-      options.fp32_grads = settings.flag("fp32_grads");
-      model_ = std::make_unique<Model>(module_, context.communicator(), options);
+      model_ =
+          std::make_unique<Model>(module_, context.communicator(), bench::ddp_options(settings));
       optimizer_ = ddp::make_optimizer(*model_, optimizer_options(settings));
     } else {
       ddp::NamedParameters parameters;
@@ -244,6 +243,14 @@ class Trainer {
   using Model = ddp::DistributedDataParallel<Classifier>;
   using Step = std::function<torch::Tensor(const ImageBatch&, const ddp::StepScalars&)>;
 
+  torch::Tensor forward(const ImageBatch& batch) {
+    ddp::Autocast autocast(amp_);
+    const auto logits = model_ ? model_->forward(batch.images) : module_->forward(batch.images);
+    return has_fused_ops(settings_)
+               ? ddp::ops::cross_entropy(logits, batch.target).loss
+               : torch::cross_entropy_loss(logits.to(torch::kFloat32), batch.target);
+  }
+
   torch::Tensor run(const ImageBatch& batch, const ddp::StepScalars& scalars) {
     if (model_) {
       model_->zero_grad();
@@ -251,14 +258,15 @@ class Trainer {
       module_->zero_grad();
     }
     torch::Tensor loss;
-    {
-      ddp::Autocast autocast(amp_);
-      const auto logits = model_ ? model_->forward(batch.images) : module_->forward(batch.images);
-      loss = has_fused_ops(settings_)
-                 ? ddp::ops::cross_entropy(logits, batch.target).loss
-                 : torch::cross_entropy_loss(logits.to(torch::kFloat32), batch.target);
+    const auto batches = settings_.number("accumulate");
+    for (int64_t i = 0; i < batches; ++i) {
+      std::optional<ddp::NoSync> no_sync;
+      if (model_ && i + 1 < batches) {
+        no_sync.emplace(*model_);
+      }
+      loss = forward(batch);
+      (batches > 1 ? loss / batches : loss).backward();
     }
-    loss.backward();
     optimizer_->step(scalars);
     return loss.detach();
   }
@@ -292,7 +300,8 @@ void print_result(const Settings& settings, const ddp::Context& context,
                   const std::vector<Loop>& loops, double peak_mib) {
   for (const auto& loop : loops) {
     const double ms = loop.median_ms();
-    const auto samples = static_cast<double>(settings.number("batch_size") * context.world_size());
+    const auto samples = static_cast<double>(settings.number("batch_size") * context.world_size() *
+                                             settings.number("accumulate"));
     ddp::detail::TextStream line;
     line << "{\"impl\": \"libddp-" << loop.name << "\", \"model\": \"" << settings.text("model")
          << "\", \"stem\": \"" << settings.text("stem") << "\", \"world\": " << context.world_size()

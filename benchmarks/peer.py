@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the PyTorch programs that libddp is compared with share: settings, launch, memory, a captured step, and
 taking turns round by round (interleaved.py)."""
+import contextlib
 import os
 import statistics
 import sys
@@ -9,10 +10,11 @@ import types
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 
 # What every program that takes turns has.
-PROTOCOL_DEFAULTS = dict(steps=20, warmup=15, lead_in=0, rounds=5, device="auto", release_memory=False, gate="", name="pytorch",
+PROTOCOL_DEFAULTS = dict(steps=20, warmup=15, lead_in=0, host_repeats=5, init_sync=True, rounds=5, device="auto", release_memory=False, gate="", name="pytorch",
                          profile="", profile_steps=5)
 
 
@@ -49,6 +51,33 @@ def close():
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+
+
+HOOKS = ("none", "bf16_compress", "powersgd")
+
+
+def wrap(o, model, device, **options):
+    """`model` in DistributedDataParallel with the hook that `comm_hook` names; without a process group, or with wrap=false,
+    the model itself. PowerSGD begins in the third step, the earliest that PyTorch accepts."""
+    if not (o.wrap and dist.is_initialized()):
+        return model
+    if o.comm_hook not in HOOKS:
+        sys.exit(f"comm_hook={o.comm_hook}, there are {', '.join(HOOKS)}")
+    ids = [device.index] if device.type == "cuda" else None
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb,
+                                                      init_sync=o.init_sync, **options)
+    if o.comm_hook == "bf16_compress":
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif o.comm_hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=o.powersgd_rank, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return model
+
+
+def no_sync(o, model, index):
+    """The context of micro-batch `index` of `accumulate`: gradients are reduced in the last one."""
+    waits = o.wrap and dist.is_initialized() and index + 1 < o.accumulate
+    return model.no_sync() if waits else contextlib.nullcontext()
 
 
 def autocast(dtype, device):
@@ -125,6 +154,8 @@ class CapturedStep:
 def host_work(device, step, is_graph=False, repeats=5):
     """(wall ms, CPU us) in which the host issues one step into an empty queue, medians; a step that is one launch: behind
     another one, as in a run."""
+    if repeats == 0:
+        return 0.0, 0.0
     wall, cpu = [], []
     for _ in range(repeats):
         synchronize(device)
@@ -154,7 +185,7 @@ def measure_rounds(o, gate, device, step):
     for _ in range(o.warmup):
         step()
     synchronize(device)
-    o.host_ms, o.host_us = host_work(device, step, getattr(o, "step", "").endswith("graph"))
+    o.host_ms, o.host_us = host_work(device, step, getattr(o, "step", "").endswith("graph"), o.host_repeats)
     peak = used_mib(device)
     release(o, device)
     gate.answer("ready", peak)

@@ -84,10 +84,15 @@ def all_reduce(o, gpus):
     return dict(libddp=side(ours)), ALL_REDUCE_ROUNDS
 
 
-def worst_all_reduce(text):
-    """From bench_all_reduce's lines: mode, bytes, NCCL's us, ours, …; `extra_us` by mode is what was asked below 4 MiB."""
+def all_reduce_times(text):
+    """bench_all_reduce's lines: (mode, bytes, NCCL's us, ours)."""
     lines = [line.split() for line in text.splitlines() if re.match(r"(eager|graph)\s+\d+\s", line)]
-    rows = [(mode, int(size), float(theirs), float(mine)) for mode, size, theirs, mine, *_ in lines]
+    return [(mode, int(size), float(theirs), float(mine)) for mode, size, theirs, mine, *_ in lines]
+
+
+def worst_all_reduce(text):
+    """`extra_us` by mode is what was asked below 4 MiB."""
+    rows = all_reduce_times(text)
     large = [(theirs / mine, mode, size) for mode, size, theirs, mine in rows if size >= 4 << 20]
     small = [(mine - theirs, mode, size) for mode, size, theirs, mine in rows if size < 4 << 20]
     if not large or not small:

@@ -16,7 +16,6 @@ device; one resident random batch is trained on. A step accumulates its gradient
 key=value (see DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over `steps` steps; tokens_s
 counts the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the warm-up.
 """
-import contextlib
 import json
 import sys
 
@@ -32,7 +31,7 @@ import torch.distributed as dist
 DEFAULTS = dict(
     model="qwen2-7b", seq_len=4096, batch_size=2, dtype="bf16", vocab_size=0, num_layers=0, dropout=0.0,
     lora_rank=64, lora_alpha=128.0, lora_dropout=0.05, lora_dtype="bf16", checkpoint_every=0, compile=False,
-    accumulate=1, wrap=True, bucket_cap_mb=25.0, comm_hook="none", clip=1.0, lr=1e-4, weight_decay=0.0, steps=10,
+    accumulate=1, wrap=True, bucket_cap_mb=25.0, comm_hook="none", powersgd_rank=1, clip=1.0, lr=1e-4, weight_decay=0.0, steps=10,
     warmup=3, seed=0,
 )
 # Qwen2's published sizes, and small ones for trying the programs; benchmarks/bench_lm.cpp has the same.
@@ -121,13 +120,7 @@ def build(o, device):
     if is_lora(o):
         model = add_lora(o, model)
     model.train()
-    if o.wrap and dist.is_initialized():
-        ids = [device.index] if device.type == "cuda" else None
-        model = torch.nn.parallel.DistributedDataParallel(
-            model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb, gradient_as_bucket_view=True)
-        if o.comm_hook == "bf16_compress":
-            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
-            model.register_comm_hook(None, bf16_compress_hook)
+    model = peer.wrap(o, model, device, gradient_as_bucket_view=True)
     return torch.compile(model) if o.compile else model
 
 
@@ -150,8 +143,7 @@ class Trainer:
 
     def step(self):
         for index in range(self.o.accumulate):
-            waits = self.o.wrap and dist.is_initialized() and index + 1 < self.o.accumulate
-            with self.model.no_sync() if waits else contextlib.nullcontext():
+            with peer.no_sync(self.o, self.model, index):
                 with peer.autocast(self.amp, self.device):
                     output = self.model(input_ids=self.input_ids, labels=self.input_ids)
                     self.loss = output if is_plain(self.o) else output.loss

@@ -31,12 +31,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 import torchvision
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 DEFAULTS = dict(
     model="resnet50", stem="imagenet", image_size=224, num_classes=1000, batch_size=256, dtype="bf16",
-    channels_last=True, step="eager", wrap=True, bucket_cap_mb=25.0, comm_hook="none", find_unused_parameters=False,
-    gradient_as_bucket_view=True, fused=True,
+    channels_last=True, step="eager", wrap=True, bucket_cap_mb=25.0, comm_hook="none", powersgd_rank=1, find_unused_parameters=False,
+    gradient_as_bucket_view=True, fused=True, accumulate=1,
     cifar10="", epochs=24, eval_batch_size=1000, lr=0.4, momentum=0.9, nesterov=True, weight_decay=5e-4, decay_norm_and_bias=True,
     label_smoothing=0.0, pct_start=0.25, div_factor=10.0, final_div_factor=1000.0, cutout=0, seed=0,
 )
@@ -54,14 +53,8 @@ def build(o, device):
     model = model.to(device)
     if o.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    if o.wrap and dist.is_initialized():
-        ids = [device.index] if device.type == "cuda" else None
-        model = torch.nn.parallel.DistributedDataParallel(
-            model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb,
-            find_unused_parameters=o.find_unused_parameters,
-            gradient_as_bucket_view=o.gradient_as_bucket_view)
-        if o.comm_hook == "bf16_compress":
-            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    model = peer.wrap(o, model, device, find_unused_parameters=o.find_unused_parameters,
+                      gradient_as_bucket_view=o.gradient_as_bucket_view)
     return torch.compile(model) if o.step.startswith("compile") else model
 
 
@@ -77,9 +70,11 @@ def make_optimizer(o, model, lr):
 
 def train_step(o, model, optimizer, device, images, target):
     optimizer.zero_grad(set_to_none=True)
-    with peer.autocast(o.dtype, device):
-        loss = F.cross_entropy(model(images), target, label_smoothing=o.label_smoothing)
-    loss.backward()
+    for index in range(o.accumulate):
+        with peer.no_sync(o, model, index):
+            with peer.autocast(o.dtype, device):
+                loss = F.cross_entropy(model(images), target, label_smoothing=o.label_smoothing)
+            (loss / o.accumulate if o.accumulate > 1 else loss).backward()
     optimizer.step()
     return loss
 
@@ -98,7 +93,7 @@ def speed(o, gate, device, world):
     target = torch.randint(0, o.num_classes, (o.batch_size,), device=device)
     step = lambda: train_step(o, model, optimizer, device, images, target)
     ms, _, peak = peer.measure_rounds(o, gate, device, peer.CapturedStep(step) if captured else step)
-    return dict(ms=round(ms, 4), img_s=round(o.batch_size * world / ms * 1000, 1), peak_mib=round(peak),
+    return dict(ms=round(ms, 4), img_s=round(o.batch_size * o.accumulate * world / ms * 1000, 1), peak_mib=round(peak),
                 host_ms=round(o.host_ms, 4), host_us=round(o.host_us, 1))
 
 

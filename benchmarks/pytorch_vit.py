@@ -25,14 +25,12 @@ if {"-h", "--help"} & set(sys.argv[1:]):  # before torch, which takes its time
     sys.exit(0)
 import peer
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 DEFAULTS = dict(
     model="vit_b_16", image_size=224, num_classes=1000, batch_size=128, dtype="bf16", param_dtype="fp32",
-    channels_last=True, step="eager", compile=False, wrap=True, bucket_cap_mb=25.0, comm_hook="none",
+    channels_last=True, step="eager", compile=False, wrap=True, bucket_cap_mb=25.0, comm_hook="none", powersgd_rank=1,
     gradient_as_bucket_view=True, lr=1e-3, weight_decay=0.05, seed=0,
 )
 STEPS = ("eager", "compile", "graph", "compile_graph")
@@ -120,12 +118,7 @@ def build(o, device):
         model = model.to(torch.bfloat16)
     if o.channels_last:
         model = model.to(memory_format=torch.channels_last)
-    if o.wrap and dist.is_initialized():
-        ids = [device.index] if device.type == "cuda" else None
-        model = nn.parallel.DistributedDataParallel(model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb,
-                                                    gradient_as_bucket_view=o.gradient_as_bucket_view)
-        if o.comm_hook == "bf16_compress":
-            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    model = peer.wrap(o, model, device, gradient_as_bucket_view=o.gradient_as_bucket_view)
     return torch.compile(model) if o.step.startswith("compile") else model
 
 
