@@ -33,7 +33,7 @@ constexpr const char* kUsage = R"(usage:
   iterations (0)     calls of a loop; 0: 5 to 100, fewer for larger buffers
   rounds (21)        each runs all loops one after the other, in rotating order
   ctas (0)           minimum thread blocks of every communicator; 0 keeps NCCL's choice
-  algorithm (auto)   of the communicator: auto, ring or symmetric
+  algorithm (copy)   of the communicator: copy or ring
   dtype (float32)    or bfloat16
   op (sum)           or avg, for the communicator only: NCCL's symmetric kernels only sum
   modes (both)       eager, graph or both
@@ -60,7 +60,7 @@ struct Settings {
   int iterations = 0;
   int rounds = 21;
   int ctas = 0;
-  ddp::NcclAlgorithm algorithm = ddp::NcclAlgorithm::Auto;
+  ddp::NcclAlgorithm algorithm = ddp::NcclAlgorithm::Copy;
   at::ScalarType dtype = at::kFloat;
   ddp::ReduceOp op = ddp::ReduceOp::Sum;
   std::vector<bool> captured{false, true};

@@ -7,7 +7,7 @@
 #   BUILD     build folder (default: build)
 #   TESTS     programs below BUILD/tests, each as NAME or NAME:FILTER, with a Catch filter without spaces:
 #             TESTS="gpu_ops gpu_flat_optimizer:*scan*,LAMB*" (default: those that launch libddp's kernels)
-#   RANKS     number of ranks (default: 1): RANKS=2 TESTS=gpu_nccl_algorithm:sums* for the kernel that scales a mean
+#   RANKS     number of ranks (default: 1)
 #   KERNELS   part of the mangled names of the kernels to check (default: 3ddp, libddp's own). Empty: all, which takes
 #             longest. racecheck checks all by default, because it often fails if it leaves out kernels of cuBLASLt and
 #             cuDNN
@@ -44,7 +44,7 @@ only_others_race() {
 read -ra tests <<<"${TESTS:-gpu_batch_norm gpu_optim gpu_device_images gpu_jpeg_loader \
   gpu_ops:*address,*slot*,*NaN*,*digits*,*logit*,*expanded*,*float64* \
   gpu_convolution:space*,*stem*,cross*,pooled* gpu_flat_optimizer:*captured*,*without*,*scan*,Averages*,LAMB* \
-  gpu_side_streams:*filters* gpu_reducer_graph:*captured* gpu_nccl_communicator gpu_graphed_step:*memsets* \
+  gpu_copy_all_reduce:*once* gpu_side_streams:*filters* gpu_reducer_graph:*captured* gpu_nccl_communicator gpu_graphed_step:*memsets* \
   reduce:SyncBatchNorm*}"
 for test in "${tests[@]}"; do
   name=${test%%:*}

@@ -55,9 +55,9 @@ TEST_CASE("a plan pins the table; rank 0's counts; another system's is dropped")
     return;
   }
   ddp::Plan saved(group->choices().plan().identity());
-  saved.set("all_reduce", "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  saved.set("all_reduce", "[[1024,10.0],[2048,12.0]]");
   group->choices().adopt(group->rank() == 0 ? saved.to_json() : "ignored", "a test");
-  CHECK(group->choices().all_reduce_table().to_json() == "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  CHECK(group->choices().all_reduce_table().to_json() == "[[1024,10.0],[2048,12.0]]");
 
   auto identity = group->choices().plan().identity();
   identity["world_size"] = "77";
@@ -65,7 +65,7 @@ TEST_CASE("a plan pins the table; rank 0's counts; another system's is dropped")
   foreign.set("all_reduce", "[[1024,99.0,0.0]]");
   const auto log = testing::stderr_of([&] { group->choices().adopt(foreign.to_json(), "a test"); });
   check_told(log, "rank 0: world_size: 77, here ");
-  CHECK(group->choices().all_reduce_table().to_json() == "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  CHECK(group->choices().all_reduce_table().to_json() == "[[1024,10.0],[2048,12.0]]");
   CHECK_THROWS_AS(group->choices().adopt("{", "a test"), ddp::ReadError);
 }
 
@@ -75,7 +75,7 @@ TEST_CASE("a plan that fits some ranks only is dropped on all") {
     return;
   }
   ddp::Plan saved(group->choices().plan().identity());
-  saved.set("all_reduce", "[[1024,10.0,0.0],[2048,12.0,0.0]]");
+  saved.set("all_reduce", "[[1024,10.0],[2048,12.0]]");
   if (group->rank() == group->world_size() - 1) {  // a rank with another library
     auto identity = group->choices().plan().identity();
     identity["cudnn"] = "another";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions in memory registered as a symmetric window: ring and symmetric kernels, sums and
-// means, alone, in groups and in graphs. Data are small integers, so every result is exact.
+// Reductions in memory of the communicator: NCCL's kernels and copies, sums and means, alone, in
+// groups and in graphs. Data are small integers, so every result is exact.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -92,12 +92,11 @@ int count_stream_waits(const std::function<void()>& body) {
 
 }  // namespace
 
-TEST_CASE("sums and means in a window, whatever the algorithm") {
-  const auto algorithm =
-      GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Symmetric, NcclAlgorithm::Auto);
+TEST_CASE("sums and means in memory of the communicator, whatever the algorithm") {
+  const auto algorithm = GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Copy);
   CAPTURE(algorithm);
   const auto comm = make(algorithm);
-  const auto memory = comm->allocate(8 << 20);
+  const auto memory = comm->allocate(80 << 20);
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const auto typed = memory.view(dtype);
     for (const int64_t n : {int64_t{1}, int64_t{1000}, int64_t{100'000}, typed.numel() - 64}) {
@@ -112,15 +111,14 @@ TEST_CASE("sums and means in a window, whatever the algorithm") {
       }
     }
   }
-  auto doubles = memory.view(at::kDouble).narrow(0, 0, 100);  // no symmetric kernel has them
+  auto doubles = memory.view(at::kDouble).narrow(0, 0, 100);  // are not copied
   doubles.copy_(data(100, at::kDouble, rank()));
   comm->all_reduce(doubles)->wait();
   CHECK(doubles.equal(reduced(100, at::kDouble, ReduceOp::Sum)));
 }
 
 TEST_CASE("a mean of fp16 values whose sum is infinite") {
-  const auto algorithm =
-      GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Symmetric, NcclAlgorithm::Auto);
+  const auto algorithm = GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Copy);
   CAPTURE(algorithm);
   const auto comm = make(algorithm);
   const auto values = comm->allocate(1 << 20).view(at::kHalf);
@@ -129,9 +127,8 @@ TEST_CASE("a mean of fp16 values whose sum is infinite") {
   CHECK(values.eq(40000).all().item<bool>());
 }
 
-TEST_CASE("windows in groups and graphs") {
-  const auto algorithm =
-      GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Symmetric, NcclAlgorithm::Auto);
+TEST_CASE("memory of the communicator in groups and graphs") {
+  const auto algorithm = GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Copy);
   CAPTURE(algorithm);
   const auto comm = make(algorithm);
   auto memory = comm->allocate(4 << 20).view(at::kFloat);
@@ -147,7 +144,7 @@ TEST_CASE("windows in groups and graphs") {
     {
       const ddp::GroupScope group(*comm);
       mean = comm->all_reduce(a, ReduceOp::Avg);
-      sum = comm->all_reduce(b, ReduceOp::Sum);
+      sum = comm->all_reduce_overlapped(b, ReduceOp::Sum);
     }
     mean->wait();
     sum->wait();
@@ -169,20 +166,60 @@ TEST_CASE("windows in groups and graphs") {
   }
 }
 
-TEST_CASE("a symmetric sum of bfloat16 is rounded once") {
-  if (!has_ranks(4)) {
-    return;  // any algorithm rounds two values once
+TEST_CASE("copy engines reduce parts of any size, in turns if they exceed the slots") {
+  const auto comm = make(NcclAlgorithm::Copy);
+  const auto memory = comm->allocate(200 << 20);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const auto typed = memory.view(dtype);
+    for (const int64_t n : {int64_t{600'001}, int64_t{5'000'003}, typed.numel() - 8}) {
+      for (const auto op : {ReduceOp::Sum, ReduceOp::Avg}) {
+        typed.zero_();
+        auto part = typed.narrow(0, 8, n);
+        part.copy_(data(n, dtype, rank()));
+        comm->all_reduce_overlapped(part, op)->wait();
+        CHECK(part.equal(reduced(n, dtype, op)));
+        CHECK(typed.narrow(0, 0, 8).eq(0).all().item<bool>());
+        CHECK(typed.narrow(0, 8 + n, typed.numel() - 8 - n).eq(0).all().item<bool>());
+      }
+    }
   }
-  const auto comm = make(NcclAlgorithm::Symmetric);
-  auto values = comm->allocate(2 << 20).view(at::kBFloat16);
-  values.fill_(rank() == 0 ? 256.0 : 1.0);  // 256 + 1 is 256 in bfloat16
-  comm->all_reduce(values)->wait();
-  const auto expected = at::full({1}, 256.0 + world_size() - 1, at::kFloat).to(at::kBFloat16);
-  CHECK(values.eq(expected.item()).all().item<bool>());
+}
+
+TEST_CASE("copies of an eager call meet those of another rank's graph") {
+  const auto comm = make(NcclAlgorithm::Copy);
+  auto values = comm->allocate(4 << 20).view(at::kFloat);
+  const auto own = data(values.numel(), at::kFloat, rank());
+  const auto step = [&] {
+    values.copy_(own);
+    comm->all_reduce_overlapped(values, ReduceOp::Avg)->wait();
+  };
+  at::cuda::CUDAGraph graph;
+  ddp::test::capture(graph, step);
+  for (int i = 0; i < 20; ++i) {
+    (i + rank()) % 3 == 0 ? step() : graph.replay();
+    synchronize();
+    REQUIRE(values.equal(reduced(values.numel(), at::kFloat, ReduceOp::Avg)));
+    values.zero_();
+  }
+}
+
+TEST_CASE("an abort ends copies that wait for a rank that never comes") {
+  if (!has_ranks(2)) {
+    return;
+  }
+  const auto comm = make(NcclAlgorithm::Copy);
+  const auto values = comm->allocate(4 << 20).view(at::kFloat);
+  if (rank() == 0) {
+    comm->all_reduce_overlapped(values);
+    comm->all_reduce_overlapped(values);
+    comm->abort("rank 1 (node7) failed: out of memory");
+    synchronize();
+  }
+  ddp::test::context().control_plane().barrier();
 }
 
 TEST_CASE("windows end in any order, before and after their communicator") {
-  auto comm = make(NcclAlgorithm::Auto);
+  auto comm = make(NcclAlgorithm::Copy);
   auto first = comm->allocate(1 << 20);
   auto second = comm->allocate(3 << 20);
   first = at::Tensor();
@@ -195,9 +232,9 @@ TEST_CASE("windows end in any order, before and after their communicator") {
   CHECK(floats.equal(reduced(floats.numel(), at::kFloat, ReduceOp::Sum)));
 }
 
-TEST_CASE("without windows ring is used") {
+TEST_CASE("without windows NCCL reduces") {
   REQUIRE(setenv("NCCL_P2P_LEVEL", "LOC", 1) == 0);  // libddp reads it; NCCL did before
-  const auto comm = make(NcclAlgorithm::Symmetric);
+  const auto comm = make(NcclAlgorithm::Copy);
   REQUIRE(unsetenv("NCCL_P2P_LEVEL") == 0);
   auto floats = comm->allocate(1 << 20).view(at::kFloat);
   floats.copy_(data(floats.numel(), at::kFloat, rank()));
@@ -208,30 +245,19 @@ TEST_CASE("without windows ring is used") {
   }
 }
 
-TEST_CASE("auto measures a table and keeps it in the plan") {
+TEST_CASE("the times of copies are in the plan, which another communicator adopts") {
   if (!has_ranks(2)) {
     return;
   }
-  const auto comm = make(NcclAlgorithm::Auto);
-  auto tensor = at::ones({1000}, at::device(comm->device()).dtype(at::kFloat));
-  comm->all_reduce(tensor)->wait();
-  if (rank() < 2) {  // the other ranks need not open the group
-    const ddp::GroupScope group(*comm);
-    rank() == 0 ? comm->send(tensor, 1) : comm->recv(tensor, 0);
-  }
-  CHECK_FALSE(comm->choices().plan().find("all_reduce").has_value());
-  const auto memory = comm->allocate(1 << 20);
-  const auto saved = comm->choices().plan().to_json();
-  REQUIRE(comm->choices().plan().find("all_reduce").has_value());
+  const auto comm = make(NcclAlgorithm::Copy);
+  CHECK(comm->choices().plan().identity().at("windows") == "copies");
   const auto& rows = comm->choices().all_reduce_table().rows();
   REQUIRE(rows.size() >= 4);
-  CHECK(rows.back().ring_us > rows.front().ring_us);
-  CHECK(comm->choices().all_reduce_table().has_symmetric());
-  const auto other = make(NcclAlgorithm::Auto);
+  CHECK(rows.back().us > rows.front().us);
+  const auto saved = comm->choices().plan().to_json();
+  const auto other = make(NcclAlgorithm::Copy);
   other->choices().adopt(saved, "the test");
-  const auto others_memory = other->allocate(1 << 20);  // measures nothing
-  CHECK(other->choices().plan().to_json() == saved);
-  CHECK((other->choices().all_reduce_table().rows() == rows));
+  CHECK((other->choices().all_reduce_table().rows() == rows));  // measures nothing
 }
 
 // After a capture, NCCL orders all later eager launches of the communicator behind captured ones.

@@ -32,13 +32,12 @@ void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
                  .max = 64},
                 options.nccl_max_ctas);
   visitor.field({.name = "nccl_algorithm",
-                 .doc = "Algorithm of gradient reductions. ring: NCCL's ring. symmetric: "
-                        "symmetric kernels with few thread blocks, on one node. auto: measure "
-                        "both once; plan_file and checkpoints store the result."},
+                 .doc = "Algorithm of gradient reductions. ring: NCCL's kernels. copy: the GPUs' "
+                        "copy engines for gradients of 1 MiB and more, which leaves the "
+                        "multiprocessors to the computation; on one node with NCCL 2.28 or "
+                        "later, elsewhere ring is used."},
                 options.nccl_algorithm,
-                {{"auto", NcclAlgorithm::Auto},
-                 {"ring", NcclAlgorithm::Ring},
-                 {"symmetric", NcclAlgorithm::Symmetric}});
+                {{"ring", NcclAlgorithm::Ring}, {"copy", NcclAlgorithm::Copy}});
   visitor.field({.name = "check_collectives",
                  .doc = "For debugging: compare the arguments of each collective across ranks "
                         "before it starts. A difference is an error that names both sides."},

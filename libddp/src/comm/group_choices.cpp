@@ -23,15 +23,14 @@ std::vector<AllReduceRow> slowest(Communicator& communicator,
                                   const std::vector<AllReduceRow>& rows) {
   std::vector<double> times;
   for (const auto& row : rows) {
-    times.insert(times.end(), {row.ring_us, row.symmetric_us});
+    times.push_back(row.us);
   }
   auto tensor = at::tensor(times, at::kDouble).to(communicator.device());
   communicator.all_reduce(tensor, ReduceOp::Max)->wait();
   tensor = tensor.cpu();
   auto result = rows;
   for (size_t i = 0; i < result.size(); ++i) {
-    result[i].ring_us = tensor.const_data_ptr<double>()[2 * i];
-    result[i].symmetric_us = tensor.const_data_ptr<double>()[2 * i + 1];
+    result[i].us = tensor.const_data_ptr<double>()[i];
   }
   return result;
 }
@@ -52,7 +51,7 @@ std::vector<AllReduceRow> time_on_host(Communicator& group) {
               .count();
       best_us = run <= 0 ? us : std::min(best_us, us);
     }
-    rows.push_back({.num_bytes = num_bytes, .ring_us = best_us});
+    rows.push_back({.num_bytes = num_bytes, .us = best_us});
   }
   return rows;
 }

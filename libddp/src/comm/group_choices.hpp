@@ -37,8 +37,6 @@ class GroupChoices {
   /// Times of all_reduce by size, from the plan or measured by the first call. Collective; the host
   /// waits. Empty for a group of one.
   const AllReduceTable& all_reduce_table();
-  /// The table from all_reduce_table() or adopt(). Empty before either is called.
-  const AllReduceTable& known_table() const { return table_; }
 
  private:
   Communicator& group_;

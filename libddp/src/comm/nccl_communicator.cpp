@@ -44,11 +44,11 @@ NcclCommunicator::NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& 
       handle_(std::move(comm)),
       info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, handle_.device()}},
       launcher_(handle_),
-      memory_(options_.nccl_algorithm != NcclAlgorithm::Ring && no_windows_.empty() &&
+      memory_(options_.nccl_algorithm == NcclAlgorithm::Copy && no_windows_.empty() &&
                       info_.world_size > 1
                   ? std::make_shared<NcclMemory>(handle_.get("start"), handle_.device())
                   : nullptr),
-      reductions_(handle_, launcher_, memory_, options_.nccl_algorithm),
+      reductions_(handle_, launcher_, memory_),
       failures_({.name = "the nccl communicator",
                  .rank = info_.rank,
                  .world_size = info_.world_size,
@@ -107,6 +107,10 @@ void NcclCommunicator::abort(const std::string& reason) {
   }
   // A launching thread can block inside NCCL. Setting NCCL's abort flag unblocks it.
   const auto launching = launcher_.lock_within(1s);
+  {
+    const c10::cuda::CUDAGuard guard(info_.device);
+    reductions_.release();
+  }
   handle_.abort([this] {
     launcher_.counters().abandon();
     if (memory_) {
@@ -160,7 +164,7 @@ WorkPtr NcclCommunicator::all_reduce_overlapped(at::Tensor tensor, ReduceOp op) 
 WorkPtr NcclCommunicator::start_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
   check_all_reduce(info_, tensor, op);
   compare("all_reduce", tensor, op);
-  return reductions_.all_reduce(tensor, op, overlapped, choices().known_table());
+  return reductions_.all_reduce(tensor, op, overlapped);
 }
 
 WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
@@ -227,13 +231,7 @@ at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
     return at::empty({num_bytes},
                      at::device(info_.device).dtype(at::kByte));  // caching: 512-byte aligned
   }
-  auto memory = memory_->allocate(num_bytes);
-  // All ranks call this, so the missing table can be measured here. The host waits.
-  if (options_.nccl_algorithm == NcclAlgorithm::Auto && choices().known_table().empty() &&
-      !launcher_.in_group() && launcher_.capture_status() == cudaStreamCaptureStatusNone) {
-    choices().all_reduce_table();
-  }
-  return memory;
+  return reductions_.allocate(num_bytes);
 }
 
 Plan::Identity NcclCommunicator::plan_identity() const {
@@ -241,7 +239,7 @@ Plan::Identity NcclCommunicator::plan_identity() const {
   check_nccl(ncclGetVersion(&nccl), nullptr, "ncclGetVersion");
   auto identity = kernels_identity(info_.device);
   identity["nccl"] = std::to_string(nccl);
-  identity["windows"] = memory_ ? "yes" : "no";
+  identity["windows"] = memory_ ? "copies" : "no";  // "yes" of earlier versions: symmetric kernels
   identity["nccl_ctas"] = concat(options_.nccl_min_ctas, "-", options_.nccl_max_ctas);
   return identity;
 }
@@ -249,8 +247,7 @@ Plan::Identity NcclCommunicator::plan_identity() const {
 std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
   const auto group = split(/*color=*/0, /*key=*/info_.rank);
   auto& measured = static_cast<NcclCommunicator&>(*group);
-  return time_all_reduce(measured, measured.launcher_, measured.reductions_,
-                         measured.memory_.get());
+  return time_all_reduce(measured, measured.launcher_, measured.reductions_);
 }
 
 CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
@@ -262,13 +259,11 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
   const c10::cuda::CUDAGuard guard(device.index());
   auto comm = connect_nccl(control_plane, device.index(), options);
   std::string no_windows;
-  if (options.nccl_algorithm != NcclAlgorithm::Ring && control_plane.world_size() > 1) {
+  if (options.nccl_algorithm == NcclAlgorithm::Copy && control_plane.world_size() > 1) {
     no_windows = why_no_windows(control_plane);
     if (!no_windows.empty() && control_plane.rank() == 0) {
-      const bool is_asked = options.nccl_algorithm == NcclAlgorithm::Symmetric;
-      log(is_asked ? LogLevel::Warning : LogLevel::Info,
-          concat("context.communicator.nccl_algorithm=", is_asked ? "symmetric" : "auto",
-                 ": symmetric windows are not available, ring is used: ", no_windows));
+      log_info(
+          concat("context.communicator.nccl_algorithm=copy: ring is used, because ", no_windows));
     }
   }
   auto made = std::make_shared<NcclCommunicator>(

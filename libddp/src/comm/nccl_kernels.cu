@@ -21,30 +21,25 @@ __global__ void counter_set(volatile uint32_t* shown, uint32_t value) {
   *shown = value;
 }
 
-__device__ float scaled(float value, float factor) {
-  return value * factor;
-}
+struct alignas(16) Vector {
+  static constexpr int kCount = 16 / sizeof(__nv_bfloat16);
+  __nv_bfloat16 values[kCount];
+};
+
 __device__ __nv_bfloat16 scaled(__nv_bfloat16 value, float factor) {
   return __float2bfloat16(__bfloat162float(value) * factor);
 }
 
-template <typename T>
-struct alignas(16) Vector {
-  static constexpr int kCount = 16 / sizeof(T);
-  T values[kCount];
-};
-
 // Whole vectors first, then single elements; without `in_vectors` only single elements.
-template <typename T>
-__global__ void scale(T* data, int64_t count, bool in_vectors, ScaleFactor given) {
+__global__ void scale(__nv_bfloat16* data, int64_t count, bool in_vectors, const float* given) {
 #if __CUDA_ARCH__ >= 900  // see may_begin_early
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  const float factor = given.memory != nullptr ? *given.memory : given.value;
+  const float factor = *given;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * kThreads;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t num_vectors = in_vectors ? count / Vector<T>::kCount : 0;
-  auto* vectors = reinterpret_cast<Vector<T>*>(data);
+  const int64_t num_vectors = in_vectors ? count / Vector::kCount : 0;
+  auto* vectors = reinterpret_cast<Vector*>(data);
   for (int64_t i = first; i < num_vectors; i += stride) {
     auto vector = vectors[i];
     for (auto& value : vector.values) {
@@ -52,34 +47,15 @@ __global__ void scale(T* data, int64_t count, bool in_vectors, ScaleFactor given
     }
     vectors[i] = vector;
   }
-  for (int64_t i = num_vectors * Vector<T>::kCount + first; i < count; i += stride) {
+  for (int64_t i = num_vectors * Vector::kCount + first; i < count; i += stride) {
     data[i] = scaled(data[i], factor);
   }
 }
 
 // Only code for compute capability 9 waits for the previous kernel on the device.
-template <typename T>
 bool may_begin_early() {
   cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, scale<T>) == cudaSuccess && attributes.ptxVersion >= 90;
-}
-
-template <typename T>
-cudaError_t launch(T* data, int64_t count, const ScaleFactor& factor, cudaStream_t stream) {
-  const bool in_vectors = reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  const int64_t items = in_vectors ? count / Vector<T>::kCount + 1 : count;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(
-      static_cast<unsigned>(std::clamp<int64_t>((items + kThreads - 1) / kThreads, 1, kMaxBlocks)));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  config.attrs = &early;
-  static const bool begins_early = may_begin_early<T>();
-  config.numAttrs = begins_early ? 1 : 0;
-  return cudaLaunchKernelEx(&config, scale<T>, data, count, in_vectors, factor);
+  return cudaFuncGetAttributes(&attributes, scale) == cudaSuccess && attributes.ptxVersion >= 90;
 }
 
 }  // namespace
@@ -94,11 +70,22 @@ cudaError_t launch_counter_set(uint32_t* shown, uint32_t value, cudaStream_t str
   return cudaGetLastError();
 }
 
-cudaError_t launch_scale(void* data, int64_t count, ScaleDtype dtype, const ScaleFactor& factor,
-                         cudaStream_t stream) {
-  return dtype == ScaleDtype::Float
-             ? launch(static_cast<float*>(data), count, factor, stream)
-             : launch(static_cast<__nv_bfloat16*>(data), count, factor, stream);
+cudaError_t launch_scale(void* data, int64_t count, const float* factor, cudaStream_t stream) {
+  const bool in_vectors = reinterpret_cast<uintptr_t>(data) % 16 == 0;
+  const int64_t items = in_vectors ? count / Vector::kCount + 1 : count;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(
+      static_cast<unsigned>(std::clamp<int64_t>((items + kThreads - 1) / kThreads, 1, kMaxBlocks)));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &early;
+  static const bool begins_early = may_begin_early();
+  config.numAttrs = begins_early ? 1 : 0;
+  return cudaLaunchKernelEx(&config, scale, static_cast<__nv_bfloat16*>(data), count, in_vectors,
+                            factor);
 }
 
 }  // namespace ddp::detail

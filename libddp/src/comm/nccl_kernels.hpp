@@ -15,17 +15,9 @@ cudaError_t launch_counter_add(uint32_t* total, uint32_t* shown, uint32_t by, cu
 /// *shown = value.
 cudaError_t launch_counter_set(uint32_t* shown, uint32_t value, cudaStream_t stream);
 
-enum class ScaleDtype { Float, BFloat16 };
-
-struct ScaleFactor {
-  float value = 1;
-  const float* memory = nullptr;  ///< if set, the factor is this element on the device
-};
-
-/// data[i] *= factor: turns a sum over ranks into a mean. Computed in float and rounded once. On
-/// compute capability 9 and above its blocks start before the previous kernel on `stream` has
-/// ended.
-cudaError_t launch_scale(void* data, int64_t count, ScaleDtype dtype, const ScaleFactor& factor,
-                         cudaStream_t stream);
+/// data[i] *= *factor of `count` elements of bfloat16; turns a sum over ranks into a mean. Computed
+/// in float and rounded once. On compute capability 9 and above its blocks start before the
+/// previous kernel on `stream` has ended.
+cudaError_t launch_scale(void* data, int64_t count, const float* factor, cudaStream_t stream);
 
 }  // namespace ddp::detail

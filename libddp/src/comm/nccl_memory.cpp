@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nccl_memory.hpp"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <cuda.h>
 
 #include <cstdlib>
@@ -10,13 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "comm/copy_kernels.hpp"
 #include "comm/cuda_check.hpp"
 #include "comm/nccl_handle.hpp"
 #include "core/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
 #define DDP_NCCL_HAS_WINDOWS 1
 #endif
 
@@ -50,12 +53,12 @@ bool gives_shareable_memory() {
 
 std::string why_not_here() {
 #ifndef DDP_NCCL_HAS_WINDOWS
-  return "this build's NCCL is older than 2.27";
+  return "this build's NCCL is older than 2.28";
 #else
   int version = 0;
   check_nccl(ncclGetVersion(&version), nullptr, "ncclGetVersion");
-  if (version < NCCL_VERSION(2, 27, 0)) {
-    return concat("NCCL ", version, " is older than 2.27");
+  if (version < NCCL_VERSION(2, 28, 0)) {
+    return concat("NCCL ", version, " is older than 2.28");
   }
   for (const auto& [variable, value] : {std::pair{"NCCL_CUMEM_ENABLE", "0"},
                                         {"NCCL_WIN_ENABLE", "0"},
@@ -70,8 +73,8 @@ std::string why_not_here() {
 #endif
 }
 
-// Without peer access NCCL still registers a window but uses the ring. This cannot check GPUs that
-// this process does not see (CUDA_VISIBLE_DEVICES).
+// Without peer access NCCL still registers a window. This cannot check GPUs that this process does
+// not see (CUDA_VISIBLE_DEVICES).
 std::string why_not_with(const std::vector<std::string>& addresses) {
   int device = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
@@ -90,6 +93,27 @@ std::string why_not_with(const std::vector<std::string>& addresses) {
     }
   }
   return {};
+}
+
+// Empty if NCCL has not mapped the window on all ranks. Then it gives no window of the device.
+PeerAddresses addresses_of(ncclWindow_t window, int world_size, at::Device device) {
+  cudaPointerAttributes attributes{};
+  if (cudaPointerGetAttributes(&attributes, window) != cudaSuccess ||
+      attributes.type != cudaMemoryTypeDevice) {
+    cudaGetLastError();
+    return {};
+  }
+  const auto on_device = at::empty({world_size}, at::device(device).dtype(at::kLong));
+  check_cuda(
+      launch_peer_addresses(window, world_size, static_cast<void**>(on_device.mutable_data_ptr()),
+                            c10::cuda::getCurrentCUDAStream(device.index()).stream()),
+      "the kernel of peer addresses");
+  const auto on_host = on_device.cpu();
+  PeerAddresses addresses;
+  for (int rank = 0; rank < world_size; ++rank) {
+    addresses.push_back(reinterpret_cast<char*>(on_host.const_data_ptr<int64_t>()[rank]));
+  }
+  return addresses;
 }
 
 std::string pci_address() {
@@ -139,28 +163,42 @@ at::Tensor NcclMemory::allocate(int64_t num_bytes) {
     ncclMemFree(memory);
     throw;
   }
+  const at::Device device(at::kCUDA, device_);
   {
     const std::lock_guard lock(mutex_);
-    windows_[static_cast<const char*>(memory)] = {window, padded};
+    windows_[static_cast<const char*>(memory)] = {window, padded, {}};
   }
-  const at::Device device(at::kCUDA, device_);
-  return at::from_blob(
+  auto tensor = at::from_blob(
       memory, {num_bytes}, [self = shared_from_this()](void* p) { self->free(p); },
       at::device(device).dtype(at::kByte), device);
+  int world_size = 0;
+  check_nccl(ncclCommCount(comm, &world_size), comm, "ncclCommCount");
+  auto addresses = addresses_of(window, world_size, device);
+  const std::lock_guard lock(mutex_);
+  windows_.at(static_cast<const char*>(memory)).addresses = std::move(addresses);
+  return tensor;
 #else
-  throw InternalError(concat("a window of ", num_bytes, " bytes without NCCL 2.27"));
+  throw InternalError(concat("a window of ", num_bytes, " bytes without NCCL 2.28"));
 #endif
 }
 
-bool NcclMemory::contains(const void* data, size_t num_bytes) {
+PeerAddresses NcclMemory::find(const void* data, size_t num_bytes) {
   const auto* begin = static_cast<const char*>(data);
   const std::lock_guard lock(mutex_);
   auto after = windows_.upper_bound(begin);
   if (after == windows_.begin()) {
-    return false;
+    return {};
   }
   --after;
-  return begin + num_bytes <= after->first + after->second.num_bytes;
+  const auto& [start, window] = *after;
+  if (begin + num_bytes > start + window.num_bytes) {
+    return {};
+  }
+  auto addresses = window.addresses;
+  for (auto& address : addresses) {
+    address += begin - start;
+  }
+  return addresses;
 }
 
 void NcclMemory::close() {

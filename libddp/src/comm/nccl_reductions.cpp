@@ -4,15 +4,18 @@
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <optional>
 #include <utility>
 
-#include "comm/all_reduce_variant.hpp"
 #include "comm/nccl_handle.hpp"
 #include "comm/nccl_kernels.hpp"
 
 namespace ddp::detail {
 namespace {
 
+constexpr size_t kLeastCopied = size_t{1} << 20;
+// In symmetric windows: the ring is faster from here on (two H200s: docs/notes/tried.md).
+constexpr size_t kLeastOnRing = size_t{32} << 20;
 constexpr size_t kLargestSharingEvent =
     (size_t{4} << 20) - 1;  // larger ones take longer than a wait
 
@@ -60,23 +63,73 @@ ncclRedOp_t to_nccl(ReduceOp op, c10::ScalarType dtype) {
   throw InternalError("unknown ReduceOp");
 }
 
+std::optional<SumDtype> sum_dtype(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kFloat:
+      return SumDtype::Float;
+    case c10::kBFloat16:
+      return SumDtype::BFloat16;
+    case c10::kHalf:
+      return SumDtype::Half;
+    default:
+      return std::nullopt;
+  }
+}
+
 }  // namespace
 
 NcclReductions::NcclReductions(NcclHandle& handle, NcclLauncher& launcher,
-                               std::shared_ptr<NcclMemory> memory, NcclAlgorithm algorithm)
-    : handle_(handle), launcher_(launcher), memory_(std::move(memory)), algorithm_(algorithm) {}
+                               std::shared_ptr<NcclMemory> memory)
+    : handle_(handle), launcher_(launcher), memory_(std::move(memory)) {}
+
+// No rank writes into another's slots and flags before all of them are ready: a rank reduces in
+// memory that it registered later, for which NCCL waits for all ranks.
+at::Tensor NcclReductions::allocate(int64_t num_bytes) {
+  if (!slots_.defined()) {
+    const auto flags_bytes = CopyAllReduce::flags_bytes(handle_.world_size());
+    slots_ = memory_->allocate(static_cast<int64_t>(CopyAllReduce::kSlotsBytes));
+    flags_ = memory_->allocate(static_cast<int64_t>(flags_bytes)).zero_();
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    auto slots = memory_->find(slots_.const_data_ptr(), slots_.nbytes());
+    auto flags = memory_->find(flags_.const_data_ptr(), flags_bytes);
+    if (!slots.empty()) {
+      copies_ = std::make_unique<CopyAllReduce>(handle_.rank(), std::move(slots), std::move(flags));
+    }
+  }
+  return memory_->allocate(num_bytes);
+}
+
+// Beside computation copies are best, which take no multiprocessors. Alone, NCCL's kernels are
+// faster: up to some size those for sums in symmetric windows, which NCCL chooses for ncclSum.
+ncclResult_t NcclReductions::call_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
+                                             ncclComm_t comm, cudaStream_t stream) {
+  void* const data = tensor.data_ptr();
+  const auto copied = sum_dtype(tensor.scalar_type());
+  const auto dtype = to_nccl(tensor.scalar_type());
+  auto nccl_op = to_nccl(op, tensor.scalar_type());
+  if (copies_ != nullptr && copied && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
+    const auto everywhere = memory_->find(data, tensor.nbytes());
+    const bool is_aligned = reinterpret_cast<uintptr_t>(data) % CopyAllReduce::kAlignment == 0;
+    if (overlapped && is_aligned && tensor.nbytes() >= kLeastCopied && !everywhere.empty()) {
+      copies_->run(everywhere, tensor.nbytes(), *copied, op == ReduceOp::Avg, stream);
+      return ncclSuccess;
+    }
+    if (op == ReduceOp::Sum && tensor.nbytes() >= kLeastOnRing && !everywhere.empty()) {
+      nccl_op = ring_sum(dtype);
+    }
+  }
+  return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()), dtype, nccl_op, comm,
+                       stream);
+}
 
 ncclRedOp_t NcclReductions::ring_sum(ncclDataType_t dtype) {
   const auto found = ring_sums_.find(dtype);
   if (found != ring_sums_.end()) {
     return found->second;
   }
-  double wide_one = 1;
   float one = 1;
   uint16_t half_one = dtype == ncclFloat16 ? 0x3c00 : 0x3f80;
-  void* scalar = dtype == ncclFloat64   ? static_cast<void*>(&wide_one)
-                 : dtype == ncclFloat32 ? static_cast<void*>(&one)
-                                        : &half_one;
+  void* const scalar = dtype == ncclFloat32 ? static_cast<void*>(&one) : &half_one;
   const auto comm = handle_.get("all_reduce");
   ncclRedOp_t made{};
   check_nccl(ncclRedOpCreatePreMulSum(&made, scalar, dtype, ncclScalarHostImmediate, comm), comm,
@@ -84,51 +137,25 @@ ncclRedOp_t NcclReductions::ring_sum(ncclDataType_t dtype) {
   return ring_sums_[dtype] = made;  // destroyed with the communicator
 }
 
-WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
-                                   const AllReduceTable& table) {
+void NcclReductions::enqueue_all_reduce(const at::Tensor& tensor, ReduceOp op) {
+  launcher_.enqueue("all_reduce", [&](ncclComm_t comm, cudaStream_t stream) {
+    return call_all_reduce(tensor, op, /*overlapped=*/false, comm, stream);
+  });
+}
+
+WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
   if (tensor.scalar_type() == at::kShort) {
     return reduce_int16("all_reduce", tensor, tensor, op);
   }
   const auto lock = launcher_.lock();
-  launcher_.check_usable("all_reduce");
-  const auto dtype = to_nccl(tensor.scalar_type());
-  const AllReduceCall call{op, tensor.scalar_type(), tensor.nbytes(), overlapped};
-  const bool in_memory = memory_ && memory_->contains(tensor.const_data_ptr(), tensor.nbytes());
-  auto nccl_op = to_nccl(op, tensor.scalar_type());
-  std::function<void()> after;
-  if (in_memory && dtype == ncclFloat64 && op == ReduceOp::Sum) {
-    // NCCL's multicast would be the algorithm, which makes the ranks of a node wait for each other
-    // in the call, while one of them may replay it.
-    nccl_op = ring_sum(dtype);
-  }
-  switch (choose_variant(call, in_memory && has_symmetric_kernels(call), algorithm_, table)) {
-    case AllReduceVariant::AsCalled:
-      break;
-    case AllReduceVariant::SumThenScale: {
-      nccl_op = ncclSum;
-      const auto scaled = dtype == ncclFloat32 ? ScaleDtype::Float : ScaleDtype::BFloat16;
-      after = [tensor, scaled, factor = 1.0F / static_cast<float>(handle_.world_size()),
-               stream = launcher_.stream()] {
-        check_cuda(launch_scale(tensor.data_ptr(), tensor.numel(), scaled, {.value = factor},
-                                stream.stream()),
-                   "launch_scale");
-      };
-      break;
-    }
-    case AllReduceVariant::ScaleByOneThenSum:
-      nccl_op = ring_sum(dtype);
-      break;
-  }
   const bool shares_event =
-      !overlapped && !after && !launcher_.in_group() && tensor.nbytes() <= kLargestSharingEvent;
+      !overlapped && !launcher_.in_group() && tensor.nbytes() <= kLargestSharingEvent;
   return launcher_.launch(
       "all_reduce", tensor, {tensor},
       [&](ncclComm_t comm, cudaStream_t stream) {
-        void* data = tensor.data_ptr();
-        return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()), dtype, nccl_op, comm,
-                             stream);
+        return call_all_reduce(tensor, op, overlapped, comm, stream);
       },
-      std::move(after), shares_event);
+      /*after=*/nullptr, shares_event);
 }
 
 WorkPtr NcclReductions::reduce_scatter(const at::Tensor& output, const at::Tensor& input,

@@ -6,9 +6,8 @@
 
 #include <map>
 #include <memory>
-#include <string>
 
-#include "comm/all_reduce_table.hpp"
+#include "comm/copy_all_reduce.hpp"
 #include "comm/nccl_handle.hpp"
 #include "comm/nccl_launch.hpp"
 #include "comm/nccl_memory.hpp"
@@ -16,32 +15,44 @@
 
 namespace ddp::detail {
 
-/// The reductions of one communicator. Passes each operation to NCCL in the fastest variant that
-/// gives the right values. The caller has checked the arguments.
+/// The reductions of one communicator. The caller has checked the arguments.
 class NcclReductions {
  public:
-  /// `handle` and `launcher` outlive this.
-  /// `memory` is null if windows are not requested or not available.
-  NcclReductions(NcclHandle& handle, NcclLauncher& launcher, std::shared_ptr<NcclMemory> memory,
-                 NcclAlgorithm algorithm);
+  /// `handle` and `launcher` outlive this. `memory` is null if windows are not requested or not
+  /// available.
+  NcclReductions(NcclHandle& handle, NcclLauncher& launcher, std::shared_ptr<NcclMemory> memory);
 
-  /// `table` has the times that NcclAlgorithm::Auto follows. It may be empty.
-  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
-                     const AllReduceTable& table);
+  /// `overlapped`: see Communicator::all_reduce_overlapped. Then tensors of at least 1 MiB in a
+  /// window are reduced by copies. NCCL reduces all others.
+  WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped);
+  /// Enqueues one that is not overlapped, neither waited for nor counted. Call it with the
+  /// launcher's lock.
+  void enqueue_all_reduce(const at::Tensor& tensor, ReduceOp op);
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
-  /// Returns "multiply by 1, then sum", which is exact and which symmetric kernels do not support.
-  /// Call it with the launcher's lock.
-  ncclRedOp_t ring_sum(ncclDataType_t dtype);
+  /// Memory in which all_reduce() copies. Collective, outside of groups and captures. Needs a
+  /// `memory`.
+  at::Tensor allocate(int64_t num_bytes);
+  /// Ends copies that wait for other ranks, after an abort.
+  void release() const {
+    if (copies_ != nullptr) {
+      copies_->release(launcher_.stream().stream());
+    }
+  }
 
  private:
+  ncclResult_t call_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
+                               ncclComm_t comm, cudaStream_t stream);
+  /// "Multiply by 1, then sum": exact, and without symmetric kernels.
+  ncclRedOp_t ring_sum(ncclDataType_t dtype);
   WorkPtr reduce_int16(const char* name, const at::Tensor& output, const at::Tensor& input,
                        ReduceOp op);
 
   NcclHandle& handle_;
   NcclLauncher& launcher_;
   const std::shared_ptr<NcclMemory> memory_;
-  const NcclAlgorithm algorithm_;
   std::map<ncclDataType_t, ncclRedOp_t> ring_sums_;  // guarded by the launcher's lock
+  at::Tensor slots_, flags_;                         // what copies_ uses
+  std::unique_ptr<CopyAllReduce> copies_;  // since the first allocate(), if NCCL maps windows
 };
 
 }  // namespace ddp::detail

@@ -2,7 +2,6 @@
 #include "comm/nccl_timing.hpp"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
@@ -61,20 +60,15 @@ struct TimedGraph {
 };
 
 // Times a graph: most steps run in one, and slow host launches would hide device time.
-double time_us(NcclLauncher& launcher, float* data, int64_t num_bytes, ncclRedOp_t op) {
+double time_us(NcclLauncher& launcher, NcclReductions& reductions, const at::Tensor& tensor) {
+  const auto num_bytes = static_cast<int64_t>(tensor.nbytes());
   const int calls = num_bytes <= (1 << 20) ? 50 : num_bytes <= (16 << 20) ? 20 : 5;
-  const auto call = [&] {
-    launcher.enqueue("all_reduce", [&](ncclComm_t comm, cudaStream_t stream) {
-      return ncclAllReduce(data, data, static_cast<size_t>(num_bytes) / sizeof(float), ncclFloat32,
-                           op, comm, stream);
-    });
-  };
   const auto stream = launcher.stream().stream();
-  call();  // connects the ranks
+  reductions.enqueue_all_reduce(tensor, ReduceOp::Sum);  // connects the ranks
   TimedGraph timed;
   timed.capture(stream, [&] {
     for (int i = 0; i < calls; ++i) {
-      call();
+      reductions.enqueue_all_reduce(tensor, ReduceOp::Sum);
     }
   });
   timed.run_us(stream);
@@ -88,29 +82,21 @@ double time_us(NcclLauncher& launcher, float* data, int64_t num_bytes, ncclRedOp
 }  // namespace
 
 std::vector<AllReduceRow> time_all_reduce(Communicator& communicator, NcclLauncher& launcher,
-                                          NcclReductions& reductions, NcclMemory* memory) {
+                                          NcclReductions& reductions) {
   const auto lock = launcher.lock();
-  const auto device = communicator.device();
-  const c10::cuda::CUDAGuard guard(device);
+  const c10::cuda::CUDAGuard guard(communicator.device());
   // Allocated on the caller's stream, which continues to use the allocator's cached memory.
-  const auto buffer = memory != nullptr
-                          ? memory->allocate(kLargestMeasured)
-                          : at::empty({kLargestMeasured}, at::device(device).dtype(at::kByte));
+  const auto buffer = communicator.allocate(kLargestMeasured);
   buffer.record_stream(launcher.stream().unwrap());  // after an abort NCCL may still use it
-  auto floats = buffer.view(at::kFloat).zero_();
-  auto* data = floats.mutable_data_ptr<float>();
+  const auto floats = buffer.view(at::kFloat).zero_();
   const c10::cuda::CUDAStreamGuard stream_guard(launcher.stream());
   // Without this, pending work of this rank or a slower one would be timed too.
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   communicator.barrier();
   std::vector<AllReduceRow> rows;
-  const auto ring = memory != nullptr ? reductions.ring_sum(ncclFloat32) : ncclSum;
   for (int64_t num_bytes = 4096; num_bytes <= kLargestMeasured; num_bytes *= 4) {
-    AllReduceRow row{.num_bytes = num_bytes, .ring_us = time_us(launcher, data, num_bytes, ring)};
-    if (memory != nullptr) {
-      row.symmetric_us = time_us(launcher, data, num_bytes, ncclSum);
-    }
-    rows.push_back(row);
+    const auto part = floats.narrow(0, 0, num_bytes / static_cast<int64_t>(sizeof(float)));
+    rows.push_back({num_bytes, time_us(launcher, reductions, part)});
   }
   return rows;
 }

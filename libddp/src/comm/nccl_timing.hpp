@@ -5,19 +5,18 @@
 
 #include "comm/all_reduce_table.hpp"
 #include "comm/nccl_launch.hpp"
-#include "comm/nccl_memory.hpp"
 #include "comm/nccl_reductions.hpp"
 #include "ddp/comm/communicator.hpp"
 
 namespace ddp::detail {
 
-/// Measures the all-reduce algorithms in captures, on a communicator that nobody uses eagerly. Once
-/// a communicator was captured, NCCL orders its eager launches behind its captured ones. This costs
-/// small ones 1 us each.
+/// Measures all-reduces in memory of the communicator, in captures, on a communicator that nobody
+/// uses eagerly. Once a communicator was captured, NCCL orders its eager launches behind its
+/// captured ones. This costs small ones 1 us each.
 ///
-/// `launcher`, `reductions` and `memory` (which may be null) are parts of `communicator`. Returns
-/// this rank's times. Collective; the host waits.
+/// `launcher` and `reductions` are parts of `communicator`. Returns this rank's times. Collective;
+/// the host waits.
 std::vector<AllReduceRow> time_all_reduce(Communicator& communicator, NcclLauncher& launcher,
-                                          NcclReductions& reductions, NcclMemory* memory);
+                                          NcclReductions& reductions);
 
 }  // namespace ddp::detail

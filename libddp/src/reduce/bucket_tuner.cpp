@@ -129,8 +129,7 @@ std::string BucketTuner::choose(const std::vector<int>& order, const AllReduceTa
          .ready_us = 1e3 * TimingEvent::milliseconds(ready_begin_, mark)});
   }
   const auto reduction_us = [&](int64_t num_bytes, bool is_last) {
-    return kLaunchUs +
-           table.microseconds(num_bytes, !is_last) * (is_last ? 1 : kSlowdownOverlapped);
+    return kLaunchUs + table.microseconds(num_bytes) * (is_last ? 1 : kSlowdownOverlapped);
   };
   const double tolerance = std::max(kToleranceUs, kToleranceShare * ready.back().ready_us);
   return choose_buckets(ready, reduction_us, tolerance).to_json(bytes);

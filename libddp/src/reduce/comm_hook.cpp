@@ -25,8 +25,8 @@ WorkPtr reduce_sum(const GradBucket& bucket, const at::Tensor& tensor) {
              : bucket.communicator->all_reduce_overlapped(tensor, ReduceOp::Sum);
 }
 
-// Sends tensors in the communicator's own memory, allocated once per layout. There NCCL's symmetric
-// kernels add bfloat16 in float32 and round once; a ring rounds at every hop.
+// Sends tensors in the communicator's own memory, allocated once per layout, where copy engines may
+// reduce them.
 class CompressHook final : public CommHook {
  public:
   explicit CompressHook(at::ScalarType wire_dtype) : wire_dtype_(wire_dtype) {}

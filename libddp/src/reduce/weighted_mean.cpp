@@ -29,8 +29,8 @@ namespace {
 void scale_by(const at::Tensor& data, const at::Tensor& factor) {
 #ifdef DDP_HAS_CUDA
   if (data.is_cuda() && data.scalar_type() == at::kBFloat16 && data.is_contiguous()) {
-    C10_CUDA_CHECK(launch_scale(data.mutable_data_ptr(), data.numel(), ScaleDtype::BFloat16,
-                                {.memory = factor.to(at::kFloat).const_data_ptr<float>()},
+    C10_CUDA_CHECK(launch_scale(data.mutable_data_ptr(), data.numel(),
+                                factor.to(at::kFloat).const_data_ptr<float>(),
                                 c10::cuda::getCurrentCUDAStream(data.device().index())));
     return;
   }

@@ -94,8 +94,8 @@ TEST_CASE("automatic buckets are cut where measured times expose the least commu
   TunedBuckets tuned(testing::options_of_any_layout());
   const bool is_slow = GENERATE(true, false);
   // The reduction of both takes 10 ms or nothing, and that of "large" fits into the 20 ms.
-  tuned.communicator->measured_rows = {{.num_bytes = 1 << 10, .ring_us = 1},
-                                       {.num_bytes = 1 << 20, .ring_us = is_slow ? 10000.0 : 1.0}};
+  tuned.communicator->measured_rows = {{.num_bytes = 1 << 10, .us = 1},
+                                       {.num_bytes = 1 << 20, .us = is_slow ? 10000.0 : 1.0}};
   CHECK_FALSE(tuned.tuner.is_due(1, kLargeFirst));
   tuned.run_backward(1);
   CHECK_FALSE(tuned.tuner.is_due(2, kLargeFirst));

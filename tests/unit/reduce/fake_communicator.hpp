@@ -95,7 +95,7 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
   /// The other rank's values of a reduction or an all_gather; unset: the same as this rank's.
   std::function<at::Tensor(const at::Tensor&)> other_rank;
   /// What all_reduce_table() measures.
-  std::vector<ddp::AllReduceRow> measured_rows{{.num_bytes = 1, .ring_us = 10}};
+  std::vector<ddp::AllReduceRow> measured_rows{{.num_bytes = 1, .us = 10}};
 
   std::vector<ddp::AllReduceRow> measure_all_reduce() override { return measured_rows; }
 

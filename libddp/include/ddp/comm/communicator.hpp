@@ -78,7 +78,7 @@ class Communicator : public detail::GroupParts {
 
   /// Memory that the backend reduces fastest: uint8 [num_bytes], 256-byte aligned, uninitialised.
   /// The tensor may outlive the communicator. Collective: equal sizes in equal order on every rank.
-  /// With nccl_algorithm=auto the first call measures all-reduce times, and the host waits.
+  /// Not inside a GroupScope or a capture.
   virtual at::Tensor allocate(int64_t num_bytes) = 0;
 
   /// Ends all pending operations on this rank with an error. Later calls throw PeerLostError with
@@ -111,9 +111,9 @@ class GroupScope {
 /// Auto: Single for one rank, else Nccl on GPUs and Mpi on CPUs.
 enum class CommBackend { Auto, Nccl, Mpi, Single };
 enum class NcclAlgorithm {
-  Auto,  ///< the first allocate() outside groups and captures measures both others for the plan
-  Ring,
-  Symmetric
+  Ring,  ///< NCCL's kernels
+  Copy,  ///< overlapped ones of 1 MiB and more by the GPUs' copy engines, if all ranks are on one
+         ///< node; others by Ring
 };
 
 struct CommunicatorOptions {

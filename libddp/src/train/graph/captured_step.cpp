@@ -81,10 +81,20 @@ std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph) {
 #define DDP_NO_EDGE_DATA
 #endif
 
+bool has_type(cudaGraphNode_t node, cudaGraphNodeType type) {
+  cudaGraphNodeType own{};
+  const auto code = cudaGraphNodeGetType(node, &own);
+  if (code ==
+      cudaErrorUnknown) {  // the runtime does not know the type of cuStreamBatchMemOp's nodes
+    cudaGetLastError();
+    return false;
+  }
+  check_cuda(code, "cudaGraphNodeGetType");
+  return own == type;
+}
+
 bool is_small_memset(cudaGraphNode_t node, cudaMemsetParams& memset) {
-  cudaGraphNodeType type{};
-  check_cuda(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
-  if (type != cudaGraphNodeTypeMemset) {
+  if (!has_type(node, cudaGraphNodeTypeMemset)) {
     return false;
   }
   check_cuda(cudaGraphMemsetNodeGetParams(node, &memset), "cudaGraphMemsetNodeGetParams");
@@ -188,9 +198,7 @@ void CapturedGraph::abandon() noexcept {
 
 std::string CapturedGraph::host_copies() const {
   for (cudaGraphNode_t node : nodes_of(graph_)) {
-    cudaGraphNodeType type{};
-    check_cuda(cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
-    if (type != cudaGraphNodeTypeMemcpy) {
+    if (!has_type(node, cudaGraphNodeTypeMemcpy)) {
       continue;
     }
     cudaMemcpy3DParms copy{};
