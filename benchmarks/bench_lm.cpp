@@ -60,6 +60,8 @@ const Settings::Values kDefaults = {{"model", "qwen2-7b"},
                                     {"param_dtype", "auto"},
                                     {"vocab_size", "0"},
                                     {"num_layers", "0"},
+                                    {"hidden_size", "0"},
+                                    {"num_heads", "0"},
                                     {"dropout", "0"},
                                     {"attention", "auto"},
                                     {"lora_rank", "64"},
@@ -155,6 +157,8 @@ Sizes named_sizes(const Settings& settings) {
         };
         override_with("vocab_size", options.vocab_size);
         override_with("num_layers", options.num_layers);
+        override_with("hidden_size", options.hidden_size);
+        override_with("num_heads", options.num_heads);
       },
       sizes);
   return sizes;

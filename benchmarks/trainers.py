@@ -26,11 +26,13 @@ QWEN2_VOCABULARY = "151936"
 
 # The benchmarks' settings by the trainers' settings of the same meaning.
 COMMON = {"train.batch_size": "batch_size", "model.dtype": "param_dtype", "ddp.bucket_cap_mb": "bucket_cap_mb",
-          "ddp.fp32_grads": "fp32_grads", "context.device": "device", "context.communicator.nccl_max_ctas": "nccl_max_ctas"}
+          "ddp.fp32_grads": "fp32_grads", "context.device": "device", "context.communicator.nccl_max_ctas": "nccl_max_ctas",
+          "context.communicator.nccl_algorithm": "nccl_algorithm"}
 IMAGES = {**COMMON, "model.name": "model", "model.stem": "stem", "model.channels_last": "channels_last",
           "data.image_size": "image_size", "data.num_classes": "num_classes"}
 LANGUAGE = {**COMMON, "train.grad_accum_steps": "accumulate", "train.max_grad_norm": "clip", "tokens.max_seq_len": "seq_len",
-            "model.dropout": "dropout", "model.vocab_size": "vocab_size", "optimizer.weight_decay": "weight_decay",
+            "model.dropout": "dropout", "model.vocab_size": "vocab_size", "model.layers": "num_layers",
+            "model.hidden": "hidden_size", "model.heads": "num_heads", "optimizer.weight_decay": "weight_decay",
             "lora.rank": "lora_rank", "lora.alpha": "lora_alpha", "lora.dropout": "lora_dropout", "lora.dtype": "lora_dtype"}
 # Settings that change a step and that a benchmark may lack.
 STEP_SETTINGS = ("train.label_smoothing", "train.mixup", "train.cutmix", "train.max_grad_norm", "model.ema_decay",
@@ -40,7 +42,7 @@ STEP_SETTINGS = ("train.label_smoothing", "train.mixup", "train.cutmix", "train.
 @dataclasses.dataclass(frozen=True)
 class Row:
     program: str                    # the trainer, in the build folder's examples/
-    benchmark: tuple | None         # settings of the benchmark that the configuration does not imply; None: no benchmark
+    benchmark: tuple                # settings of the benchmark that the configuration does not imply
     needs: str = ""                 # the option that gives the data; empty: the row needs none
     own: tuple = ()                 # settings of the trainer beside the configuration
     shared: tuple = ()              # a setting and its value on one GPU; n GPUs have 1 / n of it
@@ -80,9 +82,9 @@ ROWS = {
     "cifar10_vit_s_4": cifar10("vit_ddp", ("channels_last=false", "model=vit_s_4"), 300),
     "gpt2_124m": Row("gpt2_ddp", ("model=gpt2",), "text", ("model.vocab_size=50257", "sample.num_samples=0"), steps=150,
                      tokenizer=("--tokenizer", "bpe", "--vocab-size", "16384")),
-    "gpt2_shakespeare_char": Row("gpt2_ddp", None, "text", ("sample.num_samples=0",), ("train.batch_size", 64),
-                                 tokenizer=("--tokenizer", "chars"), repeats=False,
-                                 remark="bench_lm has no model of this width"),
+    "gpt2_shakespeare_char": Row("gpt2_ddp", ("model=gpt2", "vocab_size=65", "param_dtype=fp32"), "text",
+                                 ("sample.num_samples=0",), ("train.batch_size", 64), tokenizer=("--tokenizer", "chars"),
+                                 repeats=False),
     "bert_base": Row("bert_ddp", ("model=bert",), "text", ("model.vocab_size=30522",),
                      tokenizer=("--tokenizer", "wordpiece", "--vocab-size", "30522"),
                      remark="the trainer's head runs on masked positions alone, the benchmark's on all"),
