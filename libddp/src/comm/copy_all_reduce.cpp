@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "comm/cuda_check.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -63,6 +65,7 @@ CopyAllReduce::CopyAllReduce(int rank, PeerAddresses slots, PeerAddresses flags)
     check_cuda(launch_part_sum({}, dtype, nullptr), "the sum of a part");
   }
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
 }
 
 // A rank resets its flags before it goes on to the other meeting, and another rank sets them again
@@ -91,17 +94,27 @@ void CopyAllReduce::meet(Meeting meeting, cudaStream_t stream) const {
   }
 }
 
-void CopyAllReduce::release(cudaStream_t stream) const {
-  cudaStream_t own = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking), "cudaStreamCreate");
-  const std::vector<uint32_t> ones(2 * slots_.size(), 1);
-  for (int tries = 0; tries < 1000 && cudaStreamQuery(stream) == cudaErrorNotReady; ++tries) {
-    cudaMemcpyAsync(flags_[static_cast<size_t>(rank_)], ones.data(), flags_bytes(world_size()),
-                    cudaMemcpyHostToDevice, own);
-    cudaStreamSynchronize(own);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+void CopyAllReduce::release() const noexcept {
+  const auto set_flags = [device = device_, flags = flags_[static_cast<size_t>(rank_)],
+                          num_bytes = flags_bytes(world_size())] {
+    cudaSetDevice(device);
+    int lowest = 0;
+    int highest = 0;
+    cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    cudaStream_t stream = nullptr;
+    auto code = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest);
+    const std::vector<uint32_t> ones(num_bytes / sizeof(uint32_t), 1);
+    while (code == cudaSuccess) {  // a wait resets its flag, and others may follow
+      code = cudaMemcpyAsync(flags, ones.data(), num_bytes, cudaMemcpyHostToDevice, stream);
+      code = code == cudaSuccess ? cudaStreamSynchronize(stream) : code;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  try {
+    std::thread(set_flags).detach();
+  } catch (const std::system_error& error) {
+    log_error(concat("copies may wait after an abort: ", error.what()));
   }
-  cudaStreamDestroy(own);
 }
 
 // The slots are free: a rank's "complete" follows its sum of the turn before.

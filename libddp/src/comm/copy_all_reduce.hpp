@@ -36,9 +36,10 @@ class CopyAllReduce {
   void run(const PeerAddresses& data, size_t num_bytes, SumDtype dtype, bool is_mean,
            cudaStream_t stream) const;
 
-  /// Ends what waits on `stream` for other ranks, with wrong values: after an abort. The host waits
-  /// until the stream is empty, at most a second.
-  void release(cudaStream_t stream) const;
+  /// Call after an abort: from now on nothing waits for other ranks, in eager calls and replays,
+  /// and values are wrong, also those that other ranks receive. A thread sees to it until the
+  /// process ends, so the flags must never be freed.
+  void release() const noexcept;
 
  private:
   /// What one turn reduces of rank r's part: bytes [begin, end) of the tensor.
@@ -55,6 +56,7 @@ class CopyAllReduce {
   size_t peer(int step) const { return static_cast<size_t>((rank_ + step) % world_size()); }
 
   const int rank_;
+  int device_ = 0;
   const PeerAddresses slots_;
   const PeerAddresses flags_;
   const size_t slot_bytes_;

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 9)
 #include <nccl_device.h>
 #endif
 
@@ -17,7 +17,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = 1024;
 
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 9)
 __global__ void peer_addresses(ncclWindow_t window, int world_size, void** addresses) {
   for (int rank = 0; rank < world_size; ++rank) {
     addresses[rank] = ncclGetPeerPointer(window, 0, rank);
@@ -84,7 +84,7 @@ cudaError_t launch(const PartSum& sum, cudaStream_t stream) {
 
 cudaError_t launch_peer_addresses(void* window, int world_size, void** addresses,
                                   cudaStream_t stream) {
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 9)
   peer_addresses<<<1, 1, 0, stream>>>(static_cast<ncclWindow_t>(window), world_size, addresses);
   return cudaGetLastError();
 #else

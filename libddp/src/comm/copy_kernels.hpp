@@ -10,7 +10,8 @@
 namespace ddp::detail {
 
 /// Writes the addresses at which this GPU reaches a window (ncclWindow_t) of each rank to
-/// `addresses`, device memory for one pointer per rank. Needs NCCL 2.28.
+/// `addresses`, device memory for one pointer per rank. Needs NCCL 2.28.9, before which windows had
+/// other fields.
 cudaError_t launch_peer_addresses(void* window, int world_size, void** addresses,
                                   cudaStream_t stream);
 

@@ -87,14 +87,17 @@ void NcclCommunicator::start(std::string id, const AddProbe& add_probe) {
 NcclCommunicator::~NcclCommunicator() {
   watchdog_.reset();
   try {
-    const auto close = [this] {
-      if (memory_) {
-        memory_->close();
+    const auto close = [memory = memory_] {
+      if (memory) {
+        memory->close();
       }
     };
     if (!handle_.destroy(close)) {
       // A graph that captured collectives writes the counters in its next replay.
       launcher_.counters().abandon();
+      if (memory_) {
+        memory_->abandon();  // copies may still use it
+      }
     }
   } catch (const std::exception& error) {
     log_error(concat("at the end of the nccl communicator: ", error.what()));
@@ -107,14 +110,11 @@ void NcclCommunicator::abort(const std::string& reason) {
   }
   // A launching thread can block inside NCCL. Setting NCCL's abort flag unblocks it.
   const auto launching = launcher_.lock_within(1s);
-  {
-    const c10::cuda::CUDAGuard guard(info_.device);
-    reductions_.release();
-  }
   handle_.abort([this] {
     launcher_.counters().abandon();
     if (memory_) {
       memory_->abandon();
+      reductions_.release();
     }
   });
   children_.abort(reason);
@@ -163,7 +163,7 @@ WorkPtr NcclCommunicator::all_reduce_overlapped(at::Tensor tensor, ReduceOp op) 
 
 WorkPtr NcclCommunicator::start_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
   check_all_reduce(info_, tensor, op);
-  compare("all_reduce", tensor, op);
+  compare(overlapped ? "all_reduce_overlapped" : "all_reduce", tensor, op);
   return reductions_.all_reduce(tensor, op, overlapped);
 }
 

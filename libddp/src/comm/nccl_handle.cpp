@@ -240,10 +240,10 @@ bool NcclHandle::destroy(const std::function<void()>& close) {
   if (comm == nullptr) {
     return true;
   }
-  close();
   auto code = std::make_shared<std::atomic<ncclResult_t>>(ncclSuccess);
-  if (!run_bounded(30s, [comm = comm.release(), code, device = device_] {
+  if (!run_bounded(30s, [comm = comm.release(), code, device = device_, close] {
         cudaSetDevice(device);
+        close();
         code->store(ncclCommDestroy(comm));
       })) {
     log_warning(

@@ -19,7 +19,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 0)
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 9)
 #define DDP_NCCL_HAS_WINDOWS 1
 #endif
 
@@ -53,12 +53,12 @@ bool gives_shareable_memory() {
 
 std::string why_not_here() {
 #ifndef DDP_NCCL_HAS_WINDOWS
-  return "this build's NCCL is older than 2.28";
+  return "this build's NCCL is older than 2.28.9";
 #else
   int version = 0;
   check_nccl(ncclGetVersion(&version), nullptr, "ncclGetVersion");
-  if (version < NCCL_VERSION(2, 28, 0)) {
-    return concat("NCCL ", version, " is older than 2.28");
+  if (version < NCCL_VERSION(2, 28, 9)) {
+    return concat("NCCL ", version, " is older than 2.28.9");
   }
   for (const auto& [variable, value] : {std::pair{"NCCL_CUMEM_ENABLE", "0"},
                                         {"NCCL_WIN_ENABLE", "0"},
@@ -68,6 +68,9 @@ std::string why_not_here() {
     if (is_set_to(variable, value)) {
       return concat(variable, "=", value, " is set");
     }
+  }
+  if (find_driver_function("cuStreamBatchMemOp") == nullptr) {
+    return "the driver has no cuStreamBatchMemOp";
   }
   return gives_shareable_memory() ? "" : "NCCL does not allocate shareable memory here";
 #endif
@@ -95,14 +98,17 @@ std::string why_not_with(const std::vector<std::string>& addresses) {
   return {};
 }
 
-// Empty if NCCL has not mapped the window on all ranks. Then it gives no window of the device.
-PeerAddresses addresses_of(ncclWindow_t window, int world_size, at::Device device) {
+// The window's address on each rank. Empty if NCCL has not mapped it on all ranks: then it gives no
+// window of the device.
+PeerAddresses addresses_of(ncclWindow_t window, ncclComm_t comm, at::Device device) {
   cudaPointerAttributes attributes{};
   if (cudaPointerGetAttributes(&attributes, window) != cudaSuccess ||
       attributes.type != cudaMemoryTypeDevice) {
     cudaGetLastError();
     return {};
   }
+  int world_size = 0;
+  check_nccl(ncclCommCount(comm, &world_size), comm, "ncclCommCount");
   const auto on_device = at::empty({world_size}, at::device(device).dtype(at::kLong));
   check_cuda(
       launch_peer_addresses(window, world_size, static_cast<void**>(on_device.mutable_data_ptr()),
@@ -157,7 +163,8 @@ at::Tensor NcclMemory::allocate(int64_t num_bytes) {
   check_nccl(ncclMemAlloc(&memory, padded), comm, "ncclMemAlloc");
   ncclWindow_t window{};
   try {
-    check_nccl(ncclCommWindowRegister(comm, memory, padded, &window, NCCL_WIN_COLL_SYMMETRIC), comm,
+    // In a symmetric window NCCL would take symmetric kernels, which no abort ends.
+    check_nccl(ncclCommWindowRegister(comm, memory, padded, &window, NCCL_WIN_DEFAULT), comm,
                "ncclCommWindowRegister");
   } catch (...) {
     ncclMemFree(memory);
@@ -171,14 +178,17 @@ at::Tensor NcclMemory::allocate(int64_t num_bytes) {
   auto tensor = at::from_blob(
       memory, {num_bytes}, [self = shared_from_this()](void* p) { self->free(p); },
       at::device(device).dtype(at::kByte), device);
-  int world_size = 0;
-  check_nccl(ncclCommCount(comm, &world_size), comm, "ncclCommCount");
-  auto addresses = addresses_of(window, world_size, device);
+  auto addresses = addresses_of(window, comm, device);
+  if (!addresses.empty()) {
+    int rank = 0;
+    check_nccl(ncclCommUserRank(comm, &rank), comm, "ncclCommUserRank");
+    addresses[static_cast<size_t>(rank)] = static_cast<char*>(memory);  // outlives the window
+  }
   const std::lock_guard lock(mutex_);
   windows_.at(static_cast<const char*>(memory)).addresses = std::move(addresses);
   return tensor;
 #else
-  throw InternalError(concat("a window of ", num_bytes, " bytes without NCCL 2.28"));
+  throw InternalError(concat("a window of ", num_bytes, " bytes without NCCL 2.28.9"));
 #endif
 }
 
@@ -202,6 +212,8 @@ PeerAddresses NcclMemory::find(const void* data, size_t num_bytes) {
 }
 
 void NcclMemory::close() {
+  // Unmapping does not wait for copies.
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize before the windows end");
   const std::lock_guard lock(mutex_);
 #ifdef DDP_NCCL_HAS_WINDOWS
   for (const auto& [memory, window] : windows_) {

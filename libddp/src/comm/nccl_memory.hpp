@@ -28,9 +28,10 @@ class NcclMemory : public std::enable_shared_from_this<NcclMemory> {
   /// Returns uint8 [num_bytes]; num_bytes > 0. Collective: every rank registers at the same point,
   /// one call at a time. The communicator's device must be current.
   at::Tensor allocate(int64_t num_bytes);
-  /// The range at each rank's address; empty if it does not lie in one window.
+  /// The range at each rank's address; empty if it does not lie in one window, or NCCL has not
+  /// mapped that.
   PeerAddresses find(const void* data, size_t num_bytes);
-  /// Call before the communicator is destroyed.
+  /// Call before the communicator is destroyed. The host waits for the device.
   void close();
   /// Call after an abort. Nothing is deregistered or freed afterwards.
   void abandon();

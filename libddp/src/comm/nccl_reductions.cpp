@@ -14,8 +14,6 @@ namespace ddp::detail {
 namespace {
 
 constexpr size_t kLeastCopied = size_t{1} << 20;
-// In symmetric windows: the ring is faster from here on (two H200s: docs/notes/tried.md).
-constexpr size_t kLeastOnRing = size_t{32} << 20;
 constexpr size_t kLargestSharingEvent =
     (size_t{4} << 20) - 1;  // larger ones take longer than a wait
 
@@ -100,41 +98,22 @@ at::Tensor NcclReductions::allocate(int64_t num_bytes) {
 }
 
 // Beside computation copies are best, which take no multiprocessors. Alone, NCCL's kernels are
-// faster: up to some size those for sums in symmetric windows, which NCCL chooses for ncclSum.
+// faster.
 ncclResult_t NcclReductions::call_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
                                              ncclComm_t comm, cudaStream_t stream) {
   void* const data = tensor.data_ptr();
   const auto copied = sum_dtype(tensor.scalar_type());
-  const auto dtype = to_nccl(tensor.scalar_type());
-  auto nccl_op = to_nccl(op, tensor.scalar_type());
-  if (copies_ != nullptr && copied && (op == ReduceOp::Sum || op == ReduceOp::Avg)) {
-    const auto everywhere = memory_->find(data, tensor.nbytes());
-    const bool is_aligned = reinterpret_cast<uintptr_t>(data) % CopyAllReduce::kAlignment == 0;
-    if (overlapped && is_aligned && tensor.nbytes() >= kLeastCopied && !everywhere.empty()) {
+  if (overlapped && copies_ != nullptr && copied && (op == ReduceOp::Sum || op == ReduceOp::Avg) &&
+      tensor.nbytes() >= kLeastCopied &&
+      reinterpret_cast<uintptr_t>(data) % CopyAllReduce::kAlignment == 0) {
+    if (const auto everywhere = memory_->find(data, tensor.nbytes()); !everywhere.empty()) {
       copies_->run(everywhere, tensor.nbytes(), *copied, op == ReduceOp::Avg, stream);
       return ncclSuccess;
     }
-    if (op == ReduceOp::Sum && tensor.nbytes() >= kLeastOnRing && !everywhere.empty()) {
-      nccl_op = ring_sum(dtype);
-    }
   }
-  return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()), dtype, nccl_op, comm,
+  return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()),
+                       to_nccl(tensor.scalar_type()), to_nccl(op, tensor.scalar_type()), comm,
                        stream);
-}
-
-ncclRedOp_t NcclReductions::ring_sum(ncclDataType_t dtype) {
-  const auto found = ring_sums_.find(dtype);
-  if (found != ring_sums_.end()) {
-    return found->second;
-  }
-  float one = 1;
-  uint16_t half_one = dtype == ncclFloat16 ? 0x3c00 : 0x3f80;
-  void* const scalar = dtype == ncclFloat32 ? static_cast<void*>(&one) : &half_one;
-  const auto comm = handle_.get("all_reduce");
-  ncclRedOp_t made{};
-  check_nccl(ncclRedOpCreatePreMulSum(&made, scalar, dtype, ncclScalarHostImmediate, comm), comm,
-             "ncclRedOpCreatePreMulSum");
-  return ring_sums_[dtype] = made;  // destroyed with the communicator
 }
 
 void NcclReductions::enqueue_all_reduce(const at::Tensor& tensor, ReduceOp op) {

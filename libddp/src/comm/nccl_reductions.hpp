@@ -4,7 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <nccl.h>
 
-#include <map>
 #include <memory>
 
 #include "comm/copy_all_reduce.hpp"
@@ -32,26 +31,23 @@ class NcclReductions {
   /// Memory in which all_reduce() copies. Collective, outside of groups and captures. Needs a
   /// `memory`.
   at::Tensor allocate(int64_t num_bytes);
-  /// Ends copies that wait for other ranks, after an abort.
+  /// See CopyAllReduce.
   void release() const {
     if (copies_ != nullptr) {
-      copies_->release(launcher_.stream().stream());
+      copies_->release();
     }
   }
 
  private:
   ncclResult_t call_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
                                ncclComm_t comm, cudaStream_t stream);
-  /// "Multiply by 1, then sum": exact, and without symmetric kernels.
-  ncclRedOp_t ring_sum(ncclDataType_t dtype);
   WorkPtr reduce_int16(const char* name, const at::Tensor& output, const at::Tensor& input,
                        ReduceOp op);
 
   NcclHandle& handle_;
   NcclLauncher& launcher_;
   const std::shared_ptr<NcclMemory> memory_;
-  std::map<ncclDataType_t, ncclRedOp_t> ring_sums_;  // guarded by the launcher's lock
-  at::Tensor slots_, flags_;                         // what copies_ uses
+  at::Tensor slots_, flags_;               // what copies_ uses
   std::unique_ptr<CopyAllReduce> copies_;  // since the first allocate(), if NCCL maps windows
 };
 

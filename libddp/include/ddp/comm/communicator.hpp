@@ -53,6 +53,8 @@ class Communicator : public detail::GroupParts {
 
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) = 0;  ///< in place
   /// Use this if kernels run at the same time. It may be slower but occupies fewer multiprocessors.
+  /// All ranks must call it, at the same place of the same allocate(). Wait for its work before a
+  /// graph that captured others is replayed.
   virtual WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) {
     return all_reduce(std::move(tensor), op);
   }
