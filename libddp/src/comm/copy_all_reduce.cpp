@@ -4,13 +4,17 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <system_error>
+#include <exception>
+#include <future>
+#include <memory>
 #include <thread>
 #include <utility>
 
 #include "comm/cuda_check.hpp"
+#include "core/exit_actions.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 
@@ -45,6 +49,32 @@ void copy(void* to, const void* from, size_t num_bytes, cudaStream_t stream) {
   }
   check_cuda(cudaMemcpyAsync(to, from, num_bytes, cudaMemcpyDeviceToDevice, stream),
              "cudaMemcpyAsync to another GPU");
+}
+
+// Sets the flags to 1 in a thread until the process ends: a wait resets its flag, and others may
+// follow.
+void keep_setting(void* flags, size_t num_bytes, int device) {
+  const auto is_exiting = std::make_shared<std::atomic<bool>>(false);
+  std::packaged_task<void()> set_flags([is_exiting, device, flags, num_bytes] {
+    cudaSetDevice(device);
+    int lowest = 0;
+    int highest = 0;
+    cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    cudaStream_t stream = nullptr;
+    auto code = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest);
+    const std::vector<uint32_t> ones(num_bytes / sizeof(uint32_t), 1);
+    while (code == cudaSuccess && !*is_exiting) {
+      code = cudaMemcpyAsync(flags, ones.data(), num_bytes, cudaMemcpyHostToDevice, stream);
+      code = code == cudaSuccess ? cudaStreamSynchronize(stream) : code;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  const auto ended = std::make_shared<std::future<void>>(set_flags.get_future());
+  std::thread(std::move(set_flags)).detach();
+  at_exit([is_exiting, ended](int /*status*/) {  // CUDA ends later
+    *is_exiting = true;
+    ended->wait_for(std::chrono::milliseconds(100));
+  });
 }
 
 }  // namespace
@@ -95,24 +125,9 @@ void CopyAllReduce::meet(Meeting meeting, cudaStream_t stream) const {
 }
 
 void CopyAllReduce::release() const noexcept {
-  const auto set_flags = [device = device_, flags = flags_[static_cast<size_t>(rank_)],
-                          num_bytes = flags_bytes(world_size())] {
-    cudaSetDevice(device);
-    int lowest = 0;
-    int highest = 0;
-    cudaDeviceGetStreamPriorityRange(&lowest, &highest);
-    cudaStream_t stream = nullptr;
-    auto code = cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, highest);
-    const std::vector<uint32_t> ones(num_bytes / sizeof(uint32_t), 1);
-    while (code == cudaSuccess) {  // a wait resets its flag, and others may follow
-      code = cudaMemcpyAsync(flags, ones.data(), num_bytes, cudaMemcpyHostToDevice, stream);
-      code = code == cudaSuccess ? cudaStreamSynchronize(stream) : code;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  };
   try {
-    std::thread(set_flags).detach();
-  } catch (const std::system_error& error) {
+    keep_setting(flags_[static_cast<size_t>(rank_)], flags_bytes(world_size()), device_);
+  } catch (const std::exception& error) {
     log_error(concat("copies may wait after an abort: ", error.what()));
   }
 }
