@@ -39,8 +39,8 @@ constexpr const char* kUsage = R"(usage:
   modes (both)       eager, graph or both
 
 Figures are medians over the rounds, from the slowest rank. algbw = bytes / time, busbw = algbw *
-2 (n-1) / n, in GB/s (10^9). nccl is the ring; NCCL's symmetric
-kernels, which no abort ends, stand beside it. ratio = nccl's time / ours.
+2 (n-1) / n, in GB/s (10^9). nccl is the ring; NCCL's symmetric kernels, which no abort ends, stand
+beside it. ratio = nccl's time / ours.
 )";
 
 void check(cudaError_t code, const char* what) {
@@ -240,10 +240,10 @@ void print_row(const ddp::Context& context, bool captured, int64_t num_bytes,
   const auto busbw = [&](double time) {
     return static_cast<double>(num_bytes) / time / 1e3 * factor;
   };
-  const double best = us[0];
+  const double ring = us[0];
   std::printf("%-6s %12lld %10.2f %10.2f %10.2f %10.2f %9.2f %9.2f %8.4f %8.2f\n",
-              captured ? "graph" : "eager", static_cast<long long>(num_bytes), best, us[2], us[0],
-              us[1], busbw(best), busbw(us[2]), best / us[2], us[2] - best);
+              captured ? "graph" : "eager", static_cast<long long>(num_bytes), ring, us[2], ring,
+              us[1], busbw(ring), busbw(us[2]), ring / us[2], us[2] - ring);
   std::fflush(stdout);
 }
 

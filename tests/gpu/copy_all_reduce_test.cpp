@@ -11,11 +11,11 @@
 
 #include <vector>
 
+#include "ops/tensor_launch.hpp"
 #include "support/catch.hpp"
 
 using ddp::detail::CopyAllReduce;
 using ddp::detail::PeerAddresses;
-using ddp::detail::SumDtype;
 
 namespace {
 
@@ -54,10 +54,7 @@ class Ranks {
     const auto dtype = tensors[0].scalar_type();
     const auto guard = static_cast<size_t>(kGuard * tensors[0].element_size());
     reductions_[rank].run(addresses_of(tensors, guard), tensors[0].nbytes() - 2 * guard,
-                          dtype == at::kFloat      ? SumDtype::Float
-                          : dtype == at::kBFloat16 ? SumDtype::BFloat16
-                                                   : SumDtype::Half,
-                          is_mean, streams_[rank]);
+                          ddp::ops::detail::element_of(dtype), is_mean, streams_[rank]);
   }
   void run(const std::vector<at::Tensor>& tensors, bool is_mean) const {
     REQUIRE(cudaDeviceSynchronize() == cudaSuccess);

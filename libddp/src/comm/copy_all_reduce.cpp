@@ -19,6 +19,9 @@
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
+
+using ops::detail::Element;
+
 namespace {
 
 size_t round_up(size_t bytes) {
@@ -91,8 +94,8 @@ CopyAllReduce::CopyAllReduce(int rank, PeerAddresses slots, PeerAddresses flags)
       batch_mem_op_(find_driver_function("cuStreamBatchMemOp")) {
   // A kernel is loaded by its first launch, which may wait for the whole device or fail in a
   // capture.
-  for (const auto dtype : {SumDtype::Float, SumDtype::BFloat16, SumDtype::Half}) {
-    check_cuda(launch_part_sum({}, dtype, nullptr), "the sum of a part");
+  for (const auto element : {Element::Float32, Element::Bfloat16, Element::Float16}) {
+    check_cuda(launch_part_sum({}, element, nullptr), "the sum of a part");
   }
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   check_cuda(cudaGetDevice(&device_), "cudaGetDevice");
@@ -134,7 +137,7 @@ void CopyAllReduce::release() const noexcept {
 
 // The slots are free: a rank's "complete" follows its sum of the turn before.
 void CopyAllReduce::reduce_ranges(const PeerAddresses& data, const std::vector<Range>& ranges,
-                                  SumDtype dtype, float factor, cudaStream_t stream) const {
+                                  Element element, float factor, cudaStream_t stream) const {
   const auto rank = static_cast<size_t>(rank_);
   char* const own = data[rank];
   for (int step = 1; step < world_size(); ++step) {
@@ -150,7 +153,7 @@ void CopyAllReduce::reduce_ranges(const PeerAddresses& data, const std::vector<R
                               .rank = rank_,
                               .world_size = world_size(),
                               .factor = factor},
-                             dtype, stream),
+                             element, stream),
              "the sum of a part");
   for (int step = 1; step < world_size(); ++step) {
     copy(data[peer(step)] + part.begin, own + part.begin, part.size(), stream);
@@ -158,7 +161,7 @@ void CopyAllReduce::reduce_ranges(const PeerAddresses& data, const std::vector<R
   meet(Meeting::Complete, stream);
 }
 
-void CopyAllReduce::run(const PeerAddresses& data, size_t num_bytes, SumDtype dtype, bool is_mean,
+void CopyAllReduce::run(const PeerAddresses& data, size_t num_bytes, Element element, bool is_mean,
                         cudaStream_t stream) const {
   const size_t part = round_up((num_bytes + slots_.size() - 1) / slots_.size());
   const float factor = is_mean ? 1.0F / static_cast<float>(world_size()) : 1.0F;
@@ -168,7 +171,7 @@ void CopyAllReduce::run(const PeerAddresses& data, size_t num_bytes, SumDtype dt
       ranges[r].begin = std::min(r * part + done, num_bytes);
       ranges[r].end = std::min(r * part + std::min(done + slot_bytes_, part), num_bytes);
     }
-    reduce_ranges(data, ranges, dtype, factor, stream);
+    reduce_ranges(data, ranges, element, factor, stream);
   }
 }
 

@@ -33,7 +33,7 @@ class CopyAllReduce {
 
   /// Enqueues the sum, or the mean, of the tensors of `num_bytes` at `data`, this rank's part of
   /// it. Added in rank order in float32 and rounded once.
-  void run(const PeerAddresses& data, size_t num_bytes, SumDtype dtype, bool is_mean,
+  void run(const PeerAddresses& data, size_t num_bytes, ops::detail::Element element, bool is_mean,
            cudaStream_t stream) const;
 
   /// Call after an abort: from now on nothing waits for other ranks, in eager calls and replays,
@@ -50,8 +50,8 @@ class CopyAllReduce {
   enum class Meeting { Pushed, Complete };
 
   void meet(Meeting meeting, cudaStream_t stream) const;
-  void reduce_ranges(const PeerAddresses& data, const std::vector<Range>& ranges, SumDtype dtype,
-                     float factor, cudaStream_t stream) const;
+  void reduce_ranges(const PeerAddresses& data, const std::vector<Range>& ranges,
+                     ops::detail::Element element, float factor, cudaStream_t stream) const;
   int world_size() const { return static_cast<int>(slots_.size()); }
   size_t peer(int step) const { return static_cast<size_t>((rank_ + step) % world_size()); }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/copy_kernels.hpp"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <nccl.h>
 
 #include <algorithm>
+
+#include "ops/kernel_types.cuh"
 
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 28, 9)
 #include <nccl_device.h>
@@ -31,16 +31,6 @@ struct alignas(16) Vector {
   T values[kCount];
 };
 
-__device__ void assign(float& to, float value) {
-  to = value;
-}
-__device__ void assign(__nv_bfloat16& to, float value) {
-  to = __float2bfloat16(value);
-}
-__device__ void assign(__half& to, float value) {
-  to = __float2half(value);
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kThreads) part_sum(PartSum sum) {
   const auto count = static_cast<int64_t>(sum.num_bytes / sizeof(T));
@@ -55,12 +45,12 @@ __global__ void __launch_bounds__(kThreads) part_sum(PartSum sum) {
                                                             rank * sum.slot_bytes);
       const Vector<T> part = rank == sum.rank ? own[i] : slot[i];
       for (int k = 0; k < Vector<T>::kCount; ++k) {
-        total[k] += static_cast<float>(part.values[k]);
+        total[k] += ops::detail::to_float(part.values[k]);
       }
     }
     Vector<T> result;
     for (int k = 0; k < Vector<T>::kCount; ++k) {
-      assign(result.values[k], total[k] * sum.factor);
+      result.values[k] = ops::detail::from_float<T>(total[k] * sum.factor);
     }
     if ((i + 1) * Vector<T>::kCount <= count) {
       own[i] = result;
@@ -96,16 +86,9 @@ cudaError_t launch_peer_addresses(void* window, int world_size, void** addresses
 #endif
 }
 
-cudaError_t launch_part_sum(const PartSum& sum, SumDtype dtype, cudaStream_t stream) {
-  switch (dtype) {
-    case SumDtype::Float:
-      return launch<float>(sum, stream);
-    case SumDtype::BFloat16:
-      return launch<__nv_bfloat16>(sum, stream);
-    case SumDtype::Half:
-      return launch<__half>(sum, stream);
-  }
-  return cudaErrorInvalidValue;
+cudaError_t launch_part_sum(const PartSum& sum, ops::detail::Element element, cudaStream_t stream) {
+  return ops::detail::with_float_type(
+      element, [&](auto tag) { return launch<typename decltype(tag)::type>(sum, stream); });
 }
 
 }  // namespace ddp::detail

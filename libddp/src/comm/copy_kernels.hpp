@@ -5,7 +5,8 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
-#include <cstdint>
+
+#include "ops/kernel_types.hpp"
 
 namespace ddp::detail {
 
@@ -14,8 +15,6 @@ namespace ddp::detail {
 /// other fields.
 cudaError_t launch_peer_addresses(void* window, int world_size, void** addresses,
                                   cudaStream_t stream);
-
-enum class SumDtype { Float, BFloat16, Half };
 
 /// The parts of one sum. All addresses are multiples of 16 bytes.
 struct PartSum {
@@ -28,7 +27,7 @@ struct PartSum {
   float factor = 1;  ///< of the sum
 };
 
-/// Adds the parts in rank order in float, multiplies by the factor and rounds once.
-cudaError_t launch_part_sum(const PartSum& sum, SumDtype dtype, cudaStream_t stream);
+/// Adds the parts in rank order in float, multiplies by the factor and rounds once. Not of UInt8.
+cudaError_t launch_part_sum(const PartSum& sum, ops::detail::Element element, cudaStream_t stream);
 
 }  // namespace ddp::detail

@@ -4,11 +4,11 @@
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include <optional>
 #include <utility>
 
 #include "comm/nccl_handle.hpp"
 #include "comm/nccl_kernels.hpp"
+#include "ops/tensor_launch.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -61,17 +61,11 @@ ncclRedOp_t to_nccl(ReduceOp op, c10::ScalarType dtype) {
   throw InternalError("unknown ReduceOp");
 }
 
-std::optional<SumDtype> sum_dtype(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kFloat:
-      return SumDtype::Float;
-    case c10::kBFloat16:
-      return SumDtype::BFloat16;
-    case c10::kHalf:
-      return SumDtype::Half;
-    default:
-      return std::nullopt;
-  }
+bool can_be_copied(const at::Tensor& tensor, ReduceOp op) {
+  const auto dtype = tensor.scalar_type();
+  return (op == ReduceOp::Sum || op == ReduceOp::Avg) &&
+         (dtype == c10::kFloat || dtype == c10::kBFloat16 || dtype == c10::kHalf) &&
+         tensor.nbytes() >= kLeastCopied && ops::detail::is_aligned(tensor);
 }
 
 }  // namespace
@@ -102,12 +96,10 @@ at::Tensor NcclReductions::allocate(int64_t num_bytes) {
 ncclResult_t NcclReductions::call_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
                                              ncclComm_t comm, cudaStream_t stream) {
   void* const data = tensor.data_ptr();
-  const auto copied = sum_dtype(tensor.scalar_type());
-  if (overlapped && copies_ != nullptr && copied && (op == ReduceOp::Sum || op == ReduceOp::Avg) &&
-      tensor.nbytes() >= kLeastCopied &&
-      reinterpret_cast<uintptr_t>(data) % CopyAllReduce::kAlignment == 0) {
+  if (overlapped && copies_ != nullptr && can_be_copied(tensor, op)) {
     if (const auto everywhere = memory_->find(data, tensor.nbytes()); !everywhere.empty()) {
-      copies_->run(everywhere, tensor.nbytes(), *copied, op == ReduceOp::Avg, stream);
+      copies_->run(everywhere, tensor.nbytes(), ops::detail::element_of(tensor.scalar_type()),
+                   op == ReduceOp::Avg, stream);
       return ncclSuccess;
     }
   }

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import unittest
 
-from study_support import ROOT, need
+from study_support import ROOT, TURNS, need
 
 need("torch")
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
@@ -90,17 +90,7 @@ class Figures(unittest.TestCase):
             "| 1 Gbit/s | 5,000.0 / 4,910.0 | failed |"])
 
 
-PROGRAM = r'''#!{python}
-import json, os, sys, time
-o = dict(argument.split("=", 1) for argument in sys.argv[1:])
-def wait(what):
-    while not os.path.exists(f"{o['gate']}/{o['name']}.{what}"):
-        time.sleep(0.001)
-def answer(what, value):
-    with open(f"{o['gate']}/{o['name']}.{what}.part", "w") as f:
-        f.write(repr(value))
-    os.rename(f"{o['gate']}/{o['name']}.{what}.part", f"{o['gate']}/{o['name']}.{what}")
-if os.environ.get("SLOW_SOCKETS_GBIT_S") == o.get("fails"):
+PROGRAM = TURNS + r'''if os.environ.get("SLOW_SOCKETS_GBIT_S") == o.get("fails"):
     sys.exit(3)
 wait("start")
 answer("ready", 1.0)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-from study_support import ROOT, need
+from study_support import ROOT, TURNS, need
 
 need("torch")
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
@@ -23,17 +23,7 @@ import step_profile  # noqa: E402
 TOOL = os.path.join(ROOT, "benchmarks", "compare_pytorch")
 
 # A program that takes turns as interleaved.py tells and notes when it did; its steps take `ms`.
-TAKES_TURNS = r'''#!{python}
-import json, os, sys, time
-o = dict(argument.split("=", 1) for argument in sys.argv[1:])
-def wait(what):
-    while not os.path.exists(f"{o['gate']}/{o['name']}.{what}"):
-        time.sleep(0.001)
-def answer(what, value):
-    with open(f"{o['gate']}/{o['name']}.{what}.part", "w") as f:
-        f.write(repr(value))
-    os.rename(f"{o['gate']}/{o['name']}.{what}.part", f"{o['gate']}/{o['name']}.{what}")
-def note(what):
+TAKES_TURNS = TURNS + r'''def note(what):
     if "notes" in o:
         with open(o["notes"], "a") as f:
             f.write(o["name"] + " " + what + "\n")

@@ -12,6 +12,19 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.a
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 from scaling.command_line import exit_code  # noqa: E402
 
+# The beginning of a small program that takes turns as benchmarks/interleaved.py tells.
+TURNS = r'''#!{python}
+import json, os, sys, time
+o = dict(argument.split("=", 1) for argument in sys.argv[1:])
+def wait(what):
+    while not os.path.exists(f"{o['gate']}/{o['name']}.{what}"):
+        time.sleep(0.001)
+def answer(what, value):
+    with open(f"{o['gate']}/{o['name']}.{what}.part", "w") as f:
+        f.write(repr(value))
+    os.rename(f"{o['gate']}/{o['name']}.{what}.part", f"{o['gate']}/{o['name']}.{what}")
+'''
+
 
 def need(*modules):
     """Ends with 77 (skipped) where one of the packages is missing."""
