@@ -11,6 +11,7 @@
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/sample_rng.hpp"
 #include "ddp/data/tensor_dataset.hpp"
+#include "ddp/export/exported_module.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/optim/make_optimizer.hpp"

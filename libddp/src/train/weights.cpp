@@ -6,6 +6,7 @@
 #include <set>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/python_state.hpp"
 
 namespace ddp {
 namespace {
@@ -25,6 +26,14 @@ void append_list(std::string& text, const char* what, const std::vector<std::str
     return;
   }
   text += concat(text.empty() ? "" : "; ", names.size(), ' ', what, ": ", join_names(names));
+}
+
+// Replaces the weights whose names begin with `prefix`.
+void replace_state(TensorMap& weights, const std::string& prefix, const TensorMap& state) {
+  std::erase_if(weights, [&](const auto& entry) { return entry.first.starts_with(prefix); });
+  for (const auto& [name, tensor] : state) {
+    weights.emplace(prefix + name, tensor);
+  }
 }
 
 }  // namespace
@@ -64,6 +73,13 @@ TensorMap named_weights(const torch::nn::Module& module) {
   for (const auto& item : module.named_buffers()) {
     if (item.value().defined()) {
       weights.emplace(item.key(), item.value().detach());
+    }
+  }
+  // Such a module knows which of its tensors Python's state_dict() has, and under which names.
+  for (const auto& child : module.named_modules("", /*include_self=*/true)) {
+    const auto* python = dynamic_cast<const detail::PythonState*>(child.value().get());
+    if (python != nullptr) {
+      replace_state(weights, child.key().empty() ? "" : child.key() + ".", python->state_dict());
     }
   }
   return weights;

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// ExportedModule: a model that Python exported with torch.export, trained in C++.
+//
+//   Python:  torch.export.save(torch.export.export(net.train(), (x,), dynamic_shapes=…), "net.pt2")
+//
+//   ddp::ExportedModule module("net.pt2");
+//   ddp::DistributedDataParallel model(module, ctx.communicator());
+//   auto loss = torch::mse_loss(model.forward(x).toTensor(), y);
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <map>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/core/safetensors.hpp"
+#include "ddp/detail/python_state.hpp"
+
+namespace ddp {
+
+struct ExportedModuleOptions {
+  /// Shared objects that register custom operators. They are loaded first.
+  std::vector<std::string> libraries;
+};
+
+/// Runs the exported operators one by one through LibTorch's dispatcher, so autograd records them,
+/// autocast casts their inputs and CUDA graphs capture them. Parameters and buffers have Python's
+/// names and order; a tied parameter is listed once, under its first name. Submodules hold the
+/// parameters; they have no forward.
+///
+/// Mode. The module begins in the mode of the export. train() and eval() use the program of that
+/// mode if the archive has both ("model" and "eval"). Else they change the mode of the exported
+/// operators: dropout, normalization, attention, recurrent layers. Code that Python ran only
+/// `if self.training` is not in the archive: export both modes then. eval() refuses a training
+/// program with random operators, because it cannot know whether they belong to training only.
+///
+/// Devices in the program follow the module. Control flow of Python is as it was at the export.
+class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState {
+ public:
+  /// Reads the archive at `path`. Nothing in it is unpickled. Throws ReadError for a file that is
+  /// no archive, DataError for one that this library cannot run; the message names the node and its
+  /// line of Python.
+  explicit ExportedModuleImpl(const std::string& path, const ExportedModuleOptions& options = {});
+  ~ExportedModuleImpl() override;
+
+  /// Python's forward with positional arguments: tensors, numbers, or IValues.
+  template <typename... Inputs>
+  c10::IValue forward(Inputs&&... inputs) {
+    return call({c10::IValue(std::forward<Inputs>(inputs))...});
+  }
+
+  /// Python's forward. Lists, tuples and dicts are IValues of the same structure as at the export;
+  /// a dataclass is a dict of its fields. So is the result. An argument that was None or a number
+  /// at the export keeps its value and may be left out. Throws SettingsError for another structure,
+  /// and for sizes outside of the export's ranges.
+  c10::IValue call(std::vector<c10::IValue> positional,
+                   const std::map<std::string, c10::IValue>& keywords = {});
+
+  /// Throws SettingsError if the archive does not have this mode.
+  void train(bool on = true) override;
+
+  using torch::nn::Module::to;
+  /// Throws SettingsError if the program names dtypes, which the export fixed: export in `dtype`
+  /// then, or use autocast.
+  void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override;
+  void to(at::ScalarType dtype, bool non_blocking = false) override;
+
+  /// A copy with its own parameters and buffers. Tied parameters stay tied.
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+
+  /// Python's state_dict(): tied parameters under each of their names, no buffers that are not
+  /// persistent. The tensors share the module's memory.
+  TensorMap state_dict() const override;
+
+  void pretty_print(std::ostream& stream) const override;
+
+ private:
+  struct State;
+  explicit ExportedModuleImpl(std::unique_ptr<State> state);
+  void register_tensors();
+  at::Device device_of(const std::vector<c10::IValue>& leaves) const;
+  void check_dtype(at::ScalarType dtype) const;
+
+  std::unique_ptr<State> state_;
+};
+
+TORCH_MODULE(ExportedModule);
+
+}  // namespace ddp

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "export/archive.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/bounded_json.hpp"
+#include "core/file_mapping.hpp"
+#include "core/file_ops.hpp"
+#include "core/unique_fd.hpp"
+#include "ddp/core/error.hpp"
+#include "export/json_access.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr std::size_t kMaxTableBytes = std::size_t{1} << 28;
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw ReadError(
+      concat("cannot read ", path, ": ", why, "; fix: write it with Python's torch.export.save()"));
+}
+
+// Entries are stored without compression, so none is longer than the file. This refuses a zip that
+// unpacks to more than the memory.
+std::map<std::string, std::size_t> entry_sizes(caffe2::serialize::PyTorchStreamReader& reader,
+                                               std::size_t file_bytes) {
+  std::map<std::string, std::size_t> sizes;
+  for (const auto& name : reader.getAllRecords()) {
+    const auto bytes = reader.getRecordSize(name);
+    if (bytes > file_bytes) {
+      throw DataError(concat("its entry ", printable(name), " claims ", bytes,
+                             " bytes, more than the file has"));
+    }
+    sizes.emplace(name, bytes);
+  }
+  return sizes;
+}
+
+std::size_t file_bytes(const std::string& path) {
+  std::string why;
+  const UniqueFd fd(open_to_read(path, why));
+  const auto bytes = fd.valid() ? ::lseek(fd.get(), 0, SEEK_END) : -1;
+  if (bytes < 0) {
+    throw ReadError("cannot read " + path + ": " + why);
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+std::vector<int64_t> whole_numbers(const nlohmann::json& list, const char* what) {
+  std::vector<int64_t> numbers;
+  for (const auto& item : list) {
+    numbers.push_back(whole_number(item.at("as_int"), 0, what));
+  }
+  return numbers;
+}
+
+// Elements that a tensor of these sizes and strides reaches from its offset.
+int64_t reach(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides) {
+  int64_t last = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    int64_t step = 0;
+    if (sizes[i] == 0) {
+      return 0;
+    }
+    if (__builtin_mul_overflow(sizes[i] - 1, strides[i], &step) ||
+        __builtin_add_overflow(last, step, &last)) {
+      throw DataError("its sizes and strides are out of range");
+    }
+  }
+  return last + 1;
+}
+
+at::Tensor tensor_in(const at::Storage& storage, const nlohmann::json& meta) {
+  const auto dtype = scalar_type(meta.at("dtype"));
+  const auto sizes = whole_numbers(meta.at("sizes"), "a size");
+  const auto strides = whole_numbers(meta.at("strides"), "a stride");
+  const auto offset = whole_number(meta.at("storage_offset").at("as_int"), 0, "the offset");
+  if (layout(meta.at("layout")) != at::kStrided || sizes.size() != strides.size() ||
+      sizes.size() > 64) {
+    throw DataError("it is no dense tensor");
+  }
+  int64_t end = 0, bytes = 0;
+  const auto elements = reach(sizes, strides);
+  if (__builtin_add_overflow(elements, offset, &end) ||
+      __builtin_mul_overflow(end, static_cast<int64_t>(c10::elementSize(dtype)), &bytes) ||
+      (elements > 0 && bytes > static_cast<int64_t>(storage.nbytes()))) {
+    throw DataError(concat("its entry has ", storage.nbytes(), " bytes, too few for the sizes ",
+                           at::IntArrayRef(sizes)));
+  }
+  if (dtype == at::kBool &&
+      !are_bools(static_cast<const unsigned char*>(storage.data()), storage.nbytes())) {
+    throw DataError("a truth value is neither 0 nor 1");
+  }
+  return at::empty({0}, at::dtype(dtype)).set_(storage, offset, sizes, strides);
+}
+
+}  // namespace
+
+Pt2Archive::Pt2Archive(const std::string& path) : path_(path) {
+  const auto bytes = file_bytes(path);
+  try {
+    reader_ = std::make_unique<caffe2::serialize::PyTorchStreamReader>(path);
+    sizes_ = entry_sizes(*reader_, bytes);
+  } catch (const c10::Error& error) {
+    refuse(path, concat("it is no zip archive of PyTorch (", error.what_without_backtrace(), ')'));
+  } catch (const DataError& error) {
+    refuse(path, error.what());
+  }
+  const auto format = has("archive_format") ? text("archive_format", 16) : "";
+  if (format != "pt2") {
+    refuse(path, "it is not an archive of torch.export");
+  }
+  if (const auto version = text("archive_version", 16); version != "0") {
+    refuse(path, concat("it has version ", printable(version),
+                        " of the archive format, and this libddp reads 0"));
+  }
+  if (has("byteorder") && text("byteorder", 16) != "little") {
+    refuse(path, "its byte order is not little-endian");
+  }
+}
+
+std::vector<std::string> Pt2Archive::programs() const {
+  constexpr std::string_view kFolder = "models/", kEnd = ".json";
+  std::vector<std::string> names;
+  for (const auto& [entry, size] : sizes_) {
+    if (entry.starts_with(kFolder) && entry.ends_with(kEnd) &&
+        entry.size() > kFolder.size() + kEnd.size()) {
+      names.push_back(entry.substr(kFolder.size(), entry.size() - kFolder.size() - kEnd.size()));
+    }
+  }
+  return names;
+}
+
+std::string Pt2Archive::text(const std::string& entry, std::size_t max_bytes) {
+  const auto found = sizes_.find(entry);
+  if (found == sizes_.end()) {
+    throw DataError(concat(path_, " lacks the entry ", printable(entry)));
+  }
+  if (found->second > max_bytes) {
+    throw DataError(concat(path_, ": the entry ", printable(entry), " has ", found->second,
+                           " bytes, and the limit is ", max_bytes));
+  }
+  std::string text(found->second, '\0');
+  try {
+    reader_->getRecord(entry, text.data(), text.size());
+  } catch (const c10::Error& error) {
+    refuse(path_, concat("its entry ", printable(entry), " is damaged (",
+                         error.what_without_backtrace(), ')'));
+  }
+  return text;
+}
+
+TensorMap Pt2Archive::weights(const std::string& program) {
+  return tensors("data/weights/", program + "_weights_config.json");
+}
+
+TensorMap Pt2Archive::constants(const std::string& program) {
+  return tensors("data/constants/", program + "_constants_config.json");
+}
+
+TensorMap Pt2Archive::tensors(const std::string& folder, const std::string& table) {
+  TensorMap result;
+  const auto json =
+      parse_bounded_json<nlohmann::json>(text(folder + table, kMaxTableBytes), kMaxJsonDepth);
+  for (const auto& [name, payload] : json.at("config").items()) {
+    try {
+      if (payload.at("use_pickle").get<bool>()) {
+        throw DataError(
+            "it is pickled, and libddp unpickles nothing; fix: export a model whose "
+            "tensors are plain");
+      }
+      const auto entry = folder + payload.at("path_name").get<std::string>();
+      const auto& meta = payload.at("tensor_meta");
+      auto tensor = tensor_in(storage(entry), meta);
+      if (payload.at("is_param").get<bool>() && meta.at("requires_grad").get<bool>()) {
+        tensor.set_requires_grad(true);
+      }
+      result.emplace(name, std::move(tensor));
+    } catch (const std::exception& error) {
+      throw DataError(concat(path_, ": tensor ", printable(name), ": ", message_of(error)));
+    }
+  }
+  return result;
+}
+
+at::Storage Pt2Archive::storage(const std::string& entry) {
+  const auto found = storages_.find(entry);
+  if (found != storages_.end()) {
+    return found->second;
+  }
+  const auto size = sizes_.find(entry);
+  if (size == sizes_.end()) {
+    throw DataError("the entry " + printable(entry) + " is missing");
+  }
+  const auto bytes = at::empty({static_cast<int64_t>(size->second)}, at::kByte);
+  reader_->getRecord(entry, bytes.mutable_data_ptr(), size->second);
+  return storages_.emplace(entry, bytes.storage()).first->second;
+}
+
+}  // namespace ddp::detail

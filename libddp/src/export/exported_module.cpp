@@ -1,0 +1,298 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/export/exported_module.hpp"
+
+#include <dlfcn.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "export/call_arguments.hpp"
+#include "export/module_tree.hpp"
+#include "export/programs.hpp"
+
+namespace ddp {
+
+using detail::ExportedProgram;
+using detail::InputKind;
+using detail::OutputKind;
+using detail::printable;
+
+struct ExportedModuleImpl::State {
+  std::shared_ptr<const detail::Programs> programs;
+  TensorMap tensors;                           // parameters and buffers by all of Python's names
+  std::map<std::string, TensorMap> constants;  // by the name of their program
+
+  // A constant on the module's device.
+  const at::Tensor& constant(const std::string& program, const std::string& name,
+                             at::Device device) {
+    auto& tensor = constants.at(program).at(name);
+    if (tensor.device() != device) {
+      tensor = tensor.to(device);
+    }
+    return tensor;
+  }
+};
+
+namespace {
+
+void load_libraries(const std::vector<std::string>& libraries) {
+  for (const auto& library : libraries) {
+    if (::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+      const char* why = ::dlerror();
+      throw SettingsError(
+          concat("model.libraries: cannot load ", library, ": ", why ? why : "unknown"));
+    }
+  }
+}
+
+bool is_state(const detail::InputSpec& input) {
+  return input.kind == InputKind::Parameter || input.kind == InputKind::Buffer;
+}
+
+// Buffers that are not persistent are among the constants of the archive.
+TensorMap state_tensors(const ExportedProgram& program, const TensorMap& weights,
+                        const TensorMap& constants, const std::string& path) {
+  TensorMap tensors;
+  for (const auto& input : program.inputs) {
+    if (!is_state(input)) {
+      continue;
+    }
+    const auto& source = input.is_persistent ? weights : constants;
+    const auto found = source.find(input.target);
+    if (found == source.end()) {
+      throw DataError(concat(path, ": the weights lack ", printable(input.target)));
+    }
+    tensors.emplace(input.target, found->second);
+  }
+  return tensors;
+}
+
+void check_constants(const ExportedProgram& program, const TensorMap& constants,
+                     const std::string& path) {
+  for (const auto& input : program.inputs) {
+    if (input.kind == InputKind::TensorConstant && constants.count(input.target) == 0) {
+      throw DataError(concat(path, ": the constants lack ", printable(input.target)));
+    }
+  }
+}
+
+bool is_same_tensor(const at::Tensor& a, const at::Tensor& b) {
+  return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
+         a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.dtype() == b.dtype();
+}
+
+// Parameters over the same memory are one tensor under several names.
+void tie_parameters(const ExportedProgram& program, TensorMap& tensors) {
+  std::map<const void*, std::vector<at::Tensor>> by_memory;
+  for (const auto& input : program.inputs) {
+    if (input.kind != InputKind::Parameter) {
+      continue;
+    }
+    auto& tensor = tensors.at(input.target);
+    auto& known = by_memory[tensor.storage().unsafeGetStorageImpl()];
+    const auto same = std::find_if(known.begin(), known.end(), [&](const at::Tensor& other) {
+      return tensor.numel() > 0 && is_same_tensor(other, tensor);
+    });
+    if (same != known.end()) {
+      tensor = *same;
+    } else {
+      known.push_back(tensor);
+    }
+  }
+}
+
+const detail::Node* node_with_dtype(const detail::Graph& graph) {
+  for (const auto& node : graph.nodes) {
+    for (const auto& input : node.inputs) {
+      const auto* inner = std::get_if<std::shared_ptr<const detail::Graph>>(&input.value.value);
+      if (input.value.dtype() != nullptr) {
+        return &node;
+      }
+      if (const auto* found = inner ? node_with_dtype(**inner) : nullptr) {
+        return found;
+      }
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
+                                       const ExportedModuleOptions& options)
+    : torch::nn::Module("ExportedModule"), state_(std::make_unique<State>()) {
+  load_libraries(options.libraries);
+  detail::Pt2Archive archive(path);
+  try {
+    const auto programs = std::make_shared<const detail::Programs>(archive);
+    const auto& main = programs->main();
+    state_->programs = programs;
+    state_->constants[programs->main_name()] = archive.constants(programs->main_name());
+    const auto& constants = state_->constants[programs->main_name()];
+    check_constants(main, constants, path);
+    if (programs->eval_program()) {
+      state_->constants["eval"] = archive.constants("eval");
+      check_constants(*programs->eval_program(), state_->constants["eval"], path);
+    }
+    state_->tensors = state_tensors(main, archive.weights(programs->main_name()), constants, path);
+    tie_parameters(main, state_->tensors);
+    programs->of_mode(programs->is_training());  // so that a fault of the archive shows now
+    register_tensors();
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(concat(path, " is damaged: ", printable(error.what())));
+  } catch (const c10::Error& error) {
+    throw DataError(concat(path, " is damaged: ", error.what_without_backtrace()));
+  }
+  torch::nn::Module::train(state_->programs->is_training());
+}
+
+ExportedModuleImpl::ExportedModuleImpl(std::unique_ptr<State> state)
+    : torch::nn::Module("ExportedModule"), state_(std::move(state)) {
+  register_tensors();
+}
+
+ExportedModuleImpl::~ExportedModuleImpl() = default;
+
+void ExportedModuleImpl::register_tensors() {
+  std::vector<detail::NamedTensor> parameters, buffers;
+  for (const auto& input : state_->programs->main().inputs) {
+    if (!is_state(input)) {
+      continue;
+    }
+    const auto& tensor = state_->tensors.at(input.target);
+    auto& list = input.kind == InputKind::Parameter ? parameters : buffers;
+    const bool is_tied =
+        std::any_of(list.begin(), list.end(),
+                    [&](const detail::NamedTensor& other) { return other.tensor.is_same(tensor); });
+    if (!is_tied) {
+      list.push_back({input.target, tensor});
+    }
+  }
+  detail::register_tree(*this, parameters, buffers);
+}
+
+at::Device ExportedModuleImpl::device_of(const std::vector<c10::IValue>& leaves) const {
+  if (!state_->tensors.empty()) {
+    return state_->tensors.begin()->second.device();
+  }
+  for (const auto& leaf : leaves) {
+    if (leaf.isTensor()) {
+      return leaf.toTensor().device();
+    }
+  }
+  return at::kCPU;
+}
+
+c10::IValue ExportedModuleImpl::call(std::vector<c10::IValue> positional,
+                                     const std::map<std::string, c10::IValue>& keywords) {
+  const auto& mode = state_->programs->of_mode(is_training());
+  const auto& program = mode.program;
+  auto leaves = detail::flat_arguments(program, positional, keywords);
+  positional.clear();
+  const detail::CallContext context{device_of(leaves)};
+  detail::ValueStack inputs;
+  std::size_t next_leaf = 0;
+  for (const auto& input : program.inputs) {
+    if (is_state(input)) {
+      inputs.emplace_back(state_->tensors.at(input.target));
+    } else if (input.kind == InputKind::TensorConstant) {
+      inputs.emplace_back(state_->constant(mode.constants_of, input.target, context.device));
+    } else {
+      inputs.push_back(std::move(leaves[next_leaf++]));
+    }
+  }
+  mode.shapes.check(inputs);
+  const auto outputs = mode.plan.run(std::move(inputs), context);
+  detail::ValueStack results;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto& output = program.outputs[i];
+    if (output.kind == OutputKind::User) {
+      results.push_back(outputs[i]);
+      continue;
+    }
+    // A functional program returns the new values of buffers instead of writing them.
+    torch::NoGradGuard no_grad;
+    const auto target = state_->tensors.find(output.target);
+    if (target == state_->tensors.end()) {
+      throw SettingsError("the exported program writes to its input " + printable(output.target) +
+                          "; fix: export a forward that changes no input");
+    }
+    target->second.copy_(outputs[i].toTensor());
+  }
+  return detail::unflatten(program.out_spec, results);
+}
+
+void ExportedModuleImpl::train(bool on) {
+  state_->programs->of_mode(on);
+  torch::nn::Module::train(on);
+}
+
+void ExportedModuleImpl::check_dtype(at::ScalarType dtype) const {
+  if (!at::isFloatingType(dtype)) {
+    return;  // LibTorch's own message
+  }
+  for (const auto& [name, tensor] : state_->tensors) {
+    if (!tensor.is_floating_point() || tensor.scalar_type() == dtype) {
+      continue;
+    }
+    const auto* node = node_with_dtype(state_->programs->main().graph);
+    if (node != nullptr) {
+      throw SettingsError(concat(state_->programs->path(), " was exported in ",
+                                 tensor.scalar_type(), ", and its ", node->describe(),
+                                 " names a dtype; fix: export the model in ", dtype,
+                                 " (tools/export_model.py --dtype), or use autocast"));
+    }
+    return;
+  }
+}
+
+void ExportedModuleImpl::to(at::Device device, at::ScalarType dtype, bool non_blocking) {
+  check_dtype(dtype);
+  torch::nn::Module::to(device, dtype, non_blocking);
+}
+
+void ExportedModuleImpl::to(at::ScalarType dtype, bool non_blocking) {
+  check_dtype(dtype);
+  torch::nn::Module::to(dtype, non_blocking);
+}
+
+std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
+    const std::optional<at::Device>& device) const {
+  torch::NoGradGuard no_grad;
+  auto state = std::make_unique<State>();
+  state->programs = state_->programs;
+  state->constants = state_->constants;
+  std::map<const void*, at::Tensor> copies;
+  for (const auto& [name, tensor] : state_->tensors) {
+    auto& copy = copies[tensor.unsafeGetTensorImpl()];
+    if (!copy.defined()) {
+      copy = device ? tensor.to(*device, /*non_blocking=*/false, /*copy=*/true) : tensor.clone();
+      copy.set_requires_grad(tensor.requires_grad());
+    }
+    state->tensors.emplace(name, copy);
+  }
+  const std::shared_ptr<ExportedModuleImpl> copy(new ExportedModuleImpl(std::move(state)));
+  copy->torch::nn::Module::train(is_training());
+  return copy;
+}
+
+TensorMap ExportedModuleImpl::state_dict() const {
+  TensorMap state;
+  for (const auto& input : state_->programs->main().inputs) {
+    if (is_state(input) && input.is_persistent) {
+      state.emplace(input.target, state_->tensors.at(input.target).detach());
+    }
+  }
+  return state;
+}
+
+void ExportedModuleImpl::pretty_print(std::ostream& stream) const {
+  stream << "ddp::ExportedModule(" << state_->programs->path() << ')';
+}
+
+}  // namespace ddp

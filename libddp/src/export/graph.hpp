@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// A program of torch.export as the archive describes it: a list of operator calls on named values.
+// (Python's torch/_export/serde/schema.py defines the JSON.)
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "export/tree_spec.hpp"
+
+namespace ddp::detail {
+
+struct Graph;
+
+/// A value that an input or an earlier node defines.
+struct ValueName {
+  std::string name;
+};
+
+/// An argument or a result of a node.
+struct Argument {
+  using List = std::vector<Argument>;
+  /// An IValue is a constant: None, a number, a text, a layout, a memory format or a device.
+  std::variant<c10::IValue, ValueName, List, std::shared_ptr<const Graph>, at::ScalarType> value;
+
+  const ValueName* name() const { return std::get_if<ValueName>(&value); }
+  const c10::IValue* constant() const { return std::get_if<c10::IValue>(&value); }
+  const at::ScalarType* dtype() const { return std::get_if<at::ScalarType>(&value); }
+  const List* list() const { return std::get_if<List>(&value); }
+};
+
+struct NamedArgument {
+  std::string name;  ///< in the operator's schema; empty for a higher-order operator
+  Argument value;
+};
+
+struct Node {
+  std::string name;
+  std::string target;  ///< "torch.ops.aten.linear.default", "_operator.mul", …
+  std::vector<NamedArgument> inputs;
+  std::vector<Argument> outputs;
+  std::string python_line;  ///< "File "net.py", line 7, in forward"; empty if not recorded
+  std::string module;       ///< the path of the module that made the call: "layers.0.attention"
+
+  const Argument* input(std::string_view argument) const;  ///< nullptr if it is not given
+  std::string describe() const;  ///< for messages: "node linear (torch.ops.aten.linear.default)…"
+};
+
+/// A dimension of an input: a number, or an expression of symbols (sympy's srepr).
+struct Dimension {
+  int64_t size = 0;
+  std::string expression;  ///< empty: `size`
+};
+
+struct Graph {
+  std::vector<Argument> inputs;  ///< names, or constants for inputs that the export fixed
+  std::vector<Node> nodes;
+  std::vector<Argument> outputs;
+  std::map<std::string, std::vector<Dimension>> input_sizes;  ///< of the inputs that are tensors
+};
+
+enum class InputKind { User, Constant, Parameter, Buffer, TensorConstant };
+struct InputSpec {
+  InputKind kind;
+  std::string target;         ///< of a parameter, buffer or tensor constant
+  bool is_persistent = true;  ///< of a buffer
+  c10::IValue constant;       ///< of Constant
+};
+
+enum class OutputKind { User, BufferMutation, ParameterMutation, InputMutation };
+struct OutputSpec {
+  OutputKind kind;
+  std::string target;  ///< of a mutation: the buffer, parameter or user input that it writes
+};
+
+struct Range {
+  std::optional<int64_t> min, max;
+};
+
+struct ExportedProgram {
+  Graph graph;
+  std::vector<InputSpec> inputs;        ///< one per input of the graph
+  std::vector<OutputSpec> outputs;      ///< one per output of the graph
+  std::map<std::string, Range> ranges;  ///< by symbol
+  TreeSpec in_spec, out_spec;
+  std::vector<std::string> argument_names;  ///< of Python's forward
+};
+
+/// Reads models/X.json. Throws DataError naming the node.
+ExportedProgram read_program(const std::string& json);
+
+}  // namespace ddp::detail

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "export/input_shapes.hpp"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string_view>
+
+#include "core/parse_number.hpp"
+#include "ddp/core/error.hpp"
+#include "export/stack_functions.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr int kMaxExpressionDepth = 100;
+
+// NAME(argument, …): an argument is such an expression, a quoted text, a number, or NAME=value,
+// which says what sympy assumes of a symbol.
+class ExpressionReader {
+ public:
+  explicit ExpressionReader(std::string_view text) : rest_(text) {}
+
+  SizeExpression read_all() {
+    auto expression = read(0);
+    if (!rest_.empty()) {
+      fail();
+    }
+    return expression;
+  }
+
+ private:
+  [[noreturn]] static void fail() { throw DataError("the expression of a size is not readable"); }
+
+  void skip_blanks() { rest_.remove_prefix(std::min(rest_.find_first_not_of(' '), rest_.size())); }
+
+  bool take(char character) {
+    skip_blanks();
+    if (rest_.empty() || rest_.front() != character) {
+      return false;
+    }
+    rest_.remove_prefix(1);
+    return true;
+  }
+
+  std::string_view word() {
+    skip_blanks();
+    std::size_t length = 0;
+    while (length < rest_.size() &&
+           (std::isalnum(static_cast<unsigned char>(rest_[length])) || rest_[length] == '_' ||
+            rest_[length] == '-' || rest_[length] == '.')) {
+      ++length;
+    }
+    const auto result = rest_.substr(0, length);
+    rest_.remove_prefix(length);
+    return result;
+  }
+
+  std::string quoted() {
+    const auto end = rest_.find('\'');
+    if (end == std::string_view::npos) {
+      fail();
+    }
+    const std::string text(rest_.substr(0, end));
+    rest_.remove_prefix(end + 1);
+    return text;
+  }
+
+  void read_argument(SizeExpression& expression, int depth) {
+    if (take('\'')) {
+      expression.symbol = quoted();
+      return;
+    }
+    auto before = rest_;
+    const auto name = word();
+    if (take('=')) {
+      word();
+      return;
+    }
+    if (const auto number = parse_number<int64_t>(name)) {
+      expression.integer = *number;
+      return;
+    }
+    rest_ = before;
+    expression.arguments.push_back(read(depth + 1));
+  }
+
+  SizeExpression read(int depth) {
+    SizeExpression expression;
+    expression.function = std::string(word());
+    if (expression.function.empty() || depth > kMaxExpressionDepth) {
+      fail();
+    }
+    if (!take('(')) {
+      return expression;  // a constant of sympy, for example int_oo
+    }
+    while (!take(')')) {
+      read_argument(expression, depth);
+      if (!take(',') && (rest_.empty() || rest_.front() != ')')) {
+        fail();
+      }
+    }
+    return expression;
+  }
+
+  std::string_view rest_;
+};
+
+// The same arithmetic as on the sizes in the graph.
+std::optional<int64_t> apply(const std::string& function, int64_t a, int64_t b) {
+  static const std::map<std::string, std::string> kTargets = {
+      {"Add", "_operator.add"},       {"Mul", "_operator.mul"},
+      {"Max", "torch.sym_max"},       {"Min", "torch.sym_min"},
+      {"Mod", "_operator.mod"},       {"FloorDiv", "_operator.floordiv"},
+      {"PythonMod", "_operator.mod"}, {"CleanDiv", "_operator.floordiv"},
+  };
+  const auto target = kTargets.find(function);
+  if (target == kTargets.end()) {
+    return std::nullopt;
+  }
+  try {
+    ValueStack stack = {a, b};
+    number_function(target->second)(stack, {at::kCPU});
+    return stack[0].toInt();
+  } catch (const DataError&) {
+    return std::nullopt;  // out of range, or a division by zero
+  }
+}
+
+// "input x, dimension 0"
+std::string place(const std::string& input, std::size_t dimension) {
+  return concat("input ", printable(input), ", dimension ", dimension);
+}
+
+std::string words(const Range& range) {
+  return range.max ? concat(range.min.value_or(0), " to ", *range.max)
+                   : concat("at least ", range.min.value_or(0));
+}
+
+}  // namespace
+
+SizeExpression read_size_expression(const std::string& text) {
+  return ExpressionReader(text).read_all();
+}
+
+std::optional<int64_t> evaluate(const SizeExpression& expression, const SymbolValues& symbols) {
+  if (expression.function == "Integer") {
+    return expression.integer;
+  }
+  if (expression.function == "Symbol") {
+    const auto found = symbols.find(expression.symbol);
+    return found == symbols.end() ? std::nullopt : std::optional(found->second);
+  }
+  std::optional<int64_t> result;
+  for (const auto& argument : expression.arguments) {
+    const auto value = evaluate(argument, symbols);
+    if (!value) {
+      return std::nullopt;
+    }
+    result = &argument == &expression.arguments.front()
+                 ? value
+                 : apply(expression.function, *result, *value);
+    if (!result) {
+      return std::nullopt;
+    }
+  }
+  return expression.arguments.size() < 2 ? std::nullopt : result;
+}
+
+std::string readable(const SizeExpression& expression) {
+  if (expression.function == "Integer") {
+    return concat(expression.integer);
+  }
+  if (expression.function == "Symbol") {
+    return printable(expression.symbol);
+  }
+  const bool is_sum = expression.function == "Add", is_product = expression.function == "Mul";
+  std::string text = is_sum || is_product ? "" : printable(expression.function) + "(";
+  for (const auto& argument : expression.arguments) {
+    const bool is_first = &argument == &expression.arguments.front();
+    text += concat(is_first ? "" : is_sum ? " + " : is_product ? "*" : ", ", readable(argument));
+  }
+  return text + (is_sum || is_product ? "" : ")");
+}
+
+InputShapes::InputShapes(const ExportedProgram& program) : ranges_(program.ranges) {
+  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
+    const auto* name = program.graph.inputs[i].name();
+    const auto sizes =
+        name ? program.graph.input_sizes.find(name->name) : program.graph.input_sizes.end();
+    if (program.inputs[i].kind != InputKind::User || sizes == program.graph.input_sizes.end()) {
+      continue;
+    }
+    Input input{i, name->name, {}};
+    for (const auto& dimension : sizes->second) {
+      input.sizes.push_back(
+          {dimension.size, dimension.expression.empty()
+                               ? std::nullopt
+                               : std::optional(read_size_expression(dimension.expression))});
+    }
+    inputs_.push_back(std::move(input));
+  }
+}
+
+void InputShapes::check_symbol(const Input& input, std::size_t dimension, const std::string& symbol,
+                               int64_t value, SymbolValues& symbols) const {
+  const auto [bound, is_new] = symbols.emplace(symbol, value);
+  if (bound->second != value) {
+    throw SettingsError(concat(place(input.name, dimension), ": the size is ", value, ", but ",
+                               bound->second, " in another place that has the same symbol ",
+                               printable(symbol), " at the export"));
+  }
+  const auto range = ranges_.find(symbol);
+  if (range != ranges_.end() &&
+      (value < range->second.min.value_or(0) || value > range->second.max.value_or(INT64_MAX))) {
+    throw SettingsError(
+        concat(place(input.name, dimension), ": the size is ", value, ", and the export allows ",
+               words(range->second),
+               "; fix: pass such a size, or export with a wider range in dynamic_shapes"));
+  }
+}
+
+void InputShapes::check(const std::vector<c10::IValue>& inputs) const {
+  SymbolValues symbols;
+  for (const bool is_derived : {false, true}) {  // expressions once their symbols are known
+    for (const auto& input : inputs_) {
+      const auto& value = inputs[input.index];
+      if (!value.isTensor() || !value.toTensor().defined()) {
+        throw SettingsError(concat("input ", printable(input.name),
+                                   " is a tensor at the export, not a ", value.tagKind()));
+      }
+      const auto sizes = value.toTensor().sizes();
+      if (sizes.size() != input.sizes.size()) {
+        throw SettingsError(concat("input ", printable(input.name), " has ", sizes.size(),
+                                   " dimensions, and ", input.sizes.size(), " at the export"));
+      }
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        const auto& expression = input.sizes[i].expression;
+        if (!is_derived && expression && expression->function == "Symbol") {
+          check_symbol(input, i, expression->symbol, sizes[i], symbols);
+          continue;
+        }
+        const auto expected = expression ? evaluate(*expression, symbols) : input.sizes[i].size;
+        if (is_derived && expected && *expected != sizes[i]) {
+          throw SettingsError(concat(
+              place(input.name, i), ": the size is ", sizes[i], ", and the export allows only ",
+              *expected, expression ? " (" + readable(*expression) + ")" : "",
+              "; fix: pass this size, or name the dimension in dynamic_shapes when you export"));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "export/module_tree.hpp"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr std::size_t kMaxModuleDepth = 100;
+
+// A module of Python, with its children in Python's order.
+struct Place {
+  std::string name;
+  std::vector<NamedTensor> parameters, buffers;  // by their last names
+  std::vector<std::unique_ptr<Place>> children;
+
+  // A new child comes behind `position`, at which the last child of the same list was found.
+  Place& child(const std::string& child_name, std::size_t& position) {
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      if (children[i]->name == child_name) {
+        position = i + 1;
+        return *children[i];
+      }
+    }
+    auto added = std::make_unique<Place>();
+    added->name = child_name;
+    return **children.insert(children.begin() + static_cast<std::ptrdiff_t>(position++),
+                             std::move(added));
+  }
+};
+
+std::vector<std::string> parts_of(const std::string& name) {
+  std::vector<std::string> parts;
+  for (std::size_t start = 0; start <= name.size();) {
+    const auto end = std::min(name.find('.', start), name.size());
+    parts.push_back(name.substr(start, end - start));
+    start = end + 1;
+  }
+  const bool is_valid =
+      parts.size() <= kMaxModuleDepth &&
+      std::none_of(parts.begin(), parts.end(), [](const auto& part) { return part.empty(); });
+  if (!is_valid) {
+    throw DataError("a tensor has the name '" + printable(name.substr(0, 200)) + "'");
+  }
+  return parts;
+}
+
+void add(Place& root, const std::vector<NamedTensor>& list, std::vector<NamedTensor> Place::*kind) {
+  // Where the last child of each place was found.
+  std::map<const Place*, std::size_t> positions;
+  for (const auto& [name, tensor] : list) {
+    const auto parts = parts_of(name);
+    Place* place = &root;
+    for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
+      auto& position = positions[place];
+      place = &place->child(parts[i], position);
+    }
+    (place->*kind).push_back({parts.back(), tensor});
+  }
+}
+
+void register_place(torch::nn::Module& module, const Place& place) {
+  for (const auto& [name, tensor] : place.parameters) {
+    module.register_parameter(name, tensor, tensor.requires_grad());
+  }
+  for (const auto& [name, tensor] : place.buffers) {
+    module.register_buffer(name, tensor);
+  }
+  for (const auto& child : place.children) {
+    const auto submodule = std::make_shared<torch::nn::Module>(child->name);
+    register_place(*submodule, *child);
+    module.register_module(child->name, submodule);
+  }
+}
+
+}  // namespace
+
+void register_tree(torch::nn::Module& root, const std::vector<NamedTensor>& parameters,
+                   const std::vector<NamedTensor>& buffers) {
+  Place tree;
+  add(tree, parameters, &Place::parameters);
+  add(tree, buffers, &Place::buffers);
+  register_place(root, tree);
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "export/programs.hpp"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "export/json_access.hpp"
+#include "export/training_mode.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr std::size_t kMaxProgramBytes = std::size_t{1} << 30;
+constexpr const char* kEval = "eval";
+
+std::string choose_main(const Pt2Archive& archive) {
+  const auto names = archive.programs();
+  for (const char* name : {"model", "train"}) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) {
+      return name;
+    }
+  }
+  if (names.size() != 1) {
+    throw DataError(concat(archive.path(), " has ", names.size(),
+                           " programs, and none is named model or train"));
+  }
+  return names[0];
+}
+
+ExportedProgram read(Pt2Archive& archive, const std::string& name) {
+  const auto entry = "models/" + name + ".json";
+  try {
+    return read_program(archive.text(entry, kMaxProgramBytes));
+  } catch (const ReadError& error) {
+    throw DataError(concat(archive.path(), ", ", entry, ": ", error.what()));
+  } catch (const DataError& error) {
+    throw DataError(concat(archive.path(), ", ", entry, ": ", error.what()));
+  } catch (const nlohmann::json::exception& error) {
+    throw DataError(concat(archive.path(), ", ", entry, " is damaged: ", printable(error.what())));
+  }
+}
+
+std::set<std::string> state_of(const ExportedProgram& program) {
+  std::set<std::string> names;
+  for (const auto& input : program.inputs) {
+    if (input.kind == InputKind::Parameter || input.kind == InputKind::Buffer) {
+      names.insert(input.target);
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+Programs::Programs(Pt2Archive& archive)
+    : path_(archive.path()), main_name_(choose_main(archive)), main_(read(archive, main_name_)) {
+  is_training_ = is_training_graph(main_.graph, true);
+  if (main_name_ == kEval || !archive.has(concat("models/", kEval, ".json"))) {
+    return;
+  }
+  eval_ = read(archive, kEval);
+  const auto known = state_of(main_);
+  for (const auto& name : state_of(*eval_)) {
+    if (known.count(name) == 0) {
+      throw DataError(concat(path_, ": the program ", kEval, " has the tensor ", printable(name),
+                             ", and ", main_name_, " lacks it"));
+    }
+  }
+}
+
+const ModeProgram& Programs::of_mode(bool training) const {
+  const std::lock_guard lock(mutex_);
+  auto& mode = modes_[training ? 1 : 0];
+  if (!mode) {
+    mode = prepare(training);
+  }
+  return *mode;
+}
+
+std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
+  try {
+    if (!training && eval_) {
+      return std::make_unique<const ModeProgram>(*eval_, kEval);
+    }
+    const bool is_as_exported = training == is_training_ || (training && eval_);
+    return std::make_unique<const ModeProgram>(
+        is_as_exported ? main_ : in_other_mode(main_, training), main_name_);
+  } catch (const DataError& error) {
+    throw DataError(concat(path_, ": ", error.what()));
+  } catch (const SettingsError& error) {
+    throw SettingsError(concat(path_, ": ", error.what()));
+  }
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The programs of an archive, ready to run in each mode.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "export/archive.hpp"
+#include "export/graph.hpp"
+#include "export/graph_plan.hpp"
+#include "export/input_shapes.hpp"
+
+namespace ddp::detail {
+
+/// A program of one mode.
+struct ModeProgram {
+  ExportedProgram program;
+  InputShapes shapes;
+  GraphPlan plan;
+  std::string constants_of;  ///< the program of the archive whose constants it uses
+
+  ModeProgram(ExportedProgram program_in, std::string constants_of_in)
+      : program(std::move(program_in)),
+        shapes(program),
+        plan(program.graph),
+        constants_of(std::move(constants_of_in)) {}
+};
+
+/// Clones of a module share it.
+class Programs {
+ public:
+  /// Reads the program "model" (or "train", or the only one), and "eval" if there is one. Throws
+  /// DataError naming the file.
+  explicit Programs(Pt2Archive& archive);
+
+  const std::string& path() const { return path_; }
+  const std::string& main_name() const { return main_name_; }
+  const ExportedProgram& main() const { return main_; }
+  bool is_training() const { return is_training_; }  ///< the mode of the main program
+  /// Prepared at the first call for a mode. Throws SettingsError if the archive lacks the mode.
+  const ModeProgram& of_mode(bool training) const;
+  const std::optional<ExportedProgram>& eval_program() const { return eval_; }
+
+ private:
+  std::unique_ptr<const ModeProgram> prepare(bool training) const;
+
+  std::string path_, main_name_;
+  ExportedProgram main_;
+  std::optional<ExportedProgram> eval_;
+  bool is_training_ = true;
+  mutable std::mutex mutex_;
+  mutable std::unique_ptr<const ModeProgram> modes_[2];
+};
+
+}  // namespace ddp::detail
