@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of different kinds in small sizes, with random weights. make(NAME) returns a Case."""
 import dataclasses
+import os
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 Dim = torch.export.Dim
+BATCH = int(os.environ.get("BATCH", 0))  # training samples; 0: a few
 
 
 @dataclasses.dataclass
@@ -21,13 +23,18 @@ class Case:
 
 def images(model, size, *, batch=4, other=6):
     """A model of images [batch, 3, size, size] with a dynamic batch."""
-    return Case(model, (torch.randn(batch, 3, size, size),), shapes=({0: Dim("batch", min=2, max=64)},),
-                other=(torch.randn(other, 3, size, size),))
+    return Case(model, (torch.randn(batch, 3, size, size),), shapes=({0: Dim("batch", min=2, max=512)},),
+                other=(torch.randn(BATCH or other, 3, size, size),))
 
 
 def resnet50():
     import torchvision
     return images(torchvision.models.resnet50(num_classes=10), 64)
+
+
+def resnet_small():
+    from torchvision.models.resnet import BasicBlock, ResNet
+    return images(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10), 32)
 
 
 def vit_b_16():
@@ -50,9 +57,9 @@ def efficientnet_b0():
 def hugging_face(model, vocab, *, inputs=None):
     """A text model that takes input_ids [batch, length]. Causal models mask inside their attention: the mask of
     transformers is built by code that torch.export does not save."""
-    shapes = {"input_ids": {0: Dim("batch", min=2, max=64), 1: Dim("length", min=4, max=32)}}
+    shapes = {"input_ids": {0: Dim("batch", min=2, max=512), 1: Dim("length", min=4, max=32)}}
     ids = inputs or (lambda batch, length: torch.randint(vocab, (batch, length)))
-    return Case(model, (), {"input_ids": ids(3, 12)}, shapes, other_keywords={"input_ids": ids(4, 16)})
+    return Case(model, (), {"input_ids": ids(3, 12)}, shapes, other_keywords={"input_ids": ids(BATCH or 4, 16)})
 
 
 def causal(model):
@@ -117,7 +124,7 @@ class UNet(nn.Module):
 def unet():
     size = Dim("cells", min=2, max=16)
     return Case(UNet(), (torch.randn(2, 3, 16, 16),), shapes=({0: Dim("batch", min=2), 2: 4 * size, 3: 4 * size},),
-                other=(torch.randn(3, 3, 24, 24),))
+                other=(torch.randn(BATCH or 3, 3, 24, 24),))
 
 
 class Lstm(nn.Module):

@@ -1,16 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exports a model of models.py into FOLDER/model.pt2, trains it in Python, and writes what exported_case compares.
+"""Exports models of models.py, trains them in Python, and compares the same training by exported_case.
 
-usage: reference.py FOLDER NAME
+usage: reference.py FOLDER NAME                     writes FOLDER/model.pt2 and FOLDER/case.safetensors
+       reference.py --run EXPORTED_CASE NAME…       does so in a temporary folder, and runs the program on each
+       reference.py --run EXPORTED_CASE all
+The environment variable BATCH sets the number of training samples. Each side prints the median processor time of a step,
+and the peak of the memory during the first step above that before it.
 """
 import copy
 import os
+import subprocess
 import sys
+import tempfile
 import time
 
-import torch
-from safetensors.torch import save_file
-from torch.utils import _pytree
+try:
+    import torch
+    from safetensors.torch import save_file
+    from torch.utils import _pytree
+except ImportError as error:
+    print("skipped:", error)
+    sys.exit(77)
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import models  # noqa: E402
@@ -33,49 +43,89 @@ def loss_of(leaves):
     return loss
 
 
+def resident(key):
+    """KiB of this process, now (VmRSS) or at most since reset_peak() (VmHWM)."""
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith(key))
+
+
+def reset_peak():
+    with open("/proc/self/clear_refs", "w") as f:
+        f.write("5")
+
+
 def train(model, inputs, keywords):
     tensors, losses, seconds = {}, [], []
     torch.manual_seed(1)
+    reset_peak()
+    before = resident("VmRSS")
     for step in range(STEPS):
-        start = time.perf_counter()
+        start = time.process_time()
         leaves = leaves_of(model(*inputs, **keywords))
         loss = loss_of(leaves)
         loss.backward()
-        losses.append(loss.detach().float())
         if step == 0:
+            peak = resident("VmHWM") - before
             tensors.update({f"output.{i:02}": leaf.detach().clone() for i, leaf in enumerate(leaves)})
             tensors.update({f"grad.{name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+            start = time.process_time()
+        losses.append(loss.detach().float())
         with torch.no_grad():
             for p in model.parameters():
                 if p.grad is not None:
                     p.add_(p.grad, alpha=-LEARNING_RATE)
                     p.grad = None
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
+        del leaves, loss
     tensors.update({f"after.{name}": value.detach().clone() for name, value in model.state_dict().items()})
-    return {**tensors, "losses": torch.stack(losses)}, sorted(seconds)[STEPS // 2]
+    print(f"Python: step {sorted(seconds[1:])[STEPS // 2] * 1000:.3f} ms, peak {peak / 1024:.1f} MiB")
+    return {**tensors, "losses": torch.stack(losses)}
 
 
-def main(folder, name):
+def can_evaluate(program):
+    """Whether eval() follows from the program of training: no random operator but those with a mode."""
+    for node in program.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
+            if not {"train", "training", "dropout_p"} & {argument.name for argument in node.target._schema.arguments}:
+                return False
+    return True
+
+
+def write(folder, name):
     torch.set_num_threads(1)
     os.makedirs(folder, exist_ok=True)
     case = models.make(name)
     model = case.model.train()
     program = torch.export.export(copy.deepcopy(model), case.inputs, case.keywords, dynamic_shapes=case.shapes)
     torch.export.save(program, os.path.join(folder, "model.pt2"))
+    print(f"{name}: {sum(node.op == 'call_function' for node in program.graph.nodes)} calls")
     inputs, keywords = case.other or case.inputs, {**case.keywords, **case.other_keywords}
-    tensors, seconds = train(model, inputs, keywords)
+    tensors = train(model, inputs, keywords)
     model.eval()
-    draws = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and
-                not {"train", "training", "dropout_p"} & {a.name for a in node.target._schema.arguments}
-                for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
-    if not draws:
+    if can_evaluate(program):
         with torch.no_grad():
             tensors.update({f"eval.{i:02}": leaf for i, leaf in enumerate(leaves_of(model(*inputs, **keywords)))})
     tensors.update({f"input.{i}": value for i, value in enumerate(inputs)})
     tensors.update({f"keyword.{key}": value for key, value in keywords.items() if isinstance(value, torch.Tensor)})
     save_file({key: value.clone().contiguous() for key, value in tensors.items()}, os.path.join(folder, "case.safetensors"))
-    print(f"{name}: {len(program.graph.nodes)} nodes, {seconds * 1000:.2f} ms a step")
+
+
+def run(program, names):
+    failed = []
+    for name in models.NAMES if names == ["all"] else names:
+        with tempfile.TemporaryDirectory() as folder:
+            write(folder, name)
+            done = subprocess.run([program, folder], capture_output=True, text=True)
+        print("C++:", done.stdout.strip() or done.stderr.strip(), flush=True)
+        failed += [name] if done.returncode != 0 else []
+    if failed:
+        sys.exit("not equal: " + ", ".join(failed))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    if len(sys.argv) == 3:
+        write(*sys.argv[1:])
+    elif len(sys.argv) > 3 and sys.argv[1] == "--run":
+        run(sys.argv[2], sys.argv[3:])
+    else:
+        sys.exit(__doc__)

@@ -25,6 +25,7 @@ struct ExportedModuleImpl::State {
   std::shared_ptr<const detail::Programs> programs;
   TensorMap tensors;                           // parameters and buffers by all of Python's names
   std::map<std::string, TensorMap> constants;  // by the name of their program
+  detail::OperatorOverrides overrides;
 
   // A constant on the module's device.
   const at::Tensor& constant(const std::string& program, const std::string& name,
@@ -194,7 +195,8 @@ c10::IValue ExportedModuleImpl::call(std::vector<c10::IValue> positional,
   const auto& program = mode.program;
   auto leaves = detail::flat_arguments(program, positional, keywords);
   positional.clear();
-  const detail::CallContext context{device_of(leaves)};
+  const detail::CallContext context{device_of(leaves),
+                                    state_->overrides.empty() ? nullptr : &state_->overrides};
   detail::ValueStack inputs;
   std::size_t next_leaf = 0;
   for (const auto& input : program.inputs) {
@@ -267,6 +269,7 @@ std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
   auto state = std::make_unique<State>();
   state->programs = state_->programs;
   state->constants = state_->constants;
+  state->overrides = state_->overrides;
   std::map<const void*, at::Tensor> copies;
   for (const auto& [name, tensor] : state_->tensors) {
     auto& copy = copies[tensor.unsafeGetTensorImpl()];
@@ -289,6 +292,11 @@ TensorMap ExportedModuleImpl::state_dict() const {
     }
   }
   return state;
+}
+
+void ExportedModuleImpl::override_operator(
+    const std::string& name, std::function<void(std::vector<c10::IValue>&)> function) {
+  state_->overrides[name] = std::move(function);
 }
 
 void ExportedModuleImpl::pretty_print(std::ostream& stream) const {

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,13 +18,17 @@
 
 namespace ddp::detail {
 
+using ValueStack = std::vector<c10::IValue>;
+/// By the operators' full names: "aten::batch_norm".
+using OperatorOverrides = std::map<std::string, std::function<void(ValueStack&)>>;
+
 /// What a call depends on beside its inputs.
 struct CallContext {
   /// Devices in the graph follow it, because an export records the device that it ran on.
   at::Device device;
+  const OperatorOverrides* overrides = nullptr;  ///< called in place of LibTorch's operators
 };
 
-using ValueStack = std::vector<c10::IValue>;
 /// Takes its arguments from the stack and leaves its results.
 using StackFunction = std::function<void(ValueStack&, const CallContext&)>;
 

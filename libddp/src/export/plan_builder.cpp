@@ -93,7 +93,16 @@ PlanBuilder::Step PlanBuilder::step_of(const Node& node) {
 }
 
 void PlanBuilder::add_operator(const Node& node, const c10::OperatorHandle& handle, Step& step) {
-  step.function = [handle](ValueStack& stack, const CallContext&) { handle.callBoxed(&stack); };
+  step.function = [handle, name = c10::toString(handle.operator_name())](
+                      ValueStack& stack, const CallContext& context) {
+    const auto* overrides = context.overrides;
+    const auto found = overrides ? overrides->find(name) : OperatorOverrides::const_iterator();
+    if (overrides && found != overrides->end()) {
+      found->second(stack);
+    } else {
+      handle.callBoxed(&stack);
+    }
+  };
   step.arguments = operator_arguments(node, handle.schema());
   const bool is_list = node.outputs.size() == 1 && node.outputs[0].list() != nullptr;
   const auto num_returns = handle.schema().returns().size();

@@ -7,9 +7,12 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/export/exported_module.hpp"
 #include "ddp/ops/vision.hpp"
 #include "ops/autocast_off.hpp"
 #include "ops/vision/batch_norm_sync.hpp"
@@ -47,6 +50,23 @@ class RankExchange : public ops::StatisticsExchange {
  private:
   CommunicatorPtr communicator_;
 };
+
+// Normalizes by the statistics of all ranks' batches. `momentum` gives the new batch's share of the
+// running estimates, a scalar of the given dtype and device.
+template <typename Momentum>
+at::Tensor batch_norm_of_ranks(const at::Tensor& input, const at::Tensor& weight,
+                               const at::Tensor& bias, const at::Tensor& running_mean,
+                               const at::Tensor& running_var, const Momentum& momentum, double eps,
+                               const std::shared_ptr<ops::StatisticsExchange>& exchange) {
+  const auto statistics = ops::detail::share_statistics(input, eps, *exchange);
+  if (running_mean.defined()) {
+    const at::NoGradGuard no_grad;
+    const ops::AutocastOff autocast_off(input.device().type());
+    ops::detail::move_running(statistics, momentum(statistics.variance.options()), running_mean,
+                              running_var);
+  }
+  return ops::detail::normalise_shared(input, weight, bias, statistics, exchange);
+}
 
 }  // namespace
 
@@ -101,18 +121,14 @@ torch::Tensor SyncBatchNormImpl::forward(const torch::Tensor& input) {
     return torch::batch_norm(input, weight, bias, running_mean, running_var, by_batch,
                              /*momentum=*/0.0, options.eps(), /*cudnn_enabled=*/true);
   }
-  const auto statistics = ops::detail::share_statistics(input, options.eps(), *exchange_);
-  if (running_mean.defined()) {
-    const at::NoGradGuard no_grad;
-    const ops::AutocastOff autocast_off(input.device().type());
+  const auto momentum = [&](at::TensorOptions float_options) {
     num_batches_tracked.add_(1);
-    const auto momentum = options.momentum().has_value()
-                              ? at::full({}, *options.momentum(), statistics.variance.options())
-                              : num_batches_tracked.to(statistics.variance.scalar_type())
-                                    .reciprocal();  // cumulative average
-    ops::detail::move_running(statistics, momentum, running_mean, running_var);
-  }
-  return ops::detail::normalise_shared(input, weight, bias, statistics, exchange_);
+    return options.momentum().has_value()
+               ? at::full({}, *options.momentum(), float_options)
+               : num_batches_tracked.to(float_options.dtype()).reciprocal();  // cumulative average
+  };
+  return batch_norm_of_ranks(input, weight, bias, running_mean, running_var, momentum,
+                             options.eps(), exchange_);
 }
 
 std::optional<ops::BatchNormLayer> SyncBatchNormImpl::fusable_layer() const {
@@ -163,6 +179,50 @@ void check_children(const torch::nn::Module& module, const std::string& path) {
           "(ResNetOptions::norm), put the norm into a Sequential, or implement "
           "ddp::ops::NormOwner");
     }
+  }
+}
+
+// aten::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
+// cudnn_enabled) of an exported program, over all ranks' batches in training. The program itself
+// counts the batches.
+at::Tensor exported_batch_norm(const std::vector<c10::IValue>& arguments,
+                               const std::shared_ptr<ops::StatisticsExchange>& exchange) {
+  const auto tensor = [&](std::size_t i) {
+    return arguments.at(i).isTensor() ? arguments[i].toTensor() : at::Tensor();
+  };
+  const auto input = tensor(0), weight = tensor(1), bias = tensor(2), mean = tensor(3),
+             var = tensor(4);
+  const double momentum = arguments.at(6).toDouble(), eps = arguments.at(7).toDouble();
+  if (!arguments.at(5).toBool()) {
+    return torch::batch_norm(input, weight, bias, mean, var, /*training=*/false, momentum, eps,
+                             arguments.at(8).toBool());
+  }
+  exchange->check_input(input, input.dim() < 2 ? 0 : input.size(1), /*training=*/true);
+  const auto share = [&](at::TensorOptions float_options) {
+    return at::full({}, momentum, float_options);
+  };
+  return batch_norm_of_ranks(input, weight, bias, mean, var, share, eps, exchange);
+}
+
+void convert_exported(ExportedModuleImpl& module, const CommunicatorPtr& communicator) {
+  module.override_operator("aten::batch_norm", [exchange = std::shared_ptr<ops::StatisticsExchange>(
+                                                    std::make_shared<RankExchange>(communicator))](
+                                                   std::vector<c10::IValue>& stack) {
+    auto result = exported_batch_norm(stack, exchange);
+    stack.clear();
+    stack.emplace_back(std::move(result));
+  });
+}
+
+// The module itself, or modules in it.
+void convert_exported_in(torch::nn::Module& module, const CommunicatorPtr& communicator) {
+  for (const auto& child : module.modules(/*include_self=*/false)) {
+    if (auto* exported = child->as<ExportedModuleImpl>()) {
+      convert_exported(*exported, communicator);
+    }
+  }
+  if (auto* exported = module.as<ExportedModuleImpl>()) {
+    convert_exported(*exported, communicator);
   }
 }
 
@@ -218,6 +278,7 @@ void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& co
   }
   check_children(module, "");
   Converter(communicator).convert_children(module);
+  convert_exported_in(module, communicator);
 }
 
 }  // namespace ddp

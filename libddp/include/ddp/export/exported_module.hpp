@@ -12,8 +12,10 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -78,6 +80,11 @@ class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState 
   /// Python's state_dict(): tied parameters under each of their names, no buffers that are not
   /// persistent. The tensors share the module's memory.
   TensorMap state_dict() const override;
+
+  /// Calls `function` in place of every operator `name` ("aten::batch_norm") of the program. It
+  /// takes the arguments of the operator's schema from the stack and leaves the results.
+  void override_operator(const std::string& name,
+                         std::function<void(std::vector<c10::IValue>&)> function);
 
   void pretty_print(std::ostream& stream) const override;
 

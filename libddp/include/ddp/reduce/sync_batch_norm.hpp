@@ -49,6 +49,7 @@ TORCH_MODULE(SyncBatchNorm);
 /// SyncBatchNorm with the same parameter and buffer objects, so optimizers that were made before
 /// train them. A norm that occurs several times stays one module. Throws SettingsError and changes
 /// nothing if a BatchNorm is a typed member of another module, or `module` itself.
+/// The batch norms in the programs of ExportedModules become such norms too.
 void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& communicator);
 
 }  // namespace ddp

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// ExportedModule as a module: names, ties, dtypes, copies, arguments, weights.
+#include "ddp/export/exported_module.hpp"
+
+#include <torch/torch.h>
+
+#include "ddp/optim/ema.hpp"
+#include "ddp/train/weights.hpp"
+#include "support/catch.hpp"
+#include "support/message_of.hpp"
+#include "unit/export/archive_builder.hpp"
+#include "unit/train/temporary_folder.hpp"
+
+using namespace export_test;
+using Catch::Matchers::Contains;
+using testing::message_of;
+using testing::TemporaryFolder;
+
+namespace {
+
+/// A program of tests/export/models.py, exported by PyTorch 2.11 (tests/golden/exported/README.md).
+std::string golden(const std::string& name) {
+  return std::string(DDP_SOURCE_DIR) + "/tests/golden/exported/" + name;
+}
+
+std::vector<std::string> keys(const torch::OrderedDict<std::string, torch::Tensor>& tensors) {
+  return tensors.keys();
+}
+
+// y = x weight, with weight under two names.
+ArchiveBuilder tied() {
+  ArchiveBuilder archive;
+  archive.parameter("embedding.weight", at::eye(2)).parameter("head.weight", at::eye(2));
+  archive.weights["head.weight"]["path_name"] = "weight_0";
+  archive.records.erase("weight_1");
+  archive.input("x", {symbol("s0"), integer(2)});
+  archive.node("torch.ops.aten.linear.default",
+               {{"input", tensor("x")}, {"weight", tensor("p_embedding_weight")}}, {tensor("h")});
+  archive.node("torch.ops.aten.linear.default",
+               {{"input", tensor("h")}, {"weight", tensor("p_head_weight")}}, {tensor("y")});
+  archive.output(tensor("y"));
+  return archive;
+}
+
+}  // namespace
+
+TEST_CASE("Parameters and buffers have Python's names and order", "[export]") {
+  ArchiveBuilder archive;
+  for (const auto* name :
+       {"b.weight", "a.0.weight", "a.0.bias", "a.1.weight", "scale", "c.x.weight"}) {
+    archive.parameter(name, at::ones({1}));
+  }
+  for (const auto* name :
+       {"mask", "first.table", "a.0.mean", "a.between.count", "a.1.mean", "c.mean"}) {
+    archive.buffer(name, at::ones({1}));
+  }
+  archive.output(archive.inputs[0]);
+  auto module = load(archive);
+  // Python lists a module's own tensors before its children's.
+  CHECK(keys(module->named_parameters()) == std::vector<std::string>{"scale", "b.weight",
+                                                                     "a.0.weight", "a.0.bias",
+                                                                     "a.1.weight", "c.x.weight"});
+  CHECK(keys(module->named_buffers()) == std::vector<std::string>{"mask", "first.table", "a.0.mean",
+                                                                  "a.between.count", "a.1.mean",
+                                                                  "c.mean"});
+}
+
+TEST_CASE("Tied parameters are one parameter, also after a move and in a copy", "[export]") {
+  auto module = load(tied());
+  CHECK(keys(module->named_parameters()) == std::vector<std::string>{"embedding.weight"});
+  module->to(at::kDouble);
+  const auto check = [](ddp::ExportedModuleImpl& tied_module) {
+    tied_module.zero_grad();
+    tied_module.forward(at::ones({1, 2}, at::kDouble)).toTensor().sum().backward();
+    // d/dW sum(x W'W') at W = 1: 1 from each use.
+    CHECK(at::equal(tied_module.parameters()[0].grad(), at::full({2, 2}, 2.0, at::kDouble)));
+    torch::NoGradGuard no_grad;
+    tied_module.parameters()[0].mul_(2);
+    CHECK(at::equal(tied_module.forward(at::ones({1, 2}, at::kDouble)).toTensor(),
+                    at::full({1, 2}, 4.0, at::kDouble)));
+  };
+  const auto copy = std::dynamic_pointer_cast<ddp::ExportedModuleImpl>(module->clone());
+  REQUIRE(copy != nullptr);
+  check(*module);
+  check(*copy);
+}
+
+TEST_CASE("A copy shares no memory and keeps mode, names and frozen parameters", "[export]") {
+  auto module = load(linear_relu());
+  module->named_parameters()["fc.bias"].set_requires_grad(false);
+  module->eval();
+  const auto copy = std::dynamic_pointer_cast<ddp::ExportedModuleImpl>(module->clone());
+  REQUIRE(copy != nullptr);
+  CHECK_FALSE(copy->is_training());
+  CHECK(keys(copy->named_parameters()) == keys(module->named_parameters()));
+  CHECK_FALSE(copy->named_parameters()["fc.bias"].requires_grad());
+  torch::nn::init::constant_(module->named_parameters()["fc.weight"], 0.0);
+  CHECK(at::equal(copy->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, 3.0F)));
+}
+
+TEST_CASE("A dtype that the program names cannot change", "[export]") {
+  auto module = load(linear_relu());
+  module->to(at::kDouble);
+  CHECK(module->forward(at::ones({2, 3}, at::kDouble)).toTensor().scalar_type() == at::kDouble);
+
+  auto archive = linear_relu();
+  archive.node("torch.ops.aten.to.dtype",
+               {{"self", tensor("relu")}, {"dtype", {{"as_scalar_type", 7}}}}, {tensor("z")});
+  module = load(archive);
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->to(at::kBFloat16); }),
+             Contains("exported in Float") && Contains("aten.to.dtype") && Contains("--dtype") &&
+                 Contains("autocast"));
+  CHECK_NOTHROW(module->to(at::kFloat));
+  CHECK(module->parameters()[0].scalar_type() == at::kFloat);
+}
+
+TEST_CASE("Arguments are checked by name and structure", "[export]") {
+  ddp::ExportedModule module(golden("two_inputs/model.pt2"));
+  const auto a = at::ones({3, 6}), b = at::zeros({3, 6});
+  const auto call = [&](std::vector<c10::IValue> positional,
+                        std::map<std::string, c10::IValue> keywords) {
+    return message_of<ddp::SettingsError>([&] { module->call(std::move(positional), keywords); });
+  };
+  CHECK(call({a}, {{"b", b}}).empty());
+  CHECK(call({a, b}, {{"power", int64_t{3}}}).empty());
+  CHECK(call({}, {{"a", a}, {"b", b}}).empty());
+  CHECK_THAT(call({a}, {}), Contains("lacks the argument b"));
+  CHECK_THAT(call({a}, {{"b", b}, {"c", b}}), Contains("no argument c; it has: a, b, power"));
+  CHECK_THAT(call({a, b}, {{"b", b}}), Contains("argument b is given by position and by name"));
+  CHECK_THAT(call({a, b, int64_t{3}, a}, {}), Contains("takes 3 arguments"));
+  CHECK_THAT(call({a}, {{"b", b}, {"power", int64_t{2}}}),
+             Contains("power was 3 at the export") && Contains("fix"));
+  CHECK_THAT(call({c10::ivalue::Tuple::create({a})}, {{"b", b}}), Contains("input a is a tensor"));
+
+  const auto result = module->call({a}, {{"b", b}}).toGenericDict();
+  CHECK(result.at("joined").toTensor().sizes() == at::IntArrayRef({3, 4}));
+  CHECK(result.at("parts").toListRef()[1].toTensor().dim() == 0);
+}
+
+TEST_CASE("Weights go to Python and back under the names of its state_dict()", "[export]") {
+  const TemporaryFolder folder;
+  ddp::ExportedModule module(golden("two_inputs/model.pt2"));
+  const auto weights = ddp::named_weights(*module);
+  CHECK(weights.count("left.weight") == 1);
+  CHECK(weights.count("right.weight") == 1);  // tied to the left one
+  CHECK(weights.count("count") == 1);
+  CHECK(weights.count("offset") == 0);  // not persistent
+  ddp::save_weights(*module, folder.file("weights.safetensors"));
+  const auto before = module->parameters()[0].clone();
+  torch::nn::init::constant_(module->parameters()[0], 0.0);
+  ddp::load_weights(*module, folder.file("weights.safetensors"));
+  CHECK(at::equal(module->parameters()[0], before));
+
+  // As a part of another module.
+  torch::nn::Sequential outer;
+  outer->push_back("net", torch::nn::Linear(1, 1));
+  outer->register_module("exported", module.ptr());
+  const auto outer_weights = ddp::named_weights(*outer);
+  CHECK(outer_weights.count("exported.right.weight") == 1);
+  CHECK(outer_weights.count("exported.offset") == 0);
+  CHECK(outer_weights.count("net.weight") == 1);
+}
+
+TEST_CASE("A program that returns new buffers writes them", "[export]") {
+  ArchiveBuilder archive;
+  archive.buffer("total", at::zeros({2})).input("x", {integer(2)});
+  archive.node("torch.ops.aten.add.Tensor", {{"self", tensor("b_total")}, {"other", tensor("x")}},
+               {tensor("sum")});
+  archive.outputs.push_back(tensor("sum"));
+  archive.output_specs.push_back(
+      {{"buffer_mutation", {{"arg", {{"name", "sum"}}}, {"buffer_name", "total"}}}});
+  auto text = archive.output(tensor("sum")).program();
+  text["graph_module"]["module_call_graph"][0]["signature"]["out_spec"] =
+      Json::array({1, leaf()}).dump();
+  const TemporaryFolder folder;
+  archive.write(folder.file("net.pt2"), text.dump());
+  ddp::ExportedModule module(folder.file("net.pt2"));
+  module->forward(at::ones({2}));
+  CHECK(at::equal(module->forward(at::ones({2})).toTensor(), at::full({2}, 2.0F)));
+  CHECK(at::equal(module->named_buffers()["total"], at::full({2}, 2.0F)));
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->eval(); }),
+             Contains("updates its buffers itself"));
+}
+
+TEST_CASE("Operators can be replaced", "[export]") {
+  auto module = load(linear_relu());
+  module->override_operator("aten::relu", [](std::vector<c10::IValue>& stack) {
+    const auto x = stack.at(0).toTensor();
+    stack = {x.neg()};
+  });
+  const auto copy = std::dynamic_pointer_cast<ddp::ExportedModuleImpl>(module->clone());
+  CHECK(at::equal(module->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, -3.0F)));
+  CHECK(at::equal(copy->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, -3.0F)));
+}
+
+TEST_CASE("A library with custom operators that cannot be loaded is named", "[export]") {
+  CHECK_THAT(message_of<ddp::SettingsError>([] {
+               ddp::ExportedModule module(golden("two_inputs/model.pt2"),
+                                          ddp::ExportedModuleOptions{{"/none/lib.so"}});
+             }),
+             Contains("model.libraries") && Contains("/none/lib.so"));
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// train() and eval() of programs that were exported in one mode, or in both.
+#include <torch/torch.h>
+
+#include "ddp/export/exported_module.hpp"
+#include "support/catch.hpp"
+#include "support/message_of.hpp"
+#include "unit/export/archive_builder.hpp"
+#include "unit/train/temporary_folder.hpp"
+
+using namespace export_test;
+using Catch::Matchers::Contains;
+using testing::message_of;
+using testing::TemporaryFolder;
+
+namespace {
+
+// y = target(first = x, arguments…)
+ArchiveBuilder one_node(const std::string& target, const std::string& first,
+                        std::vector<std::pair<std::string, Json>> arguments) {
+  ArchiveBuilder archive;
+  archive.input("x", {symbol("s0"), integer(2), integer(8)});
+  arguments.insert(arguments.begin(), {first, tensor("x")});
+  archive.node(target, arguments, {tensor("y")}).output(tensor("y"));
+  return archive;
+}
+
+ArchiveBuilder batch_norm(bool training) {
+  ArchiveBuilder archive;
+  archive.buffer("norm.running_mean", at::zeros({2})).buffer("norm.running_var", at::ones({2}));
+  archive.buffer("norm.num_batches_tracked", at::zeros({}, at::kLong));
+  archive.input("x", {symbol("s0"), integer(2), integer(8)});
+  if (training) {
+    archive.node("torch.ops.aten.add_.Tensor",
+                 {{"self", tensor("b_norm_num_batches_tracked")}, {"other", integer(1)}},
+                 {tensor("counted")});
+  }
+  archive.node("torch.ops.aten.batch_norm.default",
+               {{"input", tensor("x")},
+                {"weight", {{"as_none", true}}},
+                {"bias", {{"as_none", true}}},
+                {"running_mean", tensor("b_norm_running_mean")},
+                {"running_var", tensor("b_norm_running_var")},
+                {"training", truth(training)},
+                {"momentum", number(0.5)},
+                {"eps", number(1e-5)},
+                {"cudnn_enabled", truth(false)}},
+               {tensor("y")});
+  archive.output(tensor("y"));
+  return archive;
+}
+
+at::Tensor samples() {
+  return at::arange(1, 65, at::kFloat).view({4, 2, 8});
+}
+
+bool changes_input(ddp::ExportedModule& module) {
+  return !at::equal(module->forward(samples()).toTensor(), samples());
+}
+
+}  // namespace
+
+TEST_CASE("Dropout works in training and not in evaluation, whatever the export's mode",
+          "[export]") {
+  for (const bool training : {true, false}) {
+    auto module = load(one_node("torch.ops.aten.dropout.default", "input",
+                                {{"p", number(0.5)}, {"train", truth(training)}}));
+    CHECK(module->is_training() == training);
+    module->train();
+    CHECK(changes_input(module));
+    module->eval();
+    CHECK_FALSE(changes_input(module));
+    module->train();
+    CHECK(changes_input(module));
+  }
+}
+
+TEST_CASE("Attention drops nothing in evaluation", "[export]") {
+  auto module =
+      load(one_node("torch.ops.aten.scaled_dot_product_attention.default", "query",
+                    {{"key", tensor("x")}, {"value", tensor("x")}, {"dropout_p", number(0.5)}}));
+  const auto expected = at::scaled_dot_product_attention(samples(), samples(), samples());
+  CHECK_FALSE(at::equal(module->forward(samples()).toTensor(), expected));
+  module->eval();
+  CHECK(at::equal(module->forward(samples()).toTensor(), expected));
+}
+
+TEST_CASE("Batch normalization follows the mode and counts batches in training", "[export]") {
+  for (const bool training : {true, false}) {
+    auto module = load(batch_norm(training));
+    CHECK(module->is_training() == training);
+    torch::nn::BatchNorm1d norm(torch::nn::BatchNorm1dOptions(2).affine(false).momentum(0.5));
+    for (const bool train : {true, true, false, true}) {
+      module->train(train);
+      norm->train(train);
+      CHECK(at::equal(module->forward(samples()).toTensor(), norm->forward(samples())));
+    }
+    CHECK(at::equal(module->named_buffers()["norm.running_mean"], norm->running_mean));
+    CHECK(at::equal(module->named_buffers()["norm.running_var"], norm->running_var));
+    CHECK(module->named_buffers()["norm.num_batches_tracked"].item<int64_t>() == 3);
+  }
+}
+
+TEST_CASE("Instance normalization without statistics has no mode", "[export]") {
+  const Json none = {{"as_none", true}};
+  auto module = load(one_node("torch.ops.aten.instance_norm.default", "input",
+                              {{"weight", none},
+                               {"bias", none},
+                               {"running_mean", none},
+                               {"running_var", none},
+                               {"use_input_stats", truth(true)},
+                               {"momentum", number(0.1)},
+                               {"eps", number(1e-5)},
+                               {"cudnn_enabled", truth(false)}}));
+  const auto trained = module->forward(samples()).toTensor();
+  module->eval();
+  CHECK(at::equal(module->forward(samples()).toTensor(), trained));
+}
+
+TEST_CASE("eval() refuses random operators whose place it cannot know", "[export]") {
+  auto module = load(one_node("torch.ops.aten.bernoulli.default", "self", {}));
+  CHECK_THAT(
+      message_of<ddp::SettingsError>([&] { module->eval(); }),
+      Contains("aten.bernoulli") && Contains("net.py\", line 7") && Contains("export both modes"));
+  CHECK(module->is_training());
+}
+
+TEST_CASE("A region's operators follow the mode", "[export]") {
+  const auto inner = one_node("torch.ops.aten.dropout.default", "input",
+                              {{"p", number(0.5)}, {"train", truth(true)}});
+  ArchiveBuilder archive;
+  archive.input("x", {symbol("s0"), integer(2), integer(8)});
+  const Json graph = {
+      {"as_graph", {{"name", "region"}, {"graph", inner.program()["graph_module"]["graph"]}}}};
+  archive.node("torch.ops.higher_order.wrap_with_set_grad_enabled",
+               {{"", truth(false)}, {"", graph}, {"", tensor("x")}}, {tensor("y")});
+  archive.output(tensor("y"));
+  auto module = load(archive);
+  CHECK(module->is_training());
+  CHECK(changes_input(module));
+  module->eval();
+  CHECK_FALSE(changes_input(module));
+}
+
+TEST_CASE("An archive of both modes is evaluated by its own program", "[export]") {
+  auto archive = linear_relu();
+  auto eval = linear_relu();
+  eval.nodes[1]["target"] = "torch.ops.aten.tanh.default";
+  archive.others["models/eval.json"] = eval.program().dump();
+  archive.others["data/weights/eval_weights_config.json"] =
+      Json{{"config", archive.weights}}.dump();
+  archive.others["data/constants/eval_constants_config.json"] =
+      Json{{"config", Json::object()}}.dump();
+  auto module = load(archive);
+  const auto x = at::ones({2, 3});
+  CHECK(at::equal(module->forward(x).toTensor(), at::full({2, 2}, 3.0F)));
+  module->eval();
+  CHECK(at::equal(module->forward(x).toTensor(), at::full({2, 2}, 3.0F).tanh()));
+  torch::nn::init::constant_(module->named_parameters()["fc.weight"], 0.0);
+  CHECK(at::equal(module->forward(x).toTensor(), at::zeros({2, 2})));
+
+  eval.parameter("other", at::ones({1}));
+  archive.others["models/eval.json"] = eval.program().dump();
+  CHECK_THAT(message_of<ddp::DataError>([&] { load(archive); }),
+             Contains("eval") && Contains("tensor other"));
+}
