@@ -3,6 +3,9 @@
 // compares outputs, losses, gradients, parameters and buffers with FOLDER/case.safetensors bit by
 // bit.
 #include <torch/torch.h>
+#ifdef DDP_HAS_CUDA
+#include <c10/cuda/CUDACachingAllocator.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,59 +16,49 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
-#include "ddp/core/safetensors.hpp"
-#include "ddp/export/exported_module.hpp"
 #include "ddp/train/weights.hpp"
+#include "export/training_case.hpp"
 #include "support/same_bits.hpp"
+
+using namespace export_test;
 
 namespace {
 
 constexpr double kLearningRate = 0.01;
 
-void append_leaves(const c10::IValue& value, std::vector<at::Tensor>& leaves) {
-  if (value.isTensor()) {
-    leaves.push_back(value.toTensor());
-  } else if (value.isTuple()) {
-    for (const auto& element : value.toTupleRef().elements()) {
-      append_leaves(element, leaves);
+// The memory of this process or of the GPU, in bytes, now and at most since reset().
+struct MemoryPeak {
+  static int64_t status(const std::string& key) {
+    std::ifstream file("/proc/self/status");
+    for (std::string line; std::getline(file, line);) {
+      if (line.starts_with(key)) {
+        return std::strtoll(line.c_str() + key.size() + 1, nullptr, 10) * 1024;
+      }
     }
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      append_leaves(element, leaves);
-    }
-  } else if (value.isGenericDict()) {
-    for (const auto& entry : value.toGenericDict()) {
-      append_leaves(entry.value(), leaves);
-    }
+    return 0;
   }
-}
-
-// The sum of the mean squares of all outputs that have a gradient.
-at::Tensor loss_of(const std::vector<at::Tensor>& leaves) {
-  at::Tensor loss;
-  for (const auto& leaf : leaves) {
-    if (leaf.requires_grad()) {
-      const auto part = leaf.dim() == 0 ? leaf : leaf.square().mean();
-      loss = loss.defined() ? loss + part : part;
+  void reset() {
+#ifdef DDP_HAS_CUDA
+    if (chosen_device().is_cuda()) {
+      c10::cuda::CUDACachingAllocator::resetPeakStats(0);
+      before = c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].current;
+      return;
     }
+#endif
+    std::ofstream("/proc/self/clear_refs") << "5";
+    before = status("VmRSS");
   }
-  return loss;
-}
-
-// KiB of this process, now ("VmRSS") or at most since reset_peak() ("VmHWM").
-int64_t resident(const std::string& key) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(key)) {
-      return std::strtoll(line.c_str() + key.size() + 1, nullptr, 10);
+  double mib() const {
+#ifdef DDP_HAS_CUDA
+    if (chosen_device().is_cuda()) {
+      const auto peak = c10::cuda::CUDACachingAllocator::getDeviceStats(0).allocated_bytes[0].peak;
+      return static_cast<double>(peak - before) / 1048576;
     }
+#endif
+    return static_cast<double>(status("VmHWM") - before) / 1048576;
   }
-  return 0;
-}
-
-void reset_peak() {
-  std::ofstream("/proc/self/clear_refs") << "5";
-}
+  int64_t before = 0;
+};
 
 double processor_ms() {
   timespec time{};
@@ -73,67 +66,54 @@ double processor_ms() {
   return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
 }
 
-class Case {
+class Case : private TrainingCase {
  public:
-  Case(const std::string& folder, double tolerance)
-      : tolerance_(tolerance),
-        module_(folder + "/model.pt2"),
-        tensors_(ddp::load_safetensors(folder + "/case.safetensors").tensors) {
-    for (const auto& [name, tensor] : tensors_) {
-      if (name.starts_with("input.")) {
-        inputs_.emplace_back(tensor.clone());  // names are in order
-      } else if (name.starts_with("keyword.")) {
-        keywords_.emplace(name.substr(8), tensor.clone());
-      }
-    }
-  }
+  Case(const std::string& folder, double tolerance) : TrainingCase(folder), tolerance_(tolerance) {}
 
   int run() {
     torch::manual_seed(1);
-    const auto num_steps = tensors_.at("losses").numel();
+    const auto num_steps = tensors.at("losses").numel();
     std::vector<double> milliseconds;
-    reset_peak();
-    before_ = resident("VmRSS");
+    peak_.reset();
     for (int64_t step = 0; step < num_steps; ++step) {
       start_ = processor_ms();
       train_step(step);
       milliseconds.push_back(processor_ms() - start_);
     }
-    for (const auto& [name, tensor] : ddp::named_weights(*module_)) {
+    for (const auto& [name, tensor] : ddp::named_weights(*module)) {
       compare("after." + name, tensor);
     }
-    if (tensors_.count("eval.00") != 0) {
-      module_->eval();
+    if (tensors.count("eval.00") != 0) {
+      module->eval();
       torch::NoGradGuard no_grad;
-      compare_leaves("eval.", module_->call(inputs_, keywords_));
+      compare_leaves("eval.", module->call(inputs, keywords));
     }
     std::sort(milliseconds.begin(), milliseconds.end());
     std::cout << num_equal_ << " equal, " << num_different_ << " different; step "
-              << milliseconds[milliseconds.size() / 2] << " ms, peak "
-              << static_cast<double>(peak_) / 1024 << " MiB\n";
+              << milliseconds[milliseconds.size() / 2] << " ms, peak " << peak_mib_ << " MiB\n";
     return num_different_ == 0 && num_equal_ > 0 ? 0 : 1;
   }
 
  private:
   void train_step(int64_t step) {
-    const auto output = module_->call(inputs_, keywords_);
+    const auto output = module->call(inputs, keywords);
     std::vector<at::Tensor> leaves;
     append_leaves(output, leaves);
     const auto loss = loss_of(leaves);
     loss.backward();
     if (step == 0) {
-      peak_ = resident("VmHWM") - before_;
+      peak_mib_ = peak_.mib();
       compare_leaves("output.", output);
-      for (const auto& item : module_->named_parameters()) {
+      for (const auto& item : module->named_parameters()) {
         if (item.value().grad().defined()) {
           compare("grad." + item.key(), item.value().grad());
         }
       }
       start_ = processor_ms();
     }
-    compare(ddp::concat("loss ", step), loss.detach().to(at::kFloat), tensors_.at("losses")[step]);
+    compare(ddp::concat("loss ", step), loss.detach().to(at::kFloat), tensors.at("losses")[step]);
     torch::NoGradGuard no_grad;
-    for (auto& parameter : module_->parameters()) {
+    for (auto& parameter : module->parameters()) {
       if (parameter.grad().defined()) {
         parameter.add_(parameter.grad(), -kLearningRate);
         parameter.mutable_grad().reset();
@@ -150,8 +130,8 @@ class Case {
   }
 
   void compare(const std::string& name, const at::Tensor& value) {
-    const auto found = tensors_.find(name);
-    if (found == tensors_.end()) {
+    const auto found = tensors.find(name);
+    if (found == tensors.end()) {
       std::cout << name << " is not among Python's\n";
       ++num_different_;
       return;
@@ -159,7 +139,8 @@ class Case {
     compare(name, value, found->second);
   }
 
-  void compare(const std::string& name, const at::Tensor& value, const at::Tensor& expected) {
+  void compare(const std::string& name, const at::Tensor& on_device, const at::Tensor& expected) {
+    const auto value = on_device.cpu();
     const bool is_equal =
         tolerance_ == 0
             ? testing::same_bits(value, expected)
@@ -178,13 +159,9 @@ class Case {
   }
 
   double tolerance_;
-  ddp::ExportedModule module_;
-  ddp::TensorMap tensors_;
-  std::vector<c10::IValue> inputs_;
-  std::map<std::string, c10::IValue> keywords_;
   int num_equal_ = 0, num_different_ = 0;
-  int64_t before_ = 0, peak_ = 0;  // KiB
-  double start_ = 0;
+  MemoryPeak peak_;
+  double peak_mib_ = 0, start_ = 0;
 };
 
 }  // namespace

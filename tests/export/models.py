@@ -159,7 +159,7 @@ class GraphNetwork(nn.Module):
         for _ in range(2):
             messages = self.message(torch.cat([nodes[source], nodes[target], weights.unsqueeze(1)], 1))
             nodes = self.update(torch.zeros_like(nodes).index_add(0, target, messages), nodes)
-        return self.head(self.norm(nodes)).squeeze(-1), torch.zeros(3).index_add(0, target % 3, weights)
+        return self.head(self.norm(nodes)).squeeze(-1), torch.zeros(3, device=weights.device).index_add(0, target % 3, weights)
 
 
 def graph_network():
@@ -250,7 +250,7 @@ class Checkpointed(nn.Module):
             x = x + torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
         with torch.no_grad():
             scale = x.std() + 1
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
             y = self.blocks[0](x / scale)
         y = torch.cond(y.shape[0] > 4, lambda v: v.float() * 2, lambda v: v.float() + 1, (y,))
         return y, x.view(x.shape[0] // 2, -1).logsumexp(1)

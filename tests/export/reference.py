@@ -4,7 +4,7 @@
 usage: reference.py FOLDER NAME                     writes FOLDER/model.pt2 and FOLDER/case.safetensors
        reference.py --run EXPORTED_CASE NAME…       does so in a temporary folder, and runs the program on each
        reference.py --run EXPORTED_CASE all
-The environment variable BATCH sets the number of training samples. Each side prints the median processor time of a step,
+The environment variables BATCH and DEVICE set the number of training samples and the device. Each side prints the median processor time of a step,
 and the peak of the memory during the first step above that before it.
 """
 import copy
@@ -27,6 +27,7 @@ import models  # noqa: E402
 
 LEARNING_RATE = 0.01
 STEPS = 10
+DEVICE = os.environ.get("DEVICE", "cpu")
 
 
 def leaves_of(output):
@@ -43,29 +44,37 @@ def loss_of(leaves):
     return loss
 
 
-def resident(key):
-    """KiB of this process, now (VmRSS) or at most since reset_peak() (VmHWM)."""
+def status(key):
+    """MiB of this process, now (VmRSS) or at most (VmHWM)."""
     with open("/proc/self/status") as f:
-        return next(int(line.split()[1]) for line in f if line.startswith(key))
+        return next(int(line.split()[1]) / 1024 for line in f if line.startswith(key))
 
 
-def reset_peak():
-    with open("/proc/self/clear_refs", "w") as f:
-        f.write("5")
+class MemoryPeak:
+    def __init__(self):
+        if DEVICE == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            self.before = torch.cuda.memory_allocated() / 2**20
+        else:
+            with open("/proc/self/clear_refs", "w") as f:
+                f.write("5")
+            self.before = status("VmRSS")
+
+    def mib(self):
+        return (torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else status("VmHWM")) - self.before
 
 
 def train(model, inputs, keywords):
     tensors, losses, seconds = {}, [], []
     torch.manual_seed(1)
-    reset_peak()
-    before = resident("VmRSS")
+    peak = MemoryPeak()
     for step in range(STEPS):
         start = time.process_time()
         leaves = leaves_of(model(*inputs, **keywords))
         loss = loss_of(leaves)
         loss.backward()
         if step == 0:
-            peak = resident("VmHWM") - before
+            peak_mib = peak.mib()
             tensors.update({f"output.{i:02}": leaf.detach().clone() for i, leaf in enumerate(leaves)})
             tensors.update({f"grad.{name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
             start = time.process_time()
@@ -78,7 +87,7 @@ def train(model, inputs, keywords):
         seconds.append(time.process_time() - start)
         del leaves, loss
     tensors.update({f"after.{name}": value.detach().clone() for name, value in model.state_dict().items()})
-    print(f"Python: step {sorted(seconds[1:])[STEPS // 2] * 1000:.3f} ms, peak {peak / 1024:.1f} MiB")
+    print(f"Python: step {sorted(seconds[1:])[STEPS // 2] * 1000:.3f} ms, peak {peak_mib:.1f} MiB")
     return {**tensors, "losses": torch.stack(losses)}
 
 
@@ -99,7 +108,9 @@ def write(folder, name):
     program = torch.export.export(copy.deepcopy(model), case.inputs, case.keywords, dynamic_shapes=case.shapes)
     torch.export.save(program, os.path.join(folder, "model.pt2"))
     print(f"{name}: {sum(node.op == 'call_function' for node in program.graph.nodes)} calls")
-    inputs, keywords = case.other or case.inputs, {**case.keywords, **case.other_keywords}
+    inputs, keywords = _pytree.tree_map_only(
+        torch.Tensor, lambda t: t.to(DEVICE), (case.other or case.inputs, {**case.keywords, **case.other_keywords}))
+    model.to(DEVICE)
     tensors = train(model, inputs, keywords)
     model.eval()
     if can_evaluate(program):
@@ -107,7 +118,7 @@ def write(folder, name):
             tensors.update({f"eval.{i:02}": leaf for i, leaf in enumerate(leaves_of(model(*inputs, **keywords)))})
     tensors.update({f"input.{i}": value for i, value in enumerate(inputs)})
     tensors.update({f"keyword.{key}": value for key, value in keywords.items() if isinstance(value, torch.Tensor)})
-    save_file({key: value.clone().contiguous() for key, value in tensors.items()}, os.path.join(folder, "case.safetensors"))
+    save_file({key: value.cpu().clone().contiguous() for key, value in tensors.items()}, os.path.join(folder, "case.safetensors"))
 
 
 def run(program, names):
