@@ -14,43 +14,50 @@ using namespace export_test;
 
 namespace {
 
-constexpr int64_t kSteps = 10, kTimedSteps = 30;
+struct Result {
+  ddp::TensorMap state;
+  std::string losses;
+  double ms = 0;  // of a step, with 1 / 2 of them left out
+};
 
-// Trains a fresh copy of the archive. Returns its state, and the milliseconds of a later step.
-std::pair<ddp::TensorMap, double> train(ddp::Context& context, const std::string& folder,
-                                        ddp::CudaGraph mode) {
+// Trains a fresh copy of the archive.
+Result train(ddp::Context& context, const std::string& folder, ddp::CudaGraph mode) {
   TrainingCase data(folder);
   ddp::DistributedDataParallel model(data.module, context.communicator());
   const auto optimizer = ddp::make_optimizer(model, {});
   torch::manual_seed(1);
-  // The inputs are members of `data`, the same in each step.
   ddp::GraphedStep step(
       context, {.models = {&model}, .optimizers = {optimizer.get()}},
-      [&](const std::vector<at::Tensor>&, const ddp::StepScalars& scalars) {
+      [&](const std::vector<at::Tensor>& batch, const ddp::StepScalars& scalars) {
         model.zero_grad();
         std::vector<at::Tensor> leaves;
-        append_leaves(data.module->call(data.inputs, data.keywords), leaves);
+        append_leaves(data.call(batch), leaves);
         auto loss = loss_of(leaves);
         loss.backward();
         optimizer->step(scalars);
         return std::vector{loss};
       },
       ddp::GraphedStepOptions{.mode = mode});
-  const auto run = [&](int64_t first, int64_t count) {
-    for (int64_t i = first; i < first + count; ++i) {
-      step({}, {.lr = 0.01, .step = i});
+  const auto num_steps = data.tensors.at("losses").numel();
+  std::vector<at::Tensor> losses;
+  auto start = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < num_steps; ++i) {
+    if (i == num_steps / 2) {
+      c10::cuda::device_synchronize();
+      start = std::chrono::steady_clock::now();
     }
-    c10::cuda::device_synchronize();
-  };
-  run(0, kSteps);
-  ddp::TensorMap state;
-  for (const auto& [name, tensor] : data.module->state_dict()) {
-    state.emplace(name, tensor.cpu().clone());
+    const auto result = step(data.batch(i), {.lr = data.learning_rate, .step = i});
+    losses.push_back(result.outputs[0].detach().to(at::kFloat).clone());
   }
-  const auto start = std::chrono::steady_clock::now();
-  run(kSteps, kTimedSteps);
+  c10::cuda::device_synchronize();
   const std::chrono::duration<double, std::milli> time = std::chrono::steady_clock::now() - start;
-  return {std::move(state), time.count() / kTimedSteps};
+  Result result{{},
+                data.compare_losses(losses),
+                time.count() / static_cast<double>(num_steps - num_steps / 2)};
+  for (const auto& [name, tensor] : data.module->state_dict()) {
+    result.state.emplace(name, tensor.cpu().clone());
+  }
+  return result;
 }
 
 }  // namespace
@@ -62,21 +69,21 @@ int main(int argc, char** argv) {
   }
   try {
     auto context = ddp::Context::create();
-    const auto [eager, eager_ms] = train(context, argv[1], ddp::CudaGraph::Off);
-    const auto [captured, captured_ms] = train(context, argv[1], ddp::CudaGraph::On);
+    const auto eager = train(context, argv[1], ddp::CudaGraph::Off);
+    const auto captured = train(context, argv[1], ddp::CudaGraph::On);
     int num_different = 0;
     double greatest = 0;
-    for (const auto& [name, tensor] : eager) {
-      const auto& other = captured.at(name);
+    for (const auto& [name, tensor] : eager.state) {
+      const auto& other = captured.state.at(name);
       if (!testing::same_bits(tensor, other)) {
         ++num_different;
         greatest = std::max(
             greatest, (tensor.to(at::kDouble) - other.to(at::kDouble)).abs().max().item<double>());
       }
     }
-    std::cout << eager.size() - num_different << " equal, " << num_different
-              << " different (by up to " << greatest << "); eager " << eager_ms << " ms, captured "
-              << captured_ms << " ms\n";
+    std::cout << eager.state.size() - num_different << " equal, " << num_different
+              << " different (by up to " << greatest << "); eager " << eager.ms << " ms, "
+              << eager.losses << "; captured " << captured.ms << " ms, " << captured.losses << '\n';
     return greatest < 1e-3 ? 0 : 1;
   } catch (const std::exception& error) {
     std::cout << "error: " << error.what() << '\n';

@@ -24,8 +24,6 @@ using namespace export_test;
 
 namespace {
 
-constexpr double kLearningRate = 0.01;
-
 // The memory of this process or of the GPU, in bytes, now and at most since reset().
 struct MemoryPeak {
   static int64_t status(const std::string& key) {
@@ -90,13 +88,14 @@ class Case : private TrainingCase {
     }
     std::sort(milliseconds.begin(), milliseconds.end());
     std::cout << num_equal_ << " equal, " << num_different_ << " different; step "
-              << milliseconds[milliseconds.size() / 2] << " ms, peak " << peak_mib_ << " MiB\n";
+              << milliseconds[milliseconds.size() / 2] << " ms, peak " << peak_mib_ << " MiB; "
+              << compare_losses(losses_) << "\n";
     return num_different_ == 0 && num_equal_ > 0 ? 0 : 1;
   }
 
  private:
   void train_step(int64_t step) {
-    const auto output = module->call(inputs, keywords);
+    const auto output = call(batch(step));
     std::vector<at::Tensor> leaves;
     append_leaves(output, leaves);
     const auto loss = loss_of(leaves);
@@ -111,11 +110,12 @@ class Case : private TrainingCase {
       }
       start_ = processor_ms();
     }
-    compare(ddp::concat("loss ", step), loss.detach().to(at::kFloat), tensors.at("losses")[step]);
+    losses_.push_back(loss.detach().to(at::kFloat));
+    compare(ddp::concat("loss ", step), losses_.back(), tensors.at("losses")[step]);
     torch::NoGradGuard no_grad;
     for (auto& parameter : module->parameters()) {
       if (parameter.grad().defined()) {
-        parameter.add_(parameter.grad(), -kLearningRate);
+        parameter.add_(parameter.grad(), -learning_rate);
         parameter.mutable_grad().reset();
       }
     }
@@ -159,6 +159,7 @@ class Case : private TrainingCase {
   }
 
   double tolerance_;
+  std::vector<at::Tensor> losses_;
   int num_equal_ = 0, num_different_ = 0;
   MemoryPeak peak_;
   double peak_mib_ = 0, start_ = 0;

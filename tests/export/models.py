@@ -19,6 +19,7 @@ class Case:
     shapes: object = None       # dynamic_shapes of the export
     other: tuple = ()           # inputs of the training, in other sizes than the export's
     other_keywords: dict = dataclasses.field(default_factory=dict)
+    batches: int = 1            # step i trains on part i % batches of `other`
 
 
 def images(model, size, *, batch=4, other=6):
@@ -259,6 +260,39 @@ class Checkpointed(nn.Module):
 def checkpointed():
     pairs = Dim("pairs", min=1, max=16)
     return Case(Checkpointed(), (torch.randn(4, 8),), shapes=({0: 2 * pairs},), other=(torch.randn(6, 8),))
+
+
+class WithLoss(nn.Module):
+    def __init__(self, model, loss):
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, x, y):
+        return self.loss(self.model(x), y)
+
+
+def resnet18_loss():
+    """Noisy images of ten patterns, in 16 batches. For loss curves."""
+    import torchvision
+    y = torch.randint(10, (16 * (BATCH or 8),))
+    x = torch.randn(10, 3, 32, 32)[y] + 2 * torch.randn(len(y), 3, 32, 32)
+    batch = Dim("batch", min=2, max=512)
+    return Case(WithLoss(torchvision.models.resnet18(num_classes=10), F.cross_entropy), (x[:4], y[:4]),
+                shapes=({0: batch}, {0: batch}), other=(x, y), batches=16)
+
+
+def gpt2_loss():
+    """GPT-2 (124M) on the bytes of this file, in 16 batches. For loss curves."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+    model = causal(GPT2LMHeadModel(GPT2Config(use_cache=False)))
+    with open(__file__, "rb") as f:
+        text = torch.tensor(list(f.read()))
+    starts = torch.randint(len(text) - 129, (16 * (BATCH or 2),))
+    rows = torch.stack([text[start:start + 129] for start in starts])
+    batch = Dim("batch", min=2, max=512)
+    loss = lambda output, y: F.cross_entropy(output.logits.flatten(0, 1), y.flatten())  # noqa: E731
+    return Case(WithLoss(model, loss), (rows[:4, :-1], rows[:4, 1:]), shapes=({0: batch}, {0: batch}),
+                other=(rows[:, :-1], rows[:, 1:]), batches=16)
 
 
 NAMES = ["resnet50", "vit_b_16", "convnext_tiny", "efficientnet_b0", "gpt2", "qwen2", "bert", "vit", "unet", "lstm",

@@ -4,7 +4,8 @@
 usage: reference.py FOLDER NAME                     writes FOLDER/model.pt2 and FOLDER/case.safetensors
        reference.py --run EXPORTED_CASE NAME…       does so in a temporary folder, and runs the program on each
        reference.py --run EXPORTED_CASE all
-The environment variables BATCH and DEVICE set the number of training samples and the device. Each side prints the median processor time of a step,
+The environment variables BATCH, STEPS, LR and DEVICE set the number of training samples (of a batch), the steps, the
+learning rate and the device. Each side prints the median processor time of a step,
 and the peak of the memory during the first step above that before it.
 """
 import copy
@@ -25,8 +26,8 @@ except ImportError as error:
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import models  # noqa: E402
 
-LEARNING_RATE = 0.01
-STEPS = 10
+LEARNING_RATE = float(os.environ.get("LR", 0.01))
+STEPS = int(os.environ.get("STEPS", 10))
 DEVICE = os.environ.get("DEVICE", "cpu")
 
 
@@ -64,13 +65,18 @@ class MemoryPeak:
         return (torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else status("VmHWM")) - self.before
 
 
-def train(model, inputs, keywords):
+def part(values, step, batches):
+    """The batch of a step."""
+    return _pytree.tree_map_only(torch.Tensor, lambda t: t.chunk(batches)[step % batches], values)
+
+
+def train(model, inputs, keywords, batches):
     tensors, losses, seconds = {}, [], []
     torch.manual_seed(1)
     peak = MemoryPeak()
     for step in range(STEPS):
         start = time.process_time()
-        leaves = leaves_of(model(*inputs, **keywords))
+        leaves = leaves_of(model(*part(inputs, step, batches), **part(keywords, step, batches)))
         loss = loss_of(leaves)
         loss.backward()
         if step == 0:
@@ -87,7 +93,8 @@ def train(model, inputs, keywords):
         seconds.append(time.process_time() - start)
         del leaves, loss
     tensors.update({f"after.{name}": value.detach().clone() for name, value in model.state_dict().items()})
-    print(f"Python: step {sorted(seconds[1:])[STEPS // 2] * 1000:.3f} ms, peak {peak_mib:.1f} MiB")
+    print(f"Python: step {sorted(seconds[1:])[(STEPS - 1) // 2] * 1000:.3f} ms, peak {peak_mib:.1f} MiB; losses "
+          f"{losses[0]:.6f} to {losses[-1]:.6f}")
     return {**tensors, "losses": torch.stack(losses)}
 
 
@@ -102,6 +109,7 @@ def can_evaluate(program):
 
 def write(folder, name):
     torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic = True
     os.makedirs(folder, exist_ok=True)
     case = models.make(name)
     model = case.model.train()
@@ -111,11 +119,12 @@ def write(folder, name):
     inputs, keywords = _pytree.tree_map_only(
         torch.Tensor, lambda t: t.to(DEVICE), (case.other or case.inputs, {**case.keywords, **case.other_keywords}))
     model.to(DEVICE)
-    tensors = train(model, inputs, keywords)
+    tensors = train(model, inputs, keywords, case.batches)
     model.eval()
-    if can_evaluate(program):
+    if can_evaluate(program) and case.batches == 1:
         with torch.no_grad():
             tensors.update({f"eval.{i:02}": leaf for i, leaf in enumerate(leaves_of(model(*inputs, **keywords)))})
+    tensors.update({"batches": torch.tensor(case.batches), "lr": torch.tensor(LEARNING_RATE, dtype=torch.float64)})
     tensors.update({f"input.{i}": value for i, value in enumerate(inputs)})
     tensors.update({f"keyword.{key}": value for key, value in keywords.items() if isinstance(value, torch.Tensor)})
     save_file({key: value.cpu().clone().contiguous() for key, value in tensors.items()}, os.path.join(folder, "case.safetensors"))

@@ -13,6 +13,7 @@
 #include "export/call_arguments.hpp"
 #include "export/module_tree.hpp"
 #include "export/programs.hpp"
+#include "export/recurrent_weights.hpp"
 
 namespace ddp {
 
@@ -256,11 +257,18 @@ void ExportedModuleImpl::check_dtype(at::ScalarType dtype) const {
 void ExportedModuleImpl::to(at::Device device, at::ScalarType dtype, bool non_blocking) {
   check_dtype(dtype);
   torch::nn::Module::to(device, dtype, non_blocking);
+  detail::join_recurrent_weights(state_->programs->main(), state_->tensors);
+}
+
+void ExportedModuleImpl::to(at::Device device, bool non_blocking) {
+  torch::nn::Module::to(device, non_blocking);
+  detail::join_recurrent_weights(state_->programs->main(), state_->tensors);
 }
 
 void ExportedModuleImpl::to(at::ScalarType dtype, bool non_blocking) {
   check_dtype(dtype);
   torch::nn::Module::to(dtype, non_blocking);
+  detail::join_recurrent_weights(state_->programs->main(), state_->tensors);
 }
 
 std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
@@ -280,6 +288,7 @@ std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
     state->tensors.emplace(name, copy);
   }
   const std::shared_ptr<ExportedModuleImpl> copy(new ExportedModuleImpl(std::move(state)));
+  detail::join_recurrent_weights(state_->programs->main(), copy->state_->tensors);
   copy->torch::nn::Module::train(is_training());
   return copy;
 }

@@ -67,7 +67,7 @@ class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState 
   /// Throws SettingsError if the archive does not have this mode.
   void train(bool on = true) override;
 
-  using torch::nn::Module::to;
+  void to(at::Device device, bool non_blocking = false) override;
   /// Throws SettingsError if the program names dtypes, which the export fixed: export in `dtype`
   /// then, or use autocast.
   void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override;
