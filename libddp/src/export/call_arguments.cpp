@@ -86,7 +86,8 @@ std::vector<c10::IValue> flat_arguments(const ExportedProgram& program,
     throw SettingsError(concat("the exported module takes ", parameters.size(), " arguments (",
                                names_of(parameters), "), not ", positional.size()));
   }
-  for (const auto& [name, value] : keywords) {
+  for (const auto& keyword : keywords) {
+    const auto& name = keyword.first;
     const auto found =
         std::find_if(parameters.begin(), parameters.end(),
                      [&](const Parameter& parameter) { return parameter.name == name; });

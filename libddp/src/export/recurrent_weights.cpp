@@ -2,6 +2,7 @@
 #include "export/recurrent_weights.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <map>
