@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causal attention of transformers without its masks, which torch.export.save refuses: attention itself is causal then."""
+
+import math
+import sys
+
+import torch
+
+from .check import difference, run
+from .errors import DoesNotExport
+
+NAME = "causal_without_mask"
+WINDOWS = ("sliding_window", "attention_chunk_size")
+FIX = "fix: export the module without its mask in an own Python module (--from my_package.my_module:make_model)"
+
+
+def hugging_face_parts(module):
+    """The outermost models of transformers in the module."""
+    transformers = sys.modules.get("transformers")
+    if transformers is None:
+        return []
+    found = []
+    for name, part in module.named_modules():
+        if isinstance(part, transformers.PreTrainedModel) and not any(name.startswith(f"{other}.") or not other for other, _ in found):
+            found.append((name, part))
+    return [part for _, part in found]
+
+
+def is_causal(part):
+    return any(getattr(m, "is_causal", False) is True for m in part.modules()) and getattr(part, "_supports_sdpa", False)
+
+
+def register():
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, lambda *args, **kwargs: None)
+    ALL_ATTENTION_FUNCTIONS.register(NAME, sdpa_attention_forward)
+
+
+def longest(inputs):
+    """The greatest length of a text that the export allows."""
+    lengths = [getattr(i.dimensions.get(1), "max", math.inf) if 1 in i.dimensions else i.value.shape[1]
+               for i in inputs if isinstance(i.value, torch.Tensor) and i.value.dim() >= 2]
+    return max(lengths, default=0)
+
+
+def check_window(config, inputs):
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers = getattr(config, "layer_types", None)
+    if layers and set(layers) == {"full_attention"}:
+        return
+    for name in WINDOWS:
+        window = getattr(config, name, None)
+        if window and longest(inputs) > window:
+            raise DoesNotExport(f"attention sees {name}={window} tokens, and the inputs may have {longest(inputs)}: masks of windows do "
+                                f"not export; fix: a range of at most {window} (--dynamic input_ids:0=batch,input_ids:1=length,length=2..{window})")
+
+
+def prepare(module, copy, inputs, args, kwargs):
+    """Changes the configuration of the causal models in `module`. `copy` makes one of it. Returns what to say about it."""
+    parts = hugging_face_parts(module)
+    for part in parts:
+        if hasattr(part.config, "use_cache"):
+            part.config.use_cache = False
+    causal = [part for part in parts if is_causal(part)]
+    if not causal:
+        return []
+    masks = [i.name for i in inputs if "attention_mask" in i.name and i.value is not None]
+    if masks:
+        return [f"causal attention keeps its masks, because {masks[0]} is an input; torch.export.save may refuse them"]
+    register()
+    before = copy(module).eval()
+    for part in causal:
+        check_window(part.config, inputs)
+        part.config._attn_implementation = NAME
+    after = copy(module).eval()
+    expected, found = run(before, args, kwargs), run(after, args, kwargs)
+    apart = difference(expected, found)
+    names = ", ".join(sorted({type(part).__name__ for part in causal}))
+    if apart is None or apart.relative > apart.allowed:
+        raise DoesNotExport(f"{names} is not only causal: without its mask it computes something else ({apart}); {FIX}")
+    return [f"{names}: attention is causal by itself, without a mask and without padding; without a cache of keys and values"]
