@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import io
 import logging
 import math
 import warnings
@@ -17,11 +18,11 @@ SEED = 1
 
 @contextlib.contextmanager
 def quiet():
-    """Without the warnings of torch.export, which are for its developers."""
+    """Without what torch.export logs and prints for its developers."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

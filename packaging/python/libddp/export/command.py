@@ -130,7 +130,7 @@ def inputs_of(module, options, offered):
         names = ", ".join(inspect.signature(module.forward).parameters)
         raise Mistake(f"there are no example inputs for {type(module).__name__}.forward({names}); "
                       "fix: --input x=float32[4,3,224,224] for each, or a function example_inputs() beside the model's maker")
-    return tuple(random_tensor(dtype, sizes, below, "the example input") for dtype, sizes, below in offered), {}
+    return by_position(module, {name: random_tensor(dtype, sizes, below, name) for name, (dtype, sizes, below) in offered.items()})
 
 
 def read_dynamic(texts):
@@ -195,17 +195,16 @@ def check_size(what, tensor, number, factor, least, greatest):
 
 def run(arguments):
     options = parse(arguments)
-    if not options.path.endswith(".pt2"):
-        raise Mistake(f"OUT is {options.path}, and torch.export reads only names that end in .pt2; fix: {options.path}.pt2")
     try:
         import torch
     except ImportError:
         raise Mistake("this Python has no torch; fix: pip install torch, or call the Python that has it") from None
-    from .program import export
+    from .program import checked_path, export
+    checked_path(options.path)
     torch.manual_seed(options.seed)
     model, offered = make_model(options.source, options)
     if not isinstance(model, torch.nn.Module):
-        raise Mistake(f"{options.source} returns a {type(model).__name__}, no torch.nn.Module; fix: return the model")
+        raise Mistake(f"{options.source} returns an object of {type(model).__name__}, and no torch.nn.Module; fix: return the model")
     args, kwargs = inputs_of(model, options, offered)
     shapes = dynamic_shapes(model, args, kwargs, options.dynamic)
     print(export(model, args, kwargs, path=options.path, dynamic_shapes=shapes, modes=options.mode, dtype=options.dtype,
@@ -218,4 +217,6 @@ def main(arguments=None):
     except ExportError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        return 130
     return 0

@@ -2,6 +2,7 @@
 """Errors of an export, with the exit codes of libddp's programs."""
 
 LAST_LINES = 12  # of Python's error, which can have pages
+FOR_DEVELOPERS = ("TORCH_LOGS", "TORCHDYNAMO_", "draft_export()", "docs.google.com", "run with")  # of PyTorch
 
 
 class ExportError(Exception):
@@ -25,5 +26,6 @@ class CannotWrite(ExportError, OSError):
 def last_lines(error):
     """Python's own words, shortened."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
+    lines = lines[:1] + [line for line in lines[1:] if not any(word in line for word in FOR_DEVELOPERS)]
     kept = lines if len(lines) <= LAST_LINES else [lines[0], "…", *lines[1 - LAST_LINES:]]
     return f"{type(error).__name__}: " + "\n  ".join(kept or ["(no message)"])

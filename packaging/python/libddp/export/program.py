@@ -15,7 +15,7 @@ from torch.export.pt2_archive._package import load_pt2
 from torch.utils import _pytree
 
 from . import archive, attention
-from .check import check_mode, quiet
+from .check import check_mode, quiet, run
 from .errors import CannotWrite, DoesNotExport, ExportError, Mistake, last_lines
 from .sizes import Sizes, batch_shapes, list_inputs
 
@@ -88,6 +88,15 @@ def dtype_of(name):
     if dtype not in [getattr(torch, known) for known in DTYPES]:
         raise Mistake(f"dtype is {name}; fix: one of {', '.join(DTYPES)}")
     return dtype
+
+
+def try_module(module, mode, args, kwargs):
+    """Inputs that the module refuses are no matter of the export."""
+    try:
+        run(in_mode(module, mode), args, kwargs)
+    except Exception as error:
+        raise Mistake(f"{type(module).__name__}.forward fails in Python on the example inputs; fix: give inputs that it takes (--input). "
+                      f"Python says: {last_lines(error)}") from error
 
 
 def trace(module, mode, args, kwargs, shapes):
@@ -166,6 +175,20 @@ def notes_of(programs):
     return notes
 
 
+def checked_path(path):
+    """Says before the work what would end it."""
+    path = os.fspath(path)
+    if not path.endswith(".pt2"):
+        start, ending = os.path.splitext(path)
+        raise Mistake(f"the archive's name is {path}, and torch.export reads only names that end in .pt2; "
+                      f"fix: {start if ending in ('.pt', '.pth') else path}.pt2")
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
+        what = "it is a folder" if os.path.isdir(path) else f"{folder} is no folder that you may write"
+        raise CannotWrite(f"{path}: cannot write: {what}; fix: name a file in a folder that exists and that you may write")
+    return path
+
+
 def write(programs, path, check_archive):
     """Writes beside `path`, and moves the archive there once `check_archive(file)` passed."""
     parent = os.path.dirname(os.path.abspath(path))
@@ -197,8 +220,12 @@ def write(programs, path, check_archive):
 def checked(module, programs, file, sizes, args, kwargs):
     """Compares the archive's programs with the module: {mode: (Difference, sizes)}."""
     names = {mode: "model" if mode == next(iter(programs)) else archive.EVAL for mode in programs}
-    with quiet():
-        loaded = load_pt2(file).exported_programs
+    try:
+        with quiet():
+            loaded = load_pt2(file).exported_programs
+    except Exception as error:
+        raise DoesNotExport("PyTorch cannot load the archive that its torch.export.save wrote; fix: another version of PyTorch, or --no-check "
+                            f"(check=False), which writes the archive all the same. Python says: {last_lines(error)}") from error
     return {mode: check_mode(mode, lambda mode=mode: in_mode(module, mode), loaded[name], sizes[mode], args, kwargs)
             for mode, name in names.items()}
 
@@ -231,13 +258,11 @@ def export(module, args=(), kwargs=None, *, path, dynamic_shapes=None, modes="bo
     Raises Mistake for an argument that cannot be used, DoesNotExport with Python's error, and CannotWrite.
     """
     begin = time.perf_counter()
-    path, args, kwargs = os.fspath(path), tuple(args), dict(kwargs or {})
-    if not path.endswith(".pt2"):
-        raise Mistake(f"the archive's name is {path}, and torch.export reads only names that end in .pt2; fix: {path}.pt2")
+    path, args, kwargs = checked_path(path), tuple(args), dict(kwargs or {})
     if modes not in MODES:
         raise Mistake(f"modes is {modes}; fix: one of {', '.join(MODES)}")
     if not isinstance(module, torch.nn.Module):
-        raise Mistake(f"the model is a {type(module).__name__}, no torch.nn.Module; fix: give the module")
+        raise Mistake(f"the model is an object of {type(module).__name__}, and no torch.nn.Module; fix: give the module")
     with torch.random.fork_rng():
         if dtype is not None:
             module, args, kwargs = copy.deepcopy(module).to(dtype_of(dtype)), *converted((args, kwargs), dtype_of(dtype))
@@ -245,6 +270,7 @@ def export(module, args=(), kwargs=None, *, path, dynamic_shapes=None, modes="bo
             dynamic_shapes = batch_shapes(module, args, kwargs)
         inputs = list_inputs(module, args, kwargs, dynamic_shapes)
         original, module = module, copy_of(module)
+        try_module(module, MODES[modes][0], args, kwargs)
         notes = attention.prepare(module, copy_of, inputs, args, kwargs)
         programs = {mode: trace(module, mode, args, kwargs, dynamic_shapes or None) for mode in MODES[modes]}
         sizes = {mode: Sizes(program, inputs) for mode, program in programs.items()}

@@ -19,7 +19,7 @@ def keyed(text, option):
     for part in split(text):
         key, found, value = part.partition("=")
         if not found or not key.strip():
-            raise Mistake(f"{option} {part!r} is no key=value; fix: {option} num_classes=10")
+            raise Mistake(f"{option} {part!r} is no key=value; fix: {option} {'n_layer=2' if option == '--config' else 'num_classes=10'}")
         value = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
         try:
             values[key.strip()] = json.loads(value)
@@ -83,6 +83,11 @@ def refuse(given, option, kind, instead):
         raise Mistake(f"{option} is for transformers: classes, and the model is {kind}; fix: {instead}")
 
 
+def image(model, sizes):
+    """The example input of a model whose first argument is a batch of images."""
+    return {next(iter(inspect.signature(model.forward).parameters)): ("float32", (BATCH, *sizes), None)}
+
+
 def torchvision_model(name, options):
     package = load("torchvision.models", "torchvision")
     refuse(options.config, "--config", "of torchvision", "--set num_classes=10")
@@ -91,7 +96,7 @@ def torchvision_model(name, options):
         raise Mistake(f"torchvision has no model {name}; fix: one of torchvision.models.list_models(), such as resnet50")
     model = call(lambda **values: package.get_model(name, **values), name, options.set, "--set")
     size = getattr(model, "image_size", IMAGE)
-    return model, [("float32", (BATCH, 3, size, size), None)]
+    return model, image(model, (3, size, size))
 
 
 def timm_model(name, options):
@@ -103,7 +108,7 @@ def timm_model(name, options):
     model = call(lambda **values: package.create_model(name, **values), name, options.set, "--set")
     size = getattr(model, "default_cfg", {}).get("input_size", (3, IMAGE, IMAGE))
     patches = getattr(getattr(model, "patch_embed", None), "img_size", None)  # of --set img_size
-    return model, [("float32", (BATCH, size[0], *(patches or size[1:])), None)]
+    return model, image(model, (size[0], *(patches or size[1:])))
 
 
 def transformers_model(name, options):
@@ -130,9 +135,10 @@ def transformers_inputs(model):
     if main == "input_ids" and isinstance(getattr(config, "vocab_size", None), int):
         longest = getattr(config, "max_position_embeddings", None) or LENGTH
         example = ("int64", (BATCH, min(LENGTH, longest)), config.vocab_size)
-        return [example, example] if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters else [example]
+        names = ["input_ids", *(["decoder_input_ids"] if config.is_encoder_decoder else [])]
+        return {name: example for name in names if name in inspect.signature(model.forward).parameters}
     if main == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
-        return [("float32", (BATCH, getattr(config, "num_channels", 3), config.image_size, config.image_size), None)]
+        return {main: ("float32", (BATCH, getattr(config, "num_channels", 3), config.image_size, config.image_size), None)}
     return None
 
 
@@ -148,7 +154,7 @@ def own_model(module_name, maker, options):
 
 
 def make_model(source, options):
-    """The model of --from, and its example inputs: [(dtype, sizes, below)], a function, or None."""
+    """The model of --from, and its example inputs: {name: (dtype, sizes, below)}, a function, or None."""
     package, _, name = source.partition(":")
     if not name or not package:
         raise Mistake(f"--from {source} names no model; fix: torchvision:resnet50, timm:NAME, transformers:CLASS, or my_package.my_module:make_model")
