@@ -12,10 +12,11 @@ import tempfile
 import unittest
 import zipfile
 
-from study_support import ROOT, need
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path[1:1] = [os.path.join(ROOT, "packaging", "python"), os.path.join(ROOT, "tests", "unit", "tools")]
+from study_support import need  # noqa: E402
 
 need("torch", "transformers", "safetensors")
-sys.path[1:1] = [os.path.join(ROOT, "packaging", "python"), os.path.join(ROOT, "tests", "export")]
 import reference  # noqa: E402
 import torch  # noqa: E402
 import transformers.modeling_outputs  # noqa: E402,F401  (torch.export.load knows the outputs' classes then)
