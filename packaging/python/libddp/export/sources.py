@@ -55,15 +55,15 @@ def config_values(text):
 
 
 def load(name, package=None):
-    """A Python module. The current folder comes first in its search path."""
-    if os.getcwd() not in sys.path:
+    """A Python module. The current folder comes first in the search path of the caller's own."""
+    if package is None and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name and not name.startswith(f"{error.name}."):
             raise DoesNotExport(f"{name} needs {error.name}, which is not installed; fix: pip install {error.name}") from None
-        fix = f"pip install {name}" if package else "start in the folder that holds it, or set PYTHONPATH"
+        fix = f"pip install {package}" if package else "start in the folder that holds it, or set PYTHONPATH"
         raise Mistake(f"there is no Python module {name}; fix: {fix}") from None
     except Exception as error:
         raise DoesNotExport(f"importing {name} fails; fix: the line that Python names. Python says: {last_lines(error)}") from error
