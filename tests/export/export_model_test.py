@@ -78,6 +78,8 @@ class FixedBatch(nn.Linear):
 def number():
     return 3
 '''
+MISTRAL = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
+               sliding_window=8)
 GPT2 = dict(n_layer=2, n_embd=32, n_head=4, vocab_size=97, n_positions=32)
 LINEAR = {"in_features": 4, "out_features": 4}
 LINEAR_SET = "in_features=4,out_features=4"
@@ -106,6 +108,10 @@ def call(*arguments):
         except SystemExit as end:  # argparse
             code = end.code
     return code, printed.getvalue()
+
+
+def pairs(values):
+    return ",".join(f"{key}={value}" for key, value in values.items())
 
 
 def made(make, **values):
@@ -149,7 +155,7 @@ class Archives(unittest.TestCase):
         self.run_in_cpp("cnn", made(own.Cnn), (torch.randn(7, 3, 8, 8),))
 
     def test_gpt2_of_transformers(self):
-        printed = self.export("gpt2", "--from", "transformers:GPT2LMHeadModel", "--config", ",".join(f"{k}={v}" for k, v in GPT2.items()),
+        printed = self.export("gpt2", "--from", "transformers:GPT2LMHeadModel", "--config", pairs(GPT2),
                               "--input", "input_ids=int64[3,12]<97", "--dynamic", "input_ids:0=batch,input_ids:1=length,length=4..32")
         self.assertIn("attention is causal by itself", printed)
         self.assertIn("['logits'] float32 [batch, length, 97]", printed)
@@ -157,6 +163,16 @@ class Archives(unittest.TestCase):
         model = made(lambda: GPT2LMHeadModel(GPT2Config(**GPT2, use_cache=False)))
         model.config._attn_implementation = "causal_without_mask"  # sdpa with a mask adds in another order
         self.run_in_cpp("gpt2", model, (torch.randint(97, (5, 20)),))
+
+    def test_mask_as_input_keeps_padding_and_windows(self):
+        printed = self.export("mistral", "--from", "transformers:MistralForCausalLM", "--config", pairs(MISTRAL),
+                              "--input", "input_ids=int64[2,12]<97", "--input", "attention_mask=int64[2,12]<2")
+        self.assertIn("keeps its masks, because attention_mask is an input", printed)
+        from transformers import MistralConfig, MistralForCausalLM
+        model = made(lambda: MistralForCausalLM(MistralConfig(**MISTRAL, use_cache=False)))
+        mask = torch.ones(3, 12, dtype=torch.int64)
+        mask[0, 9:] = 0
+        self.run_in_cpp("mistral", model, (torch.randint(97, (3, 12)),), {"attention_mask": mask})
 
     def test_own_module(self):
         self.export("own", "--from", "own:make", "--set", "width=6")
@@ -277,8 +293,7 @@ class Messages(unittest.TestCase):
 
     def test_window_of_attention(self):
         self.refused(65, "sliding_window=8 tokens, and the inputs may have 12", "--from", "transformers:MistralForCausalLM", "--config",
-                     "vocab_size=97,hidden_size=32,intermediate_size=64,num_hidden_layers=1,num_attention_heads=4,num_key_value_heads=2,sliding_window=8",
-                     "--input", "input_ids=int64[2,12]<97")
+                     pairs(MISTRAL), "--input", "input_ids=int64[2,12]<97")
 
     def test_folder_that_does_not_exist(self):
         self.refused(73, "is no folder that you may write", "--from", "own:Cnn", out="nowhere/net.pt2")

@@ -53,8 +53,9 @@ def check_window(config, inputs):
     for name in WINDOWS:
         window = getattr(config, name, None)
         if window and longest(inputs) > window:
-            raise DoesNotExport(f"attention sees {name}={window} tokens, and the inputs may have {longest(inputs)}: masks of windows do "
-                                f"not export; fix: a range of at most {window} (--dynamic input_ids:0=batch,input_ids:1=length,length=2..{window})")
+            raise DoesNotExport(f"attention sees {name}={window} tokens, and the inputs may have {longest(inputs)}: without a mask nothing "
+                                f"limits attention to a window; fix: a length of at most {window}, or an input attention_mask "
+                                "(--input 'attention_mask=int64[2,128]<2' for input_ids=int64[2,128]<1000), which keeps the masks")
 
 
 def prepare(module, copy, inputs, args, kwargs):
@@ -68,7 +69,7 @@ def prepare(module, copy, inputs, args, kwargs):
         return []
     masks = [i.name for i in inputs if "attention_mask" in i.name and i.value is not None]
     if masks:
-        return [f"causal attention keeps its masks, because {masks[0]} is an input; torch.export.save may refuse them"]
+        return [f"causal attention keeps its masks, because {masks[0]} is an input"]
     register()
     before = copy(module).eval()
     for part in causal:
