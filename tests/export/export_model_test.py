@@ -131,15 +131,7 @@ class Archives(unittest.TestCase):
 
     def run_in_cpp(self, name, model, inputs, keywords=()):
         """Ten steps and an evaluation of the archive in C++, in bits like Python's."""
-        keywords = dict(keywords)
-        model.train()
-        tensors, _ = reference.train(model, inputs, keywords)
-        model.eval()
-        with torch.no_grad():
-            tensors.update({f"eval.{i:02}": leaf for i, leaf in enumerate(reference.leaves_of(model(*inputs, **keywords)))})
-        tensors.update({f"input.{i}": value for i, value in enumerate(inputs)})
-        tensors.update({f"keyword.{key}": value for key, value in keywords.items()})
-        save_file({key: value.clone().contiguous() for key, value in tensors.items()}, f"{name}/case.safetensors")
+        reference.write_case(name, model, inputs, dict(keywords))
         if PROGRAM is None:
             self.skipTest("no exported_case was named")
         result = subprocess.run([PROGRAM, name], capture_output=True, text=True, timeout=200, check=False)

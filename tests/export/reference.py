@@ -107,6 +107,19 @@ def can_evaluate(program):
     return True
 
 
+def write_case(folder, model, inputs, keywords, batches=1, evaluate=True):
+    """Trains the model, and writes what exported_case compares."""
+    tensors = train(model.train(), inputs, keywords, batches)
+    model.eval()
+    if evaluate:
+        with torch.no_grad():
+            tensors.update({f"eval.{i:02}": leaf for i, leaf in enumerate(leaves_of(model(*inputs, **keywords)))})
+    tensors.update({"batches": torch.tensor(batches), "lr": torch.tensor(LEARNING_RATE, dtype=torch.float64)})
+    tensors.update({f"input.{i}": value for i, value in enumerate(inputs)})
+    tensors.update({f"keyword.{key}": value for key, value in keywords.items() if isinstance(value, torch.Tensor)})
+    save_file({key: value.cpu().clone().contiguous() for key, value in tensors.items()}, os.path.join(folder, "case.safetensors"))
+
+
 def write(folder, name):
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic = True
@@ -119,15 +132,7 @@ def write(folder, name):
     inputs, keywords = _pytree.tree_map_only(
         torch.Tensor, lambda t: t.to(DEVICE), (case.other or case.inputs, {**case.keywords, **case.other_keywords}))
     model.to(DEVICE)
-    tensors = train(model, inputs, keywords, case.batches)
-    model.eval()
-    if can_evaluate(program) and case.batches == 1:
-        with torch.no_grad():
-            tensors.update({f"eval.{i:02}": leaf for i, leaf in enumerate(leaves_of(model(*inputs, **keywords)))})
-    tensors.update({"batches": torch.tensor(case.batches), "lr": torch.tensor(LEARNING_RATE, dtype=torch.float64)})
-    tensors.update({f"input.{i}": value for i, value in enumerate(inputs)})
-    tensors.update({f"keyword.{key}": value for key, value in keywords.items() if isinstance(value, torch.Tensor)})
-    save_file({key: value.cpu().clone().contiguous() for key, value in tensors.items()}, os.path.join(folder, "case.safetensors"))
+    write_case(folder, model, inputs, keywords, case.batches, evaluate=case.batches == 1 and can_evaluate(program))
 
 
 def run(program, names):
