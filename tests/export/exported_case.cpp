@@ -66,7 +66,8 @@ double processor_ms() {
 
 class Case : private TrainingCase {
  public:
-  Case(const std::string& folder, double tolerance) : TrainingCase(folder), tolerance_(tolerance) {}
+  Case(const std::string& folder, double tolerance)
+      : TrainingCase(folder), folder_(folder), tolerance_(tolerance) {}
 
   int run() {
     torch::manual_seed(1);
@@ -77,6 +78,10 @@ class Case : private TrainingCase {
       start_ = processor_ms();
       train_step(step);
       milliseconds.push_back(processor_ms() - start_);
+    }
+    if (tolerance_ == 0) {
+      ddp::save_weights(*module, folder_ + "/trained.safetensors");
+      module->save_archive(folder_ + "/trained.pt2");
     }
     for (const auto& [name, tensor] : ddp::named_weights(*module)) {
       compare("after." + name, tensor);
@@ -158,6 +163,7 @@ class Case : private TrainingCase {
     }
   }
 
+  std::string folder_;
   double tolerance_;
   std::vector<at::Tensor> losses_;
   int num_equal_ = 0, num_different_ = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A libFuzzer target: bytes as the program of an archive, or as a whole archive (if they begin with "PK").
+// A libFuzzer target: bytes as the program of an archive, or as a whole archive (if they begin with
+// "PK").
 //
 //   scripts/fuzz_export.sh SECONDS
 #include <unistd.h>

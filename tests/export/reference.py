@@ -17,7 +17,7 @@ import time
 
 try:
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
     from torch.utils import _pytree
 except ImportError as error:
     print("skipped:", error)
@@ -135,12 +135,25 @@ def write(folder, name):
     write_case(folder, model, inputs, keywords, case.batches, evaluate=case.batches == 1 and can_evaluate(program))
 
 
+def check_trained(folder, name):
+    """What exported_case trained and saved, in Python: weights, and an archive."""
+    trained = {key[6:]: value for key, value in load_file(os.path.join(folder, "case.safetensors")).items() if key.startswith("after.")}
+    model = models.make(name).model
+    model.load_state_dict(load_file(os.path.join(folder, "trained.safetensors")))
+    program = torch.export.load(os.path.join(folder, "trained.pt2"))
+    for key, value in trained.items():
+        assert torch.equal(model.state_dict()[key], value), key
+        assert torch.equal(program.state_dict[key], value), key
+
+
 def run(program, names):
     failed = []
     for name in models.NAMES if names == ["all"] else names:
         with tempfile.TemporaryDirectory() as folder:
             write(folder, name)
             done = subprocess.run([program, folder], capture_output=True, text=True)
+            if done.returncode == 0:
+                check_trained(folder, name)
         print("C++:", done.stdout.strip() or done.stderr.strip(), flush=True)
         failed += [name] if done.returncode != 0 else []
     if failed:

@@ -2,6 +2,7 @@
 #include "export/archive.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -184,6 +185,28 @@ TensorMap Pt2Archive::tensors(const std::string& folder, const std::string& tabl
     }
   }
   return result;
+}
+
+std::string Pt2Archive::with_weights(const std::string& program, const TensorMap& new_tensors) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : weights(program)) {  // over storages_
+    tensor.detach().copy_(new_tensors.at(name));
+  }
+  std::string bytes;
+  caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, std::size_t size) {
+    bytes.append(static_cast<const char*>(data), size);
+    return size;
+  });
+  for (const auto& [entry, size] : sizes_) {
+    if (const auto changed = storages_.find(entry); changed != storages_.end()) {
+      writer.writeRecord(entry, changed->second.data(), size);
+    } else if (!entry.starts_with(".data/") && entry != "version") {  // these are the writer's own
+      const auto record = text(entry, size);
+      writer.writeRecord(entry, record.data(), record.size());
+    }
+  }
+  writer.writeEndOfFile();
+  return bytes;
 }
 
 at::Storage Pt2Archive::storage(const std::string& entry) {

@@ -30,6 +30,9 @@ class Pt2Archive {
   /// share memory in Python share it here.
   TensorMap weights(const std::string& program);
   TensorMap constants(const std::string& program);
+  /// The bytes of an archive that differs in the weights of `program`: `tensors` in the archive's
+  /// dtypes.
+  std::string with_weights(const std::string& program, const TensorMap& tensors);
 
  private:
   TensorMap tensors(const std::string& folder, const std::string& table);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "ddp/detail/files.hpp"
 #include "export/call_arguments.hpp"
 #include "export/module_tree.hpp"
 #include "export/programs.hpp"
@@ -301,6 +302,12 @@ TensorMap ExportedModuleImpl::state_dict() const {
     }
   }
   return state;
+}
+
+void ExportedModuleImpl::save_archive(const std::string& path) const {
+  detail::Pt2Archive archive(state_->programs->path());
+  replace_file(system_file_ops(), path,
+               {archive.with_weights(state_->programs->main_name(), state_->tensors)});
 }
 
 void ExportedModuleImpl::override_operator(

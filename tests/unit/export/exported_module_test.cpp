@@ -161,6 +161,22 @@ TEST_CASE("Weights go to Python and back under the names of its state_dict()", "
   CHECK(outer_weights.count("net.weight") == 1);
 }
 
+TEST_CASE("An archive with trained weights can be loaded", "[export]") {
+  const TemporaryFolder folder;
+  tied().write(folder.file("net.pt2"));
+  ddp::ExportedModule module(folder.file("net.pt2"));
+  torch::nn::init::constant_(module->parameters()[0], 3.0);
+  module->to(at::kDouble);
+  module->save_archive(folder.file("trained.pt2"));
+  ddp::ExportedModule trained(folder.file("trained.pt2"));
+  CHECK(trained->parameters().size() == 1);
+  CHECK(at::equal(trained->parameters()[0], at::full({2, 2}, 3.0F)));
+  CHECK(at::equal(trained->forward(at::ones({1, 2})).toTensor(), at::full({1, 2}, 36.0F)));
+  module->save_archive(folder.file("trained.pt2"));  // replaces
+  CHECK_THAT(message_of<ddp::WriteError>([&] { module->save_archive(folder.file("none/x.pt2")); }),
+             Contains("none"));
+}
+
 TEST_CASE("A program that returns new buffers writes them", "[export]") {
   ArchiveBuilder archive;
   archive.buffer("total", at::zeros({2})).input("x", {integer(2)});

@@ -81,6 +81,12 @@ class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState 
   /// persistent. The tensors share the module's memory.
   TensorMap state_dict() const override;
 
+  /// Writes an archive with the present parameters and persistent buffers, in the dtypes of the
+  /// archive that the module was read from; that file must still be there. Python's
+  /// torch.export.load() opens it. `path` is the old or the new file, never a part. Throws
+  /// WriteError.
+  void save_archive(const std::string& path) const;
+
   /// Calls `function` in place of every operator `name` ("aten::batch_norm") of the program. It
   /// takes the arguments of the operator's schema from the stack and leaves the results.
   void override_operator(const std::string& name,
