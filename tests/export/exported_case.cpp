@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// exported_case FOLDER: trains FOLDER/model.pt2 as reference.py trained the model in Python, and
-// compares outputs, losses, gradients, parameters and buffers with FOLDER/case.safetensors bit by
-// bit.
+// exported_case FOLDER [TOLERANCE]: trains FOLDER/model.pt2 as reference.py trained the model in
+// Python, and compares outputs, losses, gradients, parameters and buffers with
+// FOLDER/case.safetensors: bit by bit, or with a tolerance for a reference of another machine.
+// Without a tolerance it also writes FOLDER/trained.safetensors and FOLDER/trained.pt2.
 #include <torch/torch.h>
 #ifdef DDP_HAS_CUDA
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -152,12 +152,17 @@ TEST_CASE("A number where a tensor is expected does not promote", "[export]") {
                {tensor("y")});
   archive.node("torch.ops.aten.add.Tensor", {{"self", tensor("y")}, {"other", size_name("m")}},
                {tensor("z")});
-  archive.output(tensor("z")).output(size_name("m"));
+  // Between tensors without dimensions, float32 would win over float16.
+  archive.node("torch.ops.aten.sum.default", {{"self", tensor("x")}}, {tensor("sum")});
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("sum")}, {"other", number(0.5)}},
+               {tensor("half_sum")});
+  archive.output(tensor("z")).output(size_name("m")).output(tensor("half_sum"));
   const auto result = load(archive)->forward(at::ones({3}, at::kHalf));
   const auto& elements = result.toTupleRef().elements();
   CHECK(elements[0].toTensor().scalar_type() == at::kHalf);
   CHECK(at::equal(elements[0].toTensor(), at::full({3}, 6.5, at::kHalf)));
   CHECK(elements[1].toInt() == 6);
+  CHECK(elements[2].toTensor().scalar_type() == at::kHalf);
 }
 
 TEST_CASE("Values are freed after their last use", "[export]") {
