@@ -5,23 +5,33 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <cstdio>
 
 #include "ddp/detail/text.hpp"
 
 namespace examples {
 
+ddp::EpochMetrics epoch_metrics(const EvalResult& result) {
+  ddp::EpochMetrics metrics{.test_loss = result.loss};
+  if (!std::isnan(result.accuracy)) {
+    metrics.test_accuracy = result.accuracy;
+  }
+  return metrics;
+}
+
 EvaluationSums::EvaluationSums(at::Device device)
     : values_(torch::zeros({3}, torch::TensorOptions().dtype(torch::kFloat64).device(device))) {}
 
 void EvaluationSums::add(const BatchResult& batch) {
   const auto& [on_host, on_device] = batch.num_targets;
+  const auto number = [&](double value) { return torch::full({}, value, values_.options()); };
   const auto num_targets = on_device.defined()
                                ? on_device.to(torch::kFloat64).reshape(at::IntArrayRef{})
-                               : torch::full({}, static_cast<double>(on_host),
-                                             batch.num_correct.options().dtype(torch::kFloat64));
-  values_ += torch::stack(
-      {batch.loss.to(torch::kFloat64), batch.num_correct.to(torch::kFloat64), num_targets});
+                               : number(static_cast<double>(on_host));
+  const auto num_correct =
+      batch.num_correct.defined() ? batch.num_correct.to(torch::kFloat64) : number(NAN);
+  values_ += torch::stack({batch.loss.to(torch::kFloat64), num_correct, num_targets});
 }
 
 EvalResult EvaluationSums::reduce(ddp::Communicator& communicator) {

@@ -10,14 +10,18 @@
 #include "common/training_task.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/train/checkpoint.hpp"
+#include "ddp/train/metrics.hpp"
 
 namespace examples {
 
 struct EvalResult {
   double loss = 0;
-  double accuracy = 0;  ///< 0 … 1
+  double accuracy = 0;  ///< 0 … 1; NaN: the task has no accuracy
   int64_t num_targets = 0;
 };
+
+/// The result as the metrics have it: without an accuracy that the task lacks.
+ddp::EpochMetrics epoch_metrics(const EvalResult& result);
 
 /// Sums over the targets of an evaluation. They stay on the device, so no batch makes the host
 /// wait.

@@ -32,11 +32,18 @@ ImageBatch ImageTask::load(int64_t draw) {
   return batch;
 }
 
+ddp::ops::CrossEntropyResult ImageTask::mean_loss(const ddp::Batch& images, double label_smoothing,
+                                                  const at::Tensor& mix_weights) const {
+  if (parts_.own_loss) {
+    return {.loss = parts_.own_loss(images), .num_correct = {}};
+  }
+  const auto logits = parts_.forward(images.data);
+  return classification_loss(logits, images.target, label_smoothing, mix_weights);
+}
+
 BatchResult ImageTask::forward(const ImageBatch& batch) {
   const auto images = images_of(batch, parts_.train_loader);
-  const auto logits = parts_.forward(images.data);
-  auto [loss, num_correct] =
-      classification_loss(logits, images.target, settings_.label_smoothing, batch.mix_weights);
+  auto [loss, num_correct] = mean_loss(images, settings_.label_smoothing, batch.mix_weights);
   if (settings_.weighted) {
     loss = loss * static_cast<double>(images.size());
   }
@@ -60,8 +67,7 @@ void ImageTask::for_each_evaluation_batch(const std::function<bool(ImageBatch ba
 
 BatchResult ImageTask::evaluate(const ImageBatch& batch) {
   const auto images = images_of(batch, parts_.eval_loader);
-  const auto [mean, num_correct] =
-      classification_loss(parts_.forward(images.data), images.target, /*label_smoothing=*/0);
+  const auto [mean, num_correct] = mean_loss(images, /*label_smoothing=*/0, {});
   return {.loss = mean * static_cast<double>(images.size()),
           .num_correct = num_correct,
           .num_targets = {.on_host = images.size()}};

@@ -38,6 +38,9 @@ struct ImageParts {
   std::function<at::Tensor(const at::Tensor&)> forward;  ///< the wrapper's forward
   ddp::DataLoader<>& train_loader;
   ddp::DataLoader<>& eval_loader;  ///< unpadded: each sample on one rank
+  /// Of a model that computes its mean loss from images and targets. `forward` and the settings of
+  /// mixing and smoothing are unused then, and there is no accuracy.
+  std::function<at::Tensor(const ddp::Batch&)> own_loss = {};
 };
 
 struct ImageSettings {
@@ -59,6 +62,9 @@ class ImageTask : public TrainingTask<ImageBatch> {
   BatchResult evaluate(const ImageBatch& batch) override;
 
  private:
+  ddp::ops::CrossEntropyResult mean_loss(const ddp::Batch& images, double label_smoothing,
+                                         const at::Tensor& mix_weights) const;
+
   ImageParts parts_;
   ImageSettings settings_;
 };

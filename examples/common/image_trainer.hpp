@@ -36,6 +36,8 @@ struct ImageModel {
   torch::nn::Module& module;
   std::function<at::Tensor(const at::Tensor&)> forward;  ///< the wrapper's
   double ema_decay = 0;  ///< evaluations use the average of the weights; 0: off
+  /// ImageParts::own_loss
+  std::function<at::Tensor(const ddp::Batch&)> own_loss = {};
 };
 
 /// Trains as the settings say, with evaluations and checkpoints. Collective.

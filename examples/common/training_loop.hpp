@@ -273,7 +273,7 @@ StepOutputs TrainingLoop<Batch>::run_step(const StepInput<Batch>& input,
     num_host_targets += batch.num_targets();
   }
   const auto add = [](at::Tensor& sum, const at::Tensor& value) {
-    sum = sum.defined() ? sum + value : value;
+    sum = sum.defined() ? sum + value : value;  // both undefined: a task without accuracy
   };
   parts_.model.zero_grad();
   for (const Batch& batch : input.batches) {
@@ -367,8 +367,7 @@ EvalResult TrainingLoop<Batch>::evaluate_after(int64_t steps_done, bool is_repea
   const auto test = evaluate();
   // The epoch's row of a repeated evaluation was written before the stop.
   if (settings_.train.eval_every_steps > 0 || steps_done == 0 || is_repeated) {
-    parts_.metrics.add_evaluation(steps_done - 1,
-                                  {.test_loss = test.loss, .test_accuracy = test.accuracy});
+    parts_.metrics.add_evaluation(steps_done - 1, epoch_metrics(test));
   }
   if (parts_.on_evaluation) {
     parts_.on_evaluation(steps_done, test);
@@ -380,7 +379,7 @@ template <TrainingBatch Batch>
 void TrainingLoop<Batch>::end_epoch(int64_t step, bool evaluated, TrainingSummary& summary) {
   ddp::EpochMetrics metrics;
   if (evaluated) {
-    metrics = {.test_loss = summary.test.loss, .test_accuracy = summary.test.accuracy};
+    metrics = epoch_metrics(summary.test);
   }
   summary.add_epoch(parts_.metrics.end_epoch(schedule_.epoch_of(step), metrics));
 }

@@ -45,7 +45,7 @@ struct TargetCount {
 struct BatchResult {
   at::Tensor loss;  ///< 0-dim, for the backward: a sum or a mean, see TrainingTask::loss_is_sum;
                     ///< the sum in an evaluation
-  at::Tensor num_correct;     ///< 0-dim: correct targets
+  at::Tensor num_correct{};   ///< 0-dim: correct targets; undefined: no accuracy
   TargetCount num_targets{};  ///< used with sums
 };
 

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/exported_settings.hpp"
+
+#include <torch/torch.h>
+
+#include <charconv>
+#include <system_error>
+#include <utility>
+
+#include "common/data_path.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/detail/text.hpp"
+#include "ddp/train/weights.hpp"
+
+namespace examples {
+namespace {
+
+using ddp::concat;
+using ddp::SettingsError;
+using ddp::detail::printable;
+
+using NamedOutput = std::pair<std::string, c10::IValue>;
+
+std::vector<NamedOutput> named_outputs(const c10::IValue& outputs) {
+  std::vector<NamedOutput> named;
+  if (outputs.isGenericDict()) {
+    for (const auto& entry : outputs.toGenericDict()) {
+      named.emplace_back(entry.key().isString() ? entry.key().toStringRef() : concat(entry.key()),
+                         entry.value());
+    }
+  } else if (outputs.isTuple()) {
+    for (const auto& element : outputs.toTupleRef().elements()) {
+      named.emplace_back(std::to_string(named.size()), element);
+    }
+  } else if (outputs.isList()) {
+    for (const c10::IValue& element : outputs.toListRef()) {
+      named.emplace_back(std::to_string(named.size()), element);
+    }
+  } else {
+    named.emplace_back("0", outputs);
+  }
+  return named;
+}
+
+std::string names_of(const std::vector<NamedOutput>& outputs) {
+  std::string names;
+  for (const auto& [name, value] : outputs) {
+    names += concat(names.empty() ? "" : ", ", printable(name),
+                    value.isTensor() ? "" : concat(" (a ", value.tagKind(), ")"));
+  }
+  return names.empty() ? "nothing" : names;
+}
+
+void refuse(bool is_set, const char* setting, const std::string& why, const char* fix) {
+  if (is_set) {
+    throw SettingsError(concat(setting, " has no effect ", why, "; fix: ", fix));
+  }
+}
+
+std::string name_of(LossKind kind) {
+  for (const auto& [name, value] : loss_names()) {
+    if (value == kind) {
+      return name;
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
+  v.field({.name = "path",
+           .doc = "The archive that torch.export.save wrote (.pt2). Required.",
+           .common = true},
+          s.path);
+  v.field({.name = "libraries",
+           .doc = "Shared objects that register custom operators. They are loaded first."},
+          s.libraries);
+  v.field({.name = "loss",
+           .doc = "Of the output and the target. bce: binary cross entropy with logits. in_graph: "
+                  "the program gets the target too and returns the mean loss.",
+           .common = true},
+          s.loss, loss_names());
+  v.field({.name = "output",
+           .doc = "Output that the loss uses, if the program returns several: an index, or a key "
+                  "of a dict. Empty: the first tensor."},
+          s.output);
+  v.field({.name = "dtype",
+           .doc = "Dtype of the parameters. archive: as exported. Others are refused if the "
+                  "program names dtypes. For bf16 parameters the optimizer keeps float32 copies."},
+          s.dtype,
+          {{"archive", std::nullopt}, {"fp32", torch::kFloat32}, {"bf16", torch::kBFloat16}});
+  v.field({.name = "weights",
+           .doc = "Initial weights: a safetensors file with Python's names. Empty: the archive's."},
+          s.weights);
+  v.field({.name = "save_weights",
+           .doc = "File for the trained weights, which Python's load_state_dict takes from "
+                  "safetensors.torch.load_file. Empty: none."},
+          s.save_weights);
+  v.field({.name = "ema_decay",
+           .doc = "Decay of an exponential moving average of weights and buffers. Evaluation "
+                  "uses the average. 0: off.",
+           .min = 0,
+           .max = 0.999999},
+          s.ema_decay);
+}
+
+ExportedTokens::ExportedTokens() {
+  path = "";
+  layout = models::TokenLayout::Stream;
+}
+
+void describe_fields(TensorFiles& f, ddp::FieldVisitor& v) {
+  v.field({.name = "path",
+           .doc = "Training data: a safetensors file with forward's arguments by name and the "
+                  "target. Sample i is row i of each tensor.",
+           .common = true},
+          f.path);
+  v.field({.name = "eval_path", .doc = "Evaluation data: a file of the same tensors."},
+          f.eval_path);
+  v.field({.name = "eval_rows",
+           .doc = "Without eval_path: the last rows of `path`, which training leaves out.",
+           .min = 0},
+          f.eval_rows);
+  v.field({.name = "target",
+           .doc = "Name of the target. With model.loss=in_graph all tensors are arguments."},
+          f.target);
+}
+
+std::vector<ddp::Section> exported_sections() {
+  return {ddp::declare_section<ExportedSettings>("model", "The exported program and its loss."),
+          ddp::declare_section<ExportedTokens>("tokens",
+                                               "Token files, for programs that predict the next "
+                                               "token."),
+          ddp::declare_section<TensorFiles>("tensors", "Files of tensors, for any program."),
+          ddp::uses({"train"})};
+}
+
+ExportedData choose_data(const ddp::Config& cfg, const ExportedSettings& model,
+                         const ExportedTokens& tokens, const TensorFiles& tensors) {
+  if (model.path.empty()) {
+    throw SettingsError(
+        "model.path is empty; fix: set it to an archive that torch.export.save wrote");
+  }
+  if (!tokens.path.empty() && !tensors.path.empty()) {
+    throw SettingsError(concat("tokens.path=", tokens.path, " and tensors.path=", tensors.path,
+                               " are two kinds of data; fix: set one"));
+  }
+  const auto data = !tokens.path.empty()    ? ExportedData::Tokens
+                    : !tensors.path.empty() ? ExportedData::Tensors
+                                            : ExportedData::Images;
+  const auto loss = "with model.loss=" + name_of(model.loss);
+  const bool has_classes = model.loss == LossKind::CrossEntropy;
+  if (data != ExportedData::Tensors && !has_classes && model.loss != LossKind::InGraph) {
+    throw SettingsError(concat("model.loss=", name_of(model.loss), " needs the targets of a file, ",
+                               "but images and tokens have classes; fix: model.loss=cross_entropy, "
+                               "model.loss=in_graph, or tensors.path"));
+  }
+  const bool mixes = cfg.train.mixup > 0 || cfg.train.cutmix > 0;
+  refuse(mixes && (data != ExportedData::Images || !has_classes), "train.mixup or train.cutmix",
+         data == ExportedData::Images ? loss : "without images", "set it to 0");
+  refuse(cfg.train.label_smoothing > 0 && (data == ExportedData::Tokens || !has_classes),
+         "train.label_smoothing", data == ExportedData::Tokens ? "with tokens" : loss,
+         "set it to 0");
+  if (cfg.checkpoint.keep_best == ddp::KeepBest::Max && !has_classes) {
+    throw SettingsError(concat("checkpoint.keep_best=max is for an accuracy, which ",
+                               loss.substr(5), " does not have; fix: checkpoint.keep_best=min"));
+  }
+  if (data == ExportedData::Tokens && model.ema_decay > 0) {
+    throw SettingsError("model.ema_decay is not available for tokens; fix: set it to 0");
+  }
+  if (data == ExportedData::Tokens && tokens.layout == models::TokenLayout::Pack) {
+    throw SettingsError(
+        "tokens.layout=pack needs attention that separates documents, which an exported program "
+        "does not have; fix: tokens.layout=stream or pad");
+  }
+  return data;
+}
+
+ExportedNet make_exported(const ExportedSettings& settings, const ddp::Config& cfg,
+                          const ddp::CommunicatorPtr& communicator) {
+  ExportedNet module(find_data_path(settings.path),
+                     ddp::ExportedModuleOptions{.libraries = settings.libraries});
+  if (cfg.train.eval_every > 0 || cfg.train.eval_every_steps > 0 || cfg.train.eval_first) {
+    module->eval();  // refuses now, not after an epoch
+  }
+  module->train();
+  if (!settings.weights.empty() && communicator->rank() == 0) {
+    ddp::load_weights(*module, settings.weights);
+  }
+  if (settings.dtype) {
+    module->to(communicator->device(), *settings.dtype);
+  } else {
+    module->to(communicator->device());
+  }
+  return module;
+}
+
+at::Tensor select_output(const c10::IValue& outputs, const std::string& name) {
+  const auto named = named_outputs(outputs);
+  for (const auto& [key, value] : named) {
+    if (name.empty() ? value.isTensor() : key == name) {
+      if (value.isTensor()) {
+        return value.toTensor();
+      }
+      throw SettingsError(concat("model.output=", name, " is a ", value.tagKind(),
+                                 ", not a tensor; the program returns: ", names_of(named)));
+    }
+  }
+  throw SettingsError(concat(name.empty() ? "the program returns no tensor at its top level"
+                                          : concat("model.output=", name, " does not exist"),
+                             "; the program returns: ", names_of(named),
+                             "; fix: set model.output to one of them"));
+}
+
+at::Tensor loss_in_graph(const c10::IValue& outputs, const std::string& name) {
+  const auto loss = select_output(outputs, name);
+  if (loss.numel() != 1 || !loss.is_floating_point()) {
+    throw SettingsError(concat("model.loss=in_graph needs a scalar loss, but the output is ",
+                               loss.scalar_type(), ' ', loss.sizes(),
+                               "; fix: choose the loss by model.output, or another model.loss"));
+  }
+  return loss.reshape(at::IntArrayRef{});
+}
+
+at::Tensor class_scores(const c10::IValue& outputs, const std::string& name, int64_t num_classes) {
+  const auto scores = select_output(outputs, name);
+  if (scores.dim() != 2) {
+    throw SettingsError(
+        concat("model.loss=cross_entropy needs an output [images, classes], but it is ",
+               scores.sizes(), "; fix: choose another output by model.output, or another loss"));
+  }
+  if (scores.size(1) < num_classes) {
+    throw ddp::DataError(concat("the data has ", num_classes, " classes, but the output of ",
+                                "model.path has ", scores.size(1),
+                                "; fix: export a model for these classes"));
+  }
+  return scores;
+}
+
+}  // namespace examples

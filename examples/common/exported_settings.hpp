@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The sections of exported_ddp, and the module that they describe.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/sample_loss.hpp"
+#include "ddp/comm/communicator.hpp"
+#include "ddp/core/fields.hpp"
+#include "ddp/export/exported_module.hpp"
+#include "ddp/train/config.hpp"
+#include "models/tokens/token_dataset.hpp"
+
+namespace examples {
+
+/// An exported module that takes its arguments by position or by name.
+class ExportedNetImpl : public ddp::ExportedModuleImpl {
+ public:
+  using ExportedModuleImpl::ExportedModuleImpl;
+  using ExportedModuleImpl::forward;
+  c10::IValue forward(const std::map<std::string, c10::IValue>& arguments) {
+    return call({}, arguments);
+  }
+};
+TORCH_MODULE(ExportedNet);
+
+struct ExportedSettings {
+  std::string path = "";
+  std::vector<std::string> libraries = {};
+  LossKind loss = LossKind::CrossEntropy;
+  std::string output = "";
+  std::optional<c10::ScalarType> dtype = std::nullopt;  ///< nullopt: the archive's
+  std::string weights = "";
+  std::string save_weights = "";
+  double ema_decay = 0;
+};
+void describe_fields(ExportedSettings& settings, ddp::FieldVisitor& visitor);
+
+/// Section tokens: rows without padding by default, because an exported program has no mask.
+struct ExportedTokens : models::TokenDataOptions {
+  ExportedTokens();
+};
+
+/// Section tensors.
+struct TensorFiles {
+  std::string path = "";
+  std::string eval_path = "";
+  int64_t eval_rows = 0;
+  std::string target = "target";
+};
+void describe_fields(TensorFiles& files, ddp::FieldVisitor& visitor);
+
+/// The sections that exported_ddp adds: model, tokens, tensors.
+std::vector<ddp::Section> exported_sections();
+
+enum class ExportedData { Images, Tokens, Tensors };
+/// The kind of data that the settings name. Throws SettingsError for two kinds, and for settings
+/// that have no meaning with the kind or the loss.
+ExportedData choose_data(const ddp::Config& cfg, const ExportedSettings& model,
+                         const ExportedTokens& tokens, const TensorFiles& tensors);
+
+/// Reads the archive, on the communicator's device, in training mode, ready to be wrapped. Rank 0
+/// loads model.weights; wrapping broadcasts them. Throws SettingsError if the archive lacks a mode
+/// that the run needs.
+ExportedNet make_exported(const ExportedSettings& settings, const ddp::Config& cfg,
+                          const ddp::CommunicatorPtr& communicator);
+
+/// The output that model.output names: of one tensor that tensor, else the first or the named one.
+/// Throws SettingsError if there is no such tensor.
+at::Tensor select_output(const c10::IValue& outputs, const std::string& name);
+
+/// The loss that the program returned. Throws SettingsError if it is no scalar.
+at::Tensor loss_in_graph(const c10::IValue& outputs, const std::string& name);
+
+/// The images' class scores. Throws SettingsError for another shape than [images, classes],
+/// DataError for fewer than `num_classes` classes.
+at::Tensor class_scores(const c10::IValue& outputs, const std::string& name, int64_t num_classes);
+
+}  // namespace examples

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/sample_loss.hpp"
+
+#include <torch/torch.h>
+
+#include "ddp/core/error.hpp"
+#include "ddp/ops/vision.hpp"
+
+namespace examples {
+namespace {
+
+using ddp::concat;
+
+std::vector<int64_t> without_ones(at::IntArrayRef sizes) {
+  std::vector<int64_t> result;
+  for (const auto size : sizes) {
+    if (size != 1) {
+      result.push_back(size);
+    }
+  }
+  return result;
+}
+
+BatchResult cross_entropy(const at::Tensor& output, const at::Tensor& target,
+                          const TargetFacts& facts, double label_smoothing) {
+  bool fits = output.dim() == target.dim() + 1 && output.is_floating_point();
+  for (int64_t i = 0; fits && i < target.dim(); ++i) {
+    fits = target.size(i) == output.size(i == 0 ? 0 : i + 1);
+  }
+  if (!fits) {
+    throw ddp::SettingsError(
+        concat("model.loss=cross_entropy needs an output [N, classes, …] for a target [N, …], but "
+               "the output is ",
+               output.sizes(), " and the target ", target.sizes(),
+               "; fix: choose another output by model.output, or another model.loss"));
+  }
+  const auto num_classes = output.size(1);
+  if (num_classes < facts.num_classes) {
+    throw ddp::DataError(
+        concat("the target has the label ", facts.num_classes - 1, ", but the output has ",
+               num_classes, " classes; fix: export a model for ", facts.num_classes, " classes"));
+  }
+  const auto rows = output.movedim(1, -1).reshape({-1, num_classes});
+  const auto labels = target.reshape(-1);
+  auto result = ddp::ops::cross_entropy(
+      rows, labels, {.label_smoothing = label_smoothing, .ignore_index = kIgnoredTarget});
+  TargetCount count{.on_host = labels.numel()};
+  if (facts.has_ignored) {
+    const auto num_counted = labels.ne(kIgnoredTarget).sum();
+    result.loss = torch::where(num_counted.gt(0), result.loss, rows.sum() * 0);
+    count = {.on_device = num_counted.to(torch::kFloat32)};
+  }
+  return {.loss = result.loss, .num_correct = result.num_correct, .num_targets = count};
+}
+
+}  // namespace
+
+const std::vector<std::pair<std::string, LossKind>>& loss_names() {
+  static const std::vector<std::pair<std::string, LossKind>> kNames = {
+      {"cross_entropy", LossKind::CrossEntropy},
+      {"mse", LossKind::Mse},
+      {"l1", LossKind::L1},
+      {"bce", LossKind::Bce},
+      {"in_graph", LossKind::InGraph}};
+  return kNames;
+}
+
+TargetFacts check_target(LossKind kind, const at::Tensor& target, const std::string& source) {
+  if (kind == LossKind::Bce && target.numel() > 0 &&
+      (target.min().item<double>() < 0 || target.max().item<double>() > 1)) {
+    throw ddp::DataError(source +
+                         ": the target has values outside of 0 to 1, which "
+                         "model.loss=bce needs");
+  }
+  if (kind != LossKind::CrossEntropy) {
+    return {};
+  }
+  if (target.scalar_type() != torch::kInt64 && target.scalar_type() != torch::kInt32) {
+    throw ddp::DataError(concat(source, ": the target is ", target.scalar_type(),
+                                ", but model.loss=cross_entropy needs labels as int64; fix: save "
+                                "labels, or choose another model.loss"));
+  }
+  const auto ignored = target.eq(kIgnoredTarget);
+  const auto wrong = target.lt(0).logical_and(ignored.logical_not());
+  if (wrong.any().item<bool>()) {
+    throw ddp::DataError(concat(source, ": the target has the label ",
+                                target.masked_select(wrong)[0].item<int64_t>(),
+                                "; fix: labels from 0, or ", kIgnoredTarget, " to ignore"));
+  }
+  TargetFacts facts;
+  facts.has_ignored = ignored.any().item<bool>();
+  facts.num_classes = target.numel() > 0 ? target.max().item<int64_t>() + 1 : 0;
+  facts.num_per_sample = target.size(0) > 0 ? target.numel() / target.size(0) : 1;
+  return facts;
+}
+
+BatchResult sample_loss(LossKind kind, const at::Tensor& output, const at::Tensor& target,
+                        const TargetFacts& facts, double label_smoothing) {
+  if (kind == LossKind::CrossEntropy) {
+    return cross_entropy(output, target, facts, label_smoothing);
+  }
+  if (without_ones(output.sizes()) != without_ones(target.sizes())) {
+    throw ddp::SettingsError(
+        concat("model.loss=",
+               kind == LossKind::Mse  ? "mse"
+               : kind == LossKind::L1 ? "l1"
+                                      : "bce",
+               " needs an output of the target's shape, but the output is ", output.sizes(),
+               " and the target ", target.sizes(),
+               "; fix: choose another output by model.output, or another model.loss"));
+  }
+  // float32 at least: a loss of bf16 would have 8 bits.
+  const auto wide = at::promote_types(output.scalar_type(), torch::kFloat32);
+  const auto prediction = output.to(wide);
+  const auto wanted = target.to(wide).reshape(output.sizes());
+  const auto loss = kind == LossKind::Mse ? torch::mse_loss(prediction, wanted)
+                    : kind == LossKind::L1
+                        ? torch::l1_loss(prediction, wanted)
+                        : torch::binary_cross_entropy_with_logits(prediction, wanted);
+  return {.loss = loss, .num_targets = {.on_host = target.size(0)}};
+}
+
+}  // namespace examples

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Losses of a model's output and the target in the data.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/training_task.hpp"
+
+namespace examples {
+
+enum class LossKind { CrossEntropy, Mse, L1, Bce, InGraph };
+/// The values of model.loss.
+const std::vector<std::pair<std::string, LossKind>>& loss_names();
+
+/// Label of elements that are not in the cross entropy, as in PyTorch.
+inline constexpr int64_t kIgnoredTarget = -100;
+
+/// What is known of a data set's target before training.
+struct TargetFacts {
+  int64_t num_classes = 0;     ///< cross entropy: the largest label + 1
+  bool has_ignored = false;    ///< cross entropy: some labels are kIgnoredTarget
+  int64_t num_per_sample = 1;  ///< cross entropy: labels of one sample
+};
+/// Checks the target [rows, …] of a file. Throws DataError naming `source` for labels below 0 or a
+/// dtype that the loss does not take.
+TargetFacts check_target(LossKind kind, const at::Tensor& target, const std::string& source);
+
+/// The mean loss, the hits, and the number of targets over which the mean is.
+///
+///   cross_entropy  output [N, classes, …], target int64 [N, …]: over targets that are not ignored
+///   mse, l1, bce   output and target of one shape, except dimensions of size 1: over all elements
+///
+/// num_targets counts labels with cross entropy, else samples. Throws SettingsError for other
+/// shapes, DataError if the output has fewer classes than the labels.
+BatchResult sample_loss(LossKind kind, const at::Tensor& output, const at::Tensor& target,
+                        const TargetFacts& facts, double label_smoothing);
+
+}  // namespace examples
