@@ -5,8 +5,16 @@
 //   mpirun -n 2 build/examples/exported_ddp --config examples/configs/exported_sample.yaml
 //   torchrun --no-python --nproc-per-node=8 build/examples/exported_ddp model.path=net.pt2
 //       model.loss=mse tensors.path=train.safetensors tensors.eval_path=eval.safetensors …
+#include <torch/torch.h>
+
+#include <iostream>
+#include <map>
+#include <string>
+
+#include "common/exported_language.hpp"
 #include "common/exported_settings.hpp"
 #include "common/image_trainer.hpp"
+#include "common/tensor_trainer.hpp"
 #include "ddp/ddp.hpp"
 
 namespace {
@@ -25,13 +33,21 @@ constexpr examples::ImageProgram kProgram{
         "train.epochs=30 checkpoint.dir=runs/exported_sample_30",
     .cifar10_config = "examples/configs/exported_sample.yaml"};
 
-/// Adds the setting to errors about the size of images.
+void save_trained(const ddp::Context& ctx, const ExportedSettings& settings,
+                  const torch::nn::Module& module) {
+  if (ctx.is_main() && !settings.save_weights.empty()) {
+    ddp::save_weights(module, settings.save_weights);
+  }
+}
+
+/// Adds the settings to errors about the shape of images.
 template <typename Function>
-auto with_image_size(const Function& run) {
+auto with_image_shape(const Function& run) {
   try {
     return run();
   } catch (const ddp::SettingsError& error) {
-    throw ddp::SettingsError(std::string(error.what()) + " (images have the size data.image_size)");
+    throw ddp::SettingsError(std::string(error.what()) +
+                             " (data.image_size and data.channels set the shape of images)");
   }
 }
 
@@ -44,25 +60,74 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const ExportedSettings& se
         dtype == torch::kBFloat16 ? ddp::ImageDtype::Bf16 : ddp::ImageDtype::Fp32;
   }
   Model model(module, ctx.communicator(), cfg.ddp);
+  const auto scores = [&](const c10::IValue& outputs) {
+    return examples::class_scores(outputs, settings.output, data.train->num_classes());
+  };
+  const auto loss = [&](const c10::IValue& outputs) {
+    return examples::loss_in_graph(outputs, settings.output);
+  };
   examples::ImageModel classifier{
       .model = model,
       .module = *module,
       .forward =
           [&](const at::Tensor& images) {
-            const auto outputs = with_image_size([&] { return model.forward(images); });
-            return examples::class_scores(outputs, settings.output, data.train->num_classes());
+            return scores(with_image_shape([&] { return model.forward(images); }));
           },
       .ema_decay = settings.ema_decay};
-  if (settings.loss == LossKind::InGraph) {
+  const bool in_graph = settings.loss == LossKind::InGraph;
+  if (in_graph) {
     classifier.own_loss = [&](const ddp::Batch& batch) {
-      const auto outputs = with_image_size([&] { return model.forward(batch.data, batch.target); });
-      return examples::loss_in_graph(outputs, settings.output);
+      return loss(with_image_shape([&] { return model.forward(batch.data, batch.target); }));
     };
   }
+  examples::rehearse_evaluation(ctx, cfg, *module, data.test->size(), [&](int64_t size) {
+    auto shape = data.test->layout().value().shape;
+    shape.insert(shape.begin(), size);
+    const auto images = torch::zeros(shape, at::TensorOptions(ctx.device()).dtype(dtype));
+    const auto target = torch::zeros({size}, images.options().dtype(torch::kInt64));
+    with_image_shape([&] {
+      return in_graph ? loss(module->forward(images, target)) : scores(module->forward(images));
+    });
+  });
   examples::train_images(ctx, cfg, data, classifier, kProgram);
-  if (ctx.is_main() && !settings.save_weights.empty()) {
-    ddp::save_weights(*module, settings.save_weights);
+  save_trained(ctx, settings, *module);
+}
+
+void train_tokens(ddp::Context& ctx, const ddp::Config& cfg, const ExportedSettings& settings,
+                  const examples::ExportedTokens& tokens) {
+  const auto data = examples::open_token_data(tokens);
+  const auto module = examples::make_exported(settings, cfg, ctx.communicator());
+  if (ctx.is_main()) {
+    std::cout << data.train->summary() << '\n' << data.eval->summary() << '\n' << std::flush;
   }
+  examples::LanguageTrainer trainer(
+      ctx, cfg,
+      examples::wrap_exported(ctx, cfg, module, settings, data.train->tokenizer().vocab_size),
+      data);
+  const auto summary = trainer.train();
+  if (ctx.is_main()) {
+    std::cout << examples::language_report(summary, trainer, ctx, cfg) << std::flush;
+  }
+  save_trained(ctx, settings, *module);
+}
+
+void train_tensors(ddp::Context& ctx, const ddp::Config& cfg, const ExportedSettings& settings,
+                   const examples::TensorFiles& files) {
+  const auto data = examples::open_tensors(files, settings.loss);
+  auto module = examples::make_exported(settings, cfg, ctx.communicator());
+  Model model(module, ctx.communicator(), cfg.ddp);
+  using Arguments = std::map<std::string, c10::IValue>;
+  const auto run = examples::train_tensors(
+      ctx, cfg, data, {.model = model, .module = *module, .ema_decay = settings.ema_decay},
+      settings,
+      {.wrapper = [&](const Arguments& arguments) { return model.forward(arguments); },
+       .module = [&](const Arguments& arguments) { return module->forward(arguments); }});
+  if (ctx.is_main()) {
+    std::cout << examples::sample_report(run, data.facts.num_per_sample > 1 ? "labels" : "samples",
+                                         "", ctx, cfg)
+              << std::flush;
+  }
+  save_trained(ctx, settings, *module);
 }
 
 void train(ddp::Context& ctx, const ddp::Config& cfg) {
@@ -73,8 +138,9 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
     case ExportedData::Images:
       return train_images(ctx, cfg, settings);
     case ExportedData::Tokens:
+      return train_tokens(ctx, cfg, settings, tokens);
     case ExportedData::Tensors:
-      return;
+      return train_tensors(ctx, cfg, settings, tensors);
   }
 }
 

@@ -95,7 +95,8 @@ struct Run {
 
 /// Identity of the base, read once per run.
 std::string base_identity(LanguageTrainer& trainer) {
-  return models::base_identity(trainer.module().head_weight().scalar_type(),
+  const auto& module = dynamic_cast<const models::LanguageModel&>(trainer.module());
+  return models::base_identity(module.head_weight().scalar_type(),
                                trainer.model().frozen_fingerprint());
 }
 

@@ -83,7 +83,7 @@ void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
           s.loss, loss_names());
   v.field({.name = "output",
            .doc = "Output that the loss uses, if the program returns several: an index, or a key "
-                  "of a dict. Empty: the first tensor."},
+                  "of a dict. Empty: the first tensor; with in_graph the key loss, if any."},
           s.output);
   v.field({.name = "dtype",
            .doc = "Dtype of the parameters. archive: as exported. Others are refused if the "
@@ -181,6 +181,9 @@ ExportedNet make_exported(const ExportedSettings& settings, const ddp::Config& c
                           const ddp::CommunicatorPtr& communicator) {
   ExportedNet module(find_data_path(settings.path),
                      ddp::ExportedModuleOptions{.libraries = settings.libraries});
+  if (module->parameters().empty()) {
+    throw SettingsError(settings.path + " has no parameters to train");
+  }
   if (cfg.train.eval_every > 0 || cfg.train.eval_every_steps > 0 || cfg.train.eval_first) {
     module->eval();  // refuses now, not after an epoch
   }
@@ -214,7 +217,9 @@ at::Tensor select_output(const c10::IValue& outputs, const std::string& name) {
 }
 
 at::Tensor loss_in_graph(const c10::IValue& outputs, const std::string& name) {
-  const auto loss = select_output(outputs, name);
+  const bool has_loss = name.empty() && outputs.isGenericDict() &&
+                        outputs.toGenericDict().contains(std::string("loss"));
+  const auto loss = select_output(outputs, has_loss ? "loss" : name);
   if (loss.numel() != 1 || !loss.is_floating_point()) {
     throw SettingsError(concat("model.loss=in_graph needs a scalar loss, but the output is ",
                                loss.scalar_type(), ' ', loss.sizes(),

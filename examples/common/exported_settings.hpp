@@ -74,7 +74,8 @@ ExportedNet make_exported(const ExportedSettings& settings, const ddp::Config& c
 /// Throws SettingsError if there is no such tensor.
 at::Tensor select_output(const c10::IValue& outputs, const std::string& name);
 
-/// The loss that the program returned. Throws SettingsError if it is no scalar.
+/// The loss that the program returned; without a name that of the key "loss", if any. Throws
+/// SettingsError if it is no scalar.
 at::Tensor loss_in_graph(const c10::IValue& outputs, const std::string& name);
 
 /// The images' class scores. Throws SettingsError for another shape than [images, classes],

@@ -15,17 +15,30 @@ namespace {
 
 using ddp::concat;
 
-/// Checks that the data fit the model, and returns the settings completed for language models.
-ddp::Config checked(ddp::Config cfg, const models::LanguageModel& module, const TokenData& data) {
-  data.train->require_vocab(module.vocab_size());
-  data.eval->require_vocab(module.vocab_size());
-  if (const auto longest = data.train->options().max_seq_len; longest > module.max_positions()) {
+/// Wraps a model that the data fit.
+WrappedLanguageModel wrap(const ddp::Context& ctx, const ddp::Config& cfg,
+                          const std::shared_ptr<models::LanguageModel>& module,
+                          const TokenData& data) {
+  data.train->require_vocab(module->vocab_size());
+  data.eval->require_vocab(module->vocab_size());
+  if (const auto longest = data.train->options().max_seq_len; longest > module->max_positions()) {
     throw ddp::SettingsError(concat("tokens.max_seq_len=", longest, " is longer than the model's ",
-                                    module.max_positions(), " positions"));
+                                    module->max_positions(), " positions"));
   }
+  module->computation().num_tokens = data.train->tokenizer().vocab_size;
+  using Model = ddp::DistributedDataParallel<std::shared_ptr<models::LanguageModel>>;
+  const auto model = std::make_shared<Model>(module, ctx.communicator(), cfg.ddp);
+  return {.model = model,
+          .module = module,
+          .forward = [model](const models::TokenInput& input,
+                             const torch::Tensor& labels) { return model->forward(input, labels); },
+          .dtype = module->head_weight().scalar_type()};
+}
+
+/// The settings completed for language models.
+ddp::Config completed(ddp::Config cfg, const WrappedLanguageModel& wrapped) {
   cfg.metrics.run.sample_unit = "tokens";
-  if (cfg.amp.dtype == ddp::AmpDtype::Off &&
-      module.head_weight().scalar_type() == torch::kBFloat16) {
+  if (cfg.amp.dtype == ddp::AmpDtype::Off && wrapped.dtype == torch::kBFloat16) {
     cfg.metrics.run.precision = "bf16";
   }
   return cfg;
@@ -48,7 +61,7 @@ std::string vocabulary_text(const TokenData& data) {
   return "the vocabulary " + data.train->tokenizer().identity;
 }
 
-bool has_frozen(const models::LanguageModel& module) {
+bool has_frozen(const torch::nn::Module& module) {
   const auto parameters = module.parameters();
   return std::any_of(parameters.begin(), parameters.end(),
                      [](const torch::Tensor& tensor) { return !tensor.requires_grad(); });
@@ -68,6 +81,9 @@ std::string eval_report(const LanguageSummary& summary) {
                    static_cast<long long>(summary.best_steps_done));
   }
   text += format(", over %lld targets\n", static_cast<long long>(test.num_targets));
+  if (std::isnan(test.accuracy)) {
+    return text;
+  }
   text += "token accuracy  ";
   text += before ? format("%.2f %% before training, %.2f %% after\n", 100 * before->accuracy,
                           100 * test.accuracy)
@@ -103,12 +119,16 @@ TokenData open_token_data(models::TokenDataOptions options) {
 LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
                                  std::shared_ptr<models::LanguageModel> module,
                                  const TokenData& data, const std::string& adapters)
+    : LanguageTrainer(ctx, cfg, wrap(ctx, cfg, module, data), data, adapters) {}
+
+LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
+                                 const WrappedLanguageModel& wrapped, const TokenData& data,
+                                 const std::string& adapters)
     : ctx_(ctx),
-      cfg_(checked(std::move(cfg), *module, data)),
-      module_(std::move(module)),
+      cfg_(completed(std::move(cfg), wrapped)),
+      wrapped_(wrapped),
       data_(data),
-      model_(module_, ctx.communicator(), cfg_.ddp),
-      optimizer_(ddp::make_optimizer(model_, cfg_.optimizer)),
+      optimizer_(ddp::make_optimizer(model(), cfg_.optimizer)),
       scaler_(cfg_.amp),
       sampler_(data.train->size(), ctx.communicator(), cfg_.sampler),
       eval_sampler_(data.eval->size(), ctx.communicator(), ddp::eval_sampler_options(cfg_.sampler)),
@@ -119,18 +139,16 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
       num_steps_(plan_run(cfg_, ctx, train_loader_.num_batches())),
       lr_schedule_(cfg_.lr_schedule),
       metrics_(ctx, cfg_.metrics),
-      task_(
-          {.forward = [this](const models::TokenInput& input,
-                             const torch::Tensor& labels) { return model_.forward(input, labels); },
-           .train_loader = train_loader_,
-           .eval_loader = eval_loader_,
-           .target_weight = target_weight(cfg_, data.train->options().max_seq_len, ctx)}),
-      checkpointer_(ctx, cfg_.checkpoint, {model_, optimizer_, scaler_, train_loader_}),
+      task_({.forward = wrapped_.forward,
+             .train_loader = train_loader_,
+             .eval_loader = eval_loader_,
+             .target_weight = target_weight(cfg_, data.train->options().max_seq_len, ctx)}),
+      checkpointer_(ctx, cfg_.checkpoint, {model(), optimizer_, scaler_, train_loader_}),
       best_(checkpointer_),
       loop_(task_,
             {.context = ctx,
-             .model = model_,
-             .module = *module_,
+             .model = model(),
+             .module = module(),
              .optimizer = *optimizer_,
              .lr_schedule = lr_schedule_,
              .scaler = scaler_,
@@ -149,12 +167,11 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
              .stop_check_seconds = cfg_.checkpoint.stop_check_seconds,
              .keep_best = cfg_.checkpoint.keep_best}),
       adapters_(adapters) {
-  if (has_frozen(*module_)) {
-    model_.leave_frozen_out_of_state();
+  if (has_frozen(module())) {
+    model().leave_frozen_out_of_state();
   }
-  metrics_.observe(model_);
+  metrics_.observe(model());
   metrics_.observe(train_loader_);
-  module_->computation().num_tokens = data.train->tokenizer().vocab_size;
 }
 
 /// Detects checkpoints whose weights fit but have another meaning: adapters of another scale,
@@ -189,7 +206,7 @@ int64_t LanguageTrainer::restore_model() {
   if (options.resume != ddp::Resume::Best) {
     options.resume = ddp::Resume::Require;
   }
-  ddp::Checkpointer reader(ctx_, options, {model_});
+  ddp::Checkpointer reader(ctx_, options, {model()});
   const int64_t steps_done = reader.restore();
   require_same_meaning(reader);
   return steps_done;
@@ -202,7 +219,7 @@ LanguageSummary LanguageTrainer::train() {
   summary.best_steps_done = best_.steps_done();
   summary.best_loss = best_.loss();
   summary.padding_share = padding_share();
-  summary.hash = common_parameter_hash(model_.trained_parameters(), ctx_.control_plane());
+  summary.hash = common_parameter_hash(wrapped_.model->trained_parameters(), ctx_.control_plane());
   summary.metrics_folder = metrics_.folder();
   return summary;
 }

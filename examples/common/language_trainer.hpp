@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Builds the data and the training of a language model from the settings, for lora_ddp, gpt2_ddp
-// and bert_ddp.
+// Builds the data and the training of a language model from the settings, for lora_ddp, gpt2_ddp,
+// bert_ddp and exported_ddp.
 #pragma once
 
 #include <functional>
@@ -31,6 +31,15 @@ struct TokenData {
 /// DataError if the splits have different vocabularies or the evaluation split holds no target.
 TokenData open_token_data(models::TokenDataOptions options);
 
+/// A wrapped model of token files. `model` wraps `module`.
+struct WrappedLanguageModel {
+  std::shared_ptr<ddp::DataParallelModel> model;
+  std::shared_ptr<torch::nn::Module> module;
+  /// LanguageParts::forward
+  std::function<models::LmOutput(const models::TokenInput&, const at::Tensor& labels)> forward;
+  c10::ScalarType dtype = c10::ScalarType::Float;  ///< of the parameters
+};
+
 struct LanguageSummary {
   TrainingSummary training;
   int64_t best_steps_done = -1;  ///< of the evaluation with the smallest loss; -1: none
@@ -49,9 +58,12 @@ class LanguageTrainer {
   /// positions. Collective.
   LanguageTrainer(ddp::Context& ctx, ddp::Config cfg, std::shared_ptr<models::LanguageModel> module,
                   const TokenData& data, const std::string& adapters = "");
+  /// The same for a model of any kind, which checks the data itself.
+  LanguageTrainer(ddp::Context& ctx, ddp::Config cfg, const WrappedLanguageModel& wrapped,
+                  const TokenData& data, const std::string& adapters = "");
 
-  ddp::DataParallelModel& model() { return model_; }
-  models::LanguageModel& module() { return *module_; }
+  ddp::DataParallelModel& model() { return *wrapped_.model; }
+  torch::nn::Module& module() { return *wrapped_.module; }
   const TokenData& data() const { return data_; }
   ddp::Checkpointer& checkpointer() { return checkpointer_; }
 
@@ -77,9 +89,8 @@ class LanguageTrainer {
 
   ddp::Context& ctx_;
   ddp::Config cfg_;
-  std::shared_ptr<models::LanguageModel> module_;
+  WrappedLanguageModel wrapped_;
   TokenData data_;
-  ddp::DistributedDataParallel<std::shared_ptr<models::LanguageModel>> model_;
   std::unique_ptr<ddp::Optimizer> optimizer_;
   ddp::GradScaler scaler_;
   ddp::DistributedSampler sampler_, eval_sampler_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/sample_trainer.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "ddp/detail/text.hpp"
@@ -42,6 +43,32 @@ void agree_on_evaluated_weights(ddp::Checkpointer& checkpointer, bool has_averag
         "fix: set model.ema_decay as in the run that saved");
   }
   checkpointer.set_text(kEvaluatedWeights, has_averages ? kAverages : kCurrent);
+}
+
+void rehearse_evaluation(const ddp::Context& ctx, const ddp::Config& cfg, torch::nn::Module& module,
+                         int64_t num_samples, const std::function<void(int64_t size)>& evaluate) {
+  if (cfg.train.eval_every == 0 && cfg.train.eval_every_steps == 0) {
+    return;
+  }
+  const ddp::DistributedSampler sampler(num_samples, ctx.communicator(),
+                                        ddp::eval_sampler_options(cfg.sampler));
+  const auto whole = eval_loader_options(cfg).batch_size;
+  const torch::NoGradGuard no_grad;
+  const models::EvalScope eval(module);
+  ddp::Autocast autocast(cfg.amp);
+  for (const auto size : {std::min(whole, sampler.num_samples()), sampler.num_samples() % whole}) {
+    if (size == 0) {
+      continue;
+    }
+    try {
+      evaluate(size);
+    } catch (const ddp::SettingsError& error) {
+      throw ddp::SettingsError(ddp::concat("an evaluation batch of ", size,
+                                           size == 1 ? " sample: " : " samples: ", error.what(),
+                                           "; train.eval_batch_size sets the size of all but the "
+                                           "last"));
+    }
+  }
 }
 
 std::string sample_report(const SampleRun& run, const std::string& samples, const std::string& more,

@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -89,6 +90,12 @@ SampleRun train_samples(ddp::Context& ctx, ddp::Config cfg, const SampleModel& w
 inline bool has_uneven_batches(const ddp::Config& cfg, const ddp::Context& ctx) {
   return !cfg.sampler.pad || cfg.loader.global_batch_size % ctx.world_size() != 0;
 }
+
+/// Runs `evaluate` with the sizes of this rank's evaluation batches, in evaluation mode and without
+/// gradients, so that a program that refuses a size does so before the training. Does nothing in a
+/// run without evaluations. The SettingsError then names the size.
+void rehearse_evaluation(const ddp::Context& ctx, const ddp::Config& cfg, torch::nn::Module& module,
+                         int64_t num_samples, const std::function<void(int64_t size)>& evaluate);
 
 /// The summary's lines. `samples` names the samples of the data; `more` follows the rate.
 std::string sample_report(const SampleRun& run, const std::string& samples, const std::string& more,

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "common/tensor_trainer.hpp"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "common/tensor_task.hpp"
+
+namespace examples {
+namespace {
+
+using Forward = TensorForwards::Forward;
+
+/// 1 / (targets in the largest rank's step), rounded to a power of two.
+double target_weight(const ddp::Config& cfg, const TargetFacts& facts, const ddp::Context& ctx) {
+  const int64_t global = cfg.loader.global_batch_size;
+  const int64_t rows =
+      global > 0 ? (global + ctx.world_size() - 1) / ctx.world_size() : cfg.loader.batch_size;
+  const auto targets = static_cast<double>(
+      std::max<int64_t>(1, rows * facts.num_per_sample * cfg.train.grad_accum_steps));
+  return std::exp2(-std::round(std::log2(targets)));
+}
+
+}  // namespace
+
+SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& data,
+                        const SampleModel& wrapped, const ExportedSettings& settings,
+                        const TensorForwards& forwards) {
+  ddp::DistributedSampler sampler(data.train->size(), ctx.communicator(), cfg.sampler);
+  TensorLoader train_loader(data.train, sampler, ctx.device(), cfg.loader);
+  ddp::DistributedSampler eval_sampler(data.eval->size(), ctx.communicator(),
+                                       ddp::eval_sampler_options(cfg.sampler));
+  TensorLoader eval_loader(data.eval, eval_sampler, ctx.device(), eval_loader_options(cfg));
+
+  const auto dtype = wrapped.module.parameters().front().scalar_type();
+  const bool has_target = settings.loss != LossKind::InGraph;
+  const auto loss_by = [&](const Forward& forward, const std::vector<at::Tensor>& tensors,
+                           bool is_training) -> BatchResult {
+    std::map<std::string, c10::IValue> arguments;
+    for (std::size_t i = 0; i + (has_target ? 1 : 0) < tensors.size(); ++i) {
+      const bool is_cast = dtype == torch::kBFloat16 && tensors[i].is_floating_point();
+      arguments.emplace(data.names[i], is_cast ? tensors[i].to(dtype) : tensors[i]);
+    }
+    const auto outputs = forward(arguments);
+    if (!has_target) {
+      return {.loss = loss_in_graph(outputs, settings.output),
+              .num_targets = {.on_host = tensors.front().size(0)}};
+    }
+    return sample_loss(settings.loss, select_output(outputs, settings.output), tensors.back(),
+                       data.facts, is_training ? cfg.train.label_smoothing : 0);
+  };
+  rehearse_evaluation(ctx, cfg, wrapped.module, data.eval->size(), [&](int64_t size) {
+    std::vector<int64_t> rows(static_cast<std::size_t>(size));
+    std::iota(rows.begin(), rows.end(), 0);
+    auto tensors = data.eval->get_batch(rows);
+    for (auto& tensor : tensors) {
+      tensor = tensor.to(ctx.device());
+    }
+    loss_by(forwards.module, tensors, /*is_training=*/false);
+  });
+  const auto loss = [&](const std::vector<at::Tensor>& tensors, bool is_training) {
+    return loss_by(forwards.wrapper, tensors, is_training);
+  };
+  TensorTask task({.loss = loss, .train_loader = train_loader, .eval_loader = eval_loader},
+                  {.facts = data.facts,
+                   .weighted = has_uneven_batches(cfg, ctx),
+                   .target_weight = target_weight(cfg, data.facts, ctx)});
+  return train_samples(ctx, std::move(cfg), wrapped, train_loader, task);
+}
+
+}  // namespace examples

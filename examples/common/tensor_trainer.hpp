@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trains an exported program on files of tensors.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "common/exported_settings.hpp"
+#include "common/sample_trainer.hpp"
+#include "common/tensor_files.hpp"
+
+namespace examples {
+
+/// Forwards with arguments by name.
+struct TensorForwards {
+  using Forward = std::function<c10::IValue(const std::map<std::string, c10::IValue>&)>;
+  Forward wrapper;
+  Forward module;  ///< without the wrapper, which may communicate
+};
+
+/// Trains as the settings say, with evaluations and checkpoints. Floating-point arguments have the
+/// dtype of bf16 parameters. Collective.
+SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& data,
+                        const SampleModel& wrapped, const ExportedSettings& settings,
+                        const TensorForwards& forwards);
+
+}  // namespace examples
