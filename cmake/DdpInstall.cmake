@@ -56,7 +56,8 @@ if(DDP_BUILD_EXAMPLES)
   _ddp_install_programs(${PROJECT_SOURCE_DIR}/examples)
   install(DIRECTORY examples/configs DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp OPTIONAL)
   # Where find_data_path() looks. The images' terms are others' than this library's: they stay behind.
-  install(DIRECTORY data/chat-sample data/text-sample data/masked-text-sample DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp/data)
+  install(DIRECTORY data/chat-sample data/exported-sample data/masked-text-sample data/text-sample
+          DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp/data)
 endif()
 
 # yaml-cpp changes its name with every release of a distribution, and libjpeg-turbo's turbojpeg, libpng and libwebp

@@ -101,9 +101,7 @@ void train_tokens(ddp::Context& ctx, const ddp::Config& cfg, const ExportedSetti
     std::cout << data.train->summary() << '\n' << data.eval->summary() << '\n' << std::flush;
   }
   examples::LanguageTrainer trainer(
-      ctx, cfg,
-      examples::wrap_exported(ctx, cfg, module, settings, data.train->tokenizer().vocab_size),
-      data);
+      ctx, cfg, examples::wrap_exported(ctx, cfg, module, settings, data), data);
   const auto summary = trainer.train();
   if (ctx.is_main()) {
     std::cout << examples::language_report(summary, trainer, ctx, cfg) << std::flush;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/exported_settings.hpp"
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
 #include "common/model_options.hpp"
@@ -48,8 +49,8 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   `mixup`, `cutmix`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
 - A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. The
-  sections of vit_ddp, lora_ddp, gpt2_ddp and bert_ddp (examples/) follow at the end, with the library's settings whose
-  default differs there.
+  sections of vit_ddp, lora_ddp, gpt2_ddp, bert_ddp and exported_ddp (examples/) follow at the end, with the library's
+  settings whose default differs there.
 - At the start, rank 0 prints the settings that differ from their defaults, with `--show-settings` all. The run folder
   and every checkpoint store all of them. They must be equal on all ranks.
 
@@ -130,7 +131,8 @@ int main(int argc, char** argv) {
       own_sections_of("vit_ddp", examples::vit_sections()) +
       own_sections_of("lora_ddp", examples::lora_sections()) +
       own_sections_of("gpt2_ddp", examples::gpt2_sections()) +
-      own_sections_of("bert_ddp", examples::bert_sections());
+      own_sections_of("bert_ddp", examples::bert_sections()) +
+      own_sections_of("exported_ddp", examples::exported_sections());
   if (check) {
     if (read_all(path) == page) {
       return 0;

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "common/sample_trainer.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/ops/vision.hpp"
 
@@ -32,26 +33,55 @@ models::LmOutput next_token_loss(const at::Tensor& logits, const at::Tensor& lab
   return {.loss_sum = result.loss * num_counted, .num_correct = result.num_correct};
 }
 
+template <typename Net>
+models::LmOutput loss_of(Net& net, const at::Tensor& ids, const at::Tensor& labels,
+                         const ExportedSettings& settings, int64_t vocab_size) {
+  if (settings.loss == LossKind::InGraph) {
+    const auto mean = loss_in_graph(net.forward(ids, labels), settings.output);
+    return {.loss_sum = mean * labels.ne(models::kIgnoredLabel).sum(), .num_correct = {}};
+  }
+  return next_token_loss(select_output(net.forward(ids), settings.output), labels, vocab_size);
+}
+
+// Logits of another size and lengths out of range show with id 0. An id without an embedding is an
+// error that a GPU's program does not survive.
+void rehearse_tokens(const ddp::Context& ctx, const ddp::Config& cfg, ExportedNetImpl& module,
+                     const ExportedSettings& settings, const TokenData& data) {
+  const auto vocab_size = data.train->tokenizer().vocab_size;
+  rehearse_evaluation(ctx, cfg, module, data.eval->size(), [&](int64_t size) {
+    const auto ids = torch::zeros({size, data.eval->options().max_seq_len},
+                                  torch::TensorOptions(ctx.device()).dtype(torch::kInt64));
+    loss_of(module, ids, ids, settings, vocab_size);
+    if (!ctx.device().is_cpu()) {
+      return;
+    }
+    try {
+      loss_of(module, ids + (vocab_size - 1), ids, settings, vocab_size);
+    } catch (const c10::IndexError& error) {
+      throw ddp::DataError(concat("model.path does not take the id ", vocab_size - 1,
+                                  " of the data's vocabulary: ", error.what_without_backtrace(),
+                                  "; fix: export a model for ", vocab_size, " ids"));
+    }
+  });
+}
+
 }  // namespace
 
 WrappedLanguageModel wrap_exported(const ddp::Context& ctx, const ddp::Config& cfg,
-                                   const ExportedNet& module, const ExportedSettings& settings,
-                                   int64_t vocab_size) {
+                                   ExportedNet module, const ExportedSettings& settings,
+                                   const TokenData& data) {
+  rehearse_tokens(ctx, cfg, *module, settings, data);
   const auto model = std::make_shared<ddp::DistributedDataParallel<ExportedNet>>(
       module, ctx.communicator(), cfg.ddp);
-  const auto forward = [model, settings, vocab_size](const models::TokenInput& input,
-                                                     const at::Tensor& labels) -> models::LmOutput {
-    if (settings.loss == LossKind::InGraph) {
-      const auto mean = loss_in_graph(model->forward(input.input_ids, labels), settings.output);
-      return {.loss_sum = mean * labels.ne(models::kIgnoredLabel).sum(), .num_correct = {}};
-    }
-    return next_token_loss(select_output(model->forward(input.input_ids), settings.output), labels,
-                           vocab_size);
-  };
-  return {.model = model,
-          .module = module.ptr(),
-          .forward = forward,
-          .dtype = module->parameters().front().scalar_type()};
+  const auto vocab_size = data.train->tokenizer().vocab_size;
+  return {
+      .model = model,
+      .module = module.ptr(),
+      .forward =
+          [model, settings, vocab_size](const models::TokenInput& input, const at::Tensor& labels) {
+            return loss_of(*model, input.input_ids, labels, settings, vocab_size);
+          },
+      .dtype = module->parameters().front().scalar_type()};
 }
 
 }  // namespace examples

@@ -9,10 +9,11 @@ namespace examples {
 
 /// Wraps a program whose forward takes token ids [batch, length]. Its output are logits [batch,
 /// length, vocabulary] for the next token. With model.loss=in_graph it also takes the labels, which
-/// are already shifted (-100: none), and returns their mean loss. Throws SettingsError for another
-/// output, DataError for fewer logits than the data's vocabulary. Collective.
+/// are already shifted (-100: none), and returns their mean loss. First evaluates rows of the sizes
+/// of `data`. Throws SettingsError for another output or a length that the program refuses,
+/// DataError if it lacks ids of the data's vocabulary (on a GPU only: logits). Collective.
 WrappedLanguageModel wrap_exported(const ddp::Context& ctx, const ddp::Config& cfg,
-                                   const ExportedNet& module, const ExportedSettings& settings,
-                                   int64_t vocab_size);
+                                   ExportedNet module, const ExportedSettings& settings,
+                                   const TokenData& data);
 
 }  // namespace examples

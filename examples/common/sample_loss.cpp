@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include "ddp/core/error.hpp"
-#include "ddp/ops/vision.hpp"
 
 namespace examples {
 namespace {
@@ -21,8 +20,8 @@ std::vector<int64_t> without_ones(at::IntArrayRef sizes) {
   return result;
 }
 
-BatchResult cross_entropy(const at::Tensor& output, const at::Tensor& target,
-                          const TargetFacts& facts, double label_smoothing) {
+ddp::ops::CrossEntropyResult cross_entropy(const at::Tensor& output, const at::Tensor& target,
+                                           const TargetFacts& facts, double label_smoothing) {
   bool fits = output.dim() == target.dim() + 1 && output.is_floating_point();
   for (int64_t i = 0; fits && i < target.dim(); ++i) {
     fits = target.size(i) == output.size(i == 0 ? 0 : i + 1);
@@ -44,13 +43,11 @@ BatchResult cross_entropy(const at::Tensor& output, const at::Tensor& target,
   const auto labels = target.reshape(-1);
   auto result = ddp::ops::cross_entropy(
       rows, labels, {.label_smoothing = label_smoothing, .ignore_index = kIgnoredTarget});
-  TargetCount count{.on_host = labels.numel()};
   if (facts.has_ignored) {
-    const auto num_counted = labels.ne(kIgnoredTarget).sum();
-    result.loss = torch::where(num_counted.gt(0), result.loss, rows.sum() * 0);
-    count = {.on_device = num_counted.to(torch::kFloat32)};
+    const auto has_counted = labels.ne(kIgnoredTarget).any();
+    result.loss = torch::where(has_counted, result.loss, rows.sum() * 0);
   }
-  return {.loss = result.loss, .num_correct = result.num_correct, .num_targets = count};
+  return result;
 }
 
 }  // namespace
@@ -94,8 +91,14 @@ TargetFacts check_target(LossKind kind, const at::Tensor& target, const std::str
   return facts;
 }
 
-BatchResult sample_loss(LossKind kind, const at::Tensor& output, const at::Tensor& target,
-                        const TargetFacts& facts, double label_smoothing) {
+int64_t count_targets(const TargetFacts& facts, const at::Tensor& target) {
+  return facts.has_ignored ? target.ne(kIgnoredTarget).sum().item<int64_t>()
+                           : target.size(0) * facts.num_per_sample;
+}
+
+ddp::ops::CrossEntropyResult sample_loss(LossKind kind, const at::Tensor& output,
+                                         const at::Tensor& target, const TargetFacts& facts,
+                                         double label_smoothing) {
   if (kind == LossKind::CrossEntropy) {
     return cross_entropy(output, target, facts, label_smoothing);
   }
@@ -117,7 +120,7 @@ BatchResult sample_loss(LossKind kind, const at::Tensor& output, const at::Tenso
                     : kind == LossKind::L1
                         ? torch::l1_loss(prediction, wanted)
                         : torch::binary_cross_entropy_with_logits(prediction, wanted);
-  return {.loss = loss, .num_targets = {.on_host = target.size(0)}};
+  return {.loss = loss, .num_correct = {}};
 }
 
 }  // namespace examples

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/training_task.hpp"
+#include "ddp/ops/vision.hpp"
 
 namespace examples {
 
@@ -30,14 +30,19 @@ struct TargetFacts {
 /// dtype that the loss does not take.
 TargetFacts check_target(LossKind kind, const at::Tensor& target, const std::string& source);
 
-/// The mean loss, the hits, and the number of targets over which the mean is.
+/// The targets over which a batch's mean is: labels that are not ignored with cross entropy, else
+/// samples. `target` is on the CPU.
+int64_t count_targets(const TargetFacts& facts, const at::Tensor& target);
+
+/// The mean loss, and the hits, which are undefined without classes.
 ///
 ///   cross_entropy  output [N, classes, …], target int64 [N, …]: over targets that are not ignored
 ///   mse, l1, bce   output and target of one shape, except dimensions of size 1: over all elements
 ///
-/// num_targets counts labels with cross entropy, else samples. Throws SettingsError for other
-/// shapes, DataError if the output has fewer classes than the labels.
-BatchResult sample_loss(LossKind kind, const at::Tensor& output, const at::Tensor& target,
-                        const TargetFacts& facts, double label_smoothing);
+/// A batch whose targets are all ignored has the loss 0. Throws SettingsError for other shapes,
+/// DataError if the output has fewer classes than the labels.
+ddp::ops::CrossEntropyResult sample_loss(LossKind kind, const at::Tensor& output,
+                                         const at::Tensor& target, const TargetFacts& facts,
+                                         double label_smoothing);
 
 }  // namespace examples

@@ -66,13 +66,13 @@ ddp::TensorMap take_last_rows(ddp::TensorMap& train, int64_t num_rows) {
   return eval;
 }
 
-std::shared_ptr<ddp::TensorListDataset> make_dataset(const ddp::TensorMap& tensors,
-                                                     const std::vector<std::string>& names) {
+std::shared_ptr<TensorRowsDataset> make_dataset(const ddp::TensorMap& tensors,
+                                                const TensorData& data) {
   std::vector<at::Tensor> list;
-  for (const auto& name : names) {
+  for (const auto& name : data.names) {
     list.push_back(tensors.at(name));
   }
-  return std::make_shared<ddp::TensorListDataset>(std::move(list));
+  return std::make_shared<TensorRowsDataset>(std::move(list), data.facts);
 }
 
 TargetFacts checked_target(LossKind loss, const std::string& target, const std::string& path,
@@ -94,6 +94,12 @@ TargetFacts checked_target(LossKind loss, const std::string& target, const std::
 }
 
 }  // namespace
+
+TensorRows TensorRowsDataset::get_batch(const std::vector<int64_t>& indices) const {
+  TensorRows rows{.tensors = rows_.get_batch(indices)};
+  rows.num_targets = count_targets(facts_, rows.tensors.back());
+  return rows;
+}
 
 TensorData open_tensors(const TensorFiles& files, LossKind loss) {
   const auto path = find_data_path(files.path), eval_path = find_data_path(files.eval_path);
@@ -122,8 +128,8 @@ TensorData open_tensors(const TensorFiles& files, LossKind loss) {
   if (loss != LossKind::InGraph) {
     data.names.push_back(files.target);
   }
-  data.train = make_dataset(train, data.names);
-  data.eval = make_dataset(eval, data.names);
+  data.train = make_dataset(train, data);
+  data.eval = make_dataset(eval, data);
   return data;
 }
 

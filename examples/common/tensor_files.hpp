@@ -2,19 +2,47 @@
 // The files of section tensors as data sets.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/exported_settings.hpp"
+#include "common/sample_loss.hpp"
+#include "ddp/core/visit_tensors.hpp"
 #include "ddp/data/tensor_dataset.hpp"
 
 namespace examples {
 
+/// Rows of files: the arguments, and the target at the end.
+struct TensorRows {
+  std::vector<at::Tensor> tensors;  ///< [N, …]
+  int64_t num_targets = 0;          ///< count_targets()
+};
+inline void for_each_tensor(TensorRows& rows, const ddp::TensorVisitor& visit) {
+  for (auto& tensor : rows.tensors) {
+    visit(tensor);
+  }
+}
+
+class TensorRowsDataset {
+ public:
+  TensorRowsDataset(std::vector<at::Tensor> tensors, const TargetFacts& facts)
+      : rows_(std::move(tensors)), facts_(facts) {}
+  int64_t size() const { return rows_.size(); }
+  TensorRows get(int64_t index) const { return get_batch({index}); }
+  TensorRows get_batch(const std::vector<int64_t>& indices) const;
+
+ private:
+  ddp::TensorListDataset rows_;
+  TargetFacts facts_;
+};
+
 struct TensorData {
-  std::shared_ptr<ddp::TensorListDataset> train;
-  std::shared_ptr<ddp::TensorListDataset> eval;
-  std::vector<std::string> names;  ///< of a row's tensors: the arguments, and the target at the end
+  std::shared_ptr<TensorRowsDataset> train;
+  std::shared_ptr<TensorRowsDataset> eval;
+  std::vector<std::string> names;  ///< of a row's tensors
   TargetFacts facts{};             ///< of both files
 };
 

@@ -38,8 +38,9 @@ SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& da
 
   const auto dtype = wrapped.module.parameters().front().scalar_type();
   const bool has_target = settings.loss != LossKind::InGraph;
-  const auto loss_by = [&](const Forward& forward, const std::vector<at::Tensor>& tensors,
-                           bool is_training) -> BatchResult {
+  const auto loss_by = [&](const Forward& forward, const TensorRows& rows,
+                           bool is_training) -> ddp::ops::CrossEntropyResult {
+    const auto& tensors = rows.tensors;
     std::map<std::string, c10::IValue> arguments;
     for (std::size_t i = 0; i + (has_target ? 1 : 0) < tensors.size(); ++i) {
       const bool is_cast = dtype == torch::kBFloat16 && tensors[i].is_floating_point();
@@ -47,26 +48,25 @@ SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& da
     }
     const auto outputs = forward(arguments);
     if (!has_target) {
-      return {.loss = loss_in_graph(outputs, settings.output),
-              .num_targets = {.on_host = tensors.front().size(0)}};
+      return {.loss = loss_in_graph(outputs, settings.output), .num_correct = {}};
     }
     return sample_loss(settings.loss, select_output(outputs, settings.output), tensors.back(),
                        data.facts, is_training ? cfg.train.label_smoothing : 0);
   };
   rehearse_evaluation(ctx, cfg, wrapped.module, data.eval->size(), [&](int64_t size) {
-    std::vector<int64_t> rows(static_cast<std::size_t>(size));
-    std::iota(rows.begin(), rows.end(), 0);
-    auto tensors = data.eval->get_batch(rows);
-    for (auto& tensor : tensors) {
+    std::vector<int64_t> indices(static_cast<std::size_t>(size));
+    std::iota(indices.begin(), indices.end(), 0);
+    auto rows = data.eval->get_batch(indices);
+    for (auto& tensor : rows.tensors) {
       tensor = tensor.to(ctx.device());
     }
-    loss_by(forwards.module, tensors, /*is_training=*/false);
+    loss_by(forwards.module, rows, /*is_training=*/false);
   });
-  const auto loss = [&](const std::vector<at::Tensor>& tensors, bool is_training) {
-    return loss_by(forwards.wrapper, tensors, is_training);
+  const auto loss = [&](const TensorRows& rows, bool is_training) {
+    return loss_by(forwards.wrapper, rows, is_training);
   };
   TensorTask task({.loss = loss, .train_loader = train_loader, .eval_loader = eval_loader},
-                  {.facts = data.facts,
+                  {.has_ignored = data.facts.has_ignored,
                    .weighted = has_uneven_batches(cfg, ctx),
                    .target_weight = target_weight(cfg, data.facts, ctx)});
   return train_samples(ctx, std::move(cfg), wrapped, train_loader, task);

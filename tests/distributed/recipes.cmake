@@ -49,9 +49,17 @@ ddp_add_recipe(own_settings_unknown own_settings 1 ARGUMENTS ${_images} model.hi
                EXIT 64 OUTPUT "0:unknown setting 'model.hiden'" "0:did you mean model.hidden?")
 ddp_add_recipe(own_settings_unused own_settings 1 ARGUMENTS ${_images} train.mixup=0.2
                EXIT 64 OUTPUT "0:train.mixup=0.2 has no effect")
+if(TARGET recipe_exported_model)
+  # Without Python; recipes_test.py reads the weights.
+  ddp_add_recipe(exported_model exported_model 2
+                 ARGUMENTS ${_images} exported.path=${PROJECT_SOURCE_DIR}/data/exported-sample/cifar_net.pt2
+                           exported.output=${CMAKE_CURRENT_BINARY_DIR}/exported_model.safetensors
+                           train.max_steps=80 optimizer.type=adam lr_schedule.lr=0.01 loader.global_batch_size=32
+                 OUTPUT "0:step 80/80 | loss 1.")
+endif()
 find_package(Python3 QUIET COMPONENTS Interpreter)
 if(Python3_FOUND AND TARGET recipe_torchscript)
-  foreach(_recipe torchscript fine_tuning gan hooks)
+  foreach(_recipe torchscript exported_model fine_tuning gan hooks)
     foreach(_ranks 1 2)
       if(_ranks EQUAL 1 OR DDP_HAS_MPI)
         set(_test recipe_${_recipe}_files_r${_ranks})

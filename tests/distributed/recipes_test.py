@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes whose files matter: for Python, from Python, or in a checkpoint.
 
-usage: recipes_test.py torchscript|fine_tuning|gan|hooks LAUNCHER PROGRAM RANKS
+usage: recipes_test.py torchscript|exported_model|fine_tuning|gan|hooks LAUNCHER PROGRAM RANKS
 """
 import filecmp
 import os
@@ -11,10 +11,11 @@ import sys
 import tempfile
 
 try:
-    if sys.argv[1] in ("torchscript", "fine_tuning"):
+    if sys.argv[1] in ("torchscript", "exported_model", "fine_tuning"):
         import torch
-    if sys.argv[1] == "fine_tuning":
+    if sys.argv[1] in ("exported_model", "fine_tuning"):
         import safetensors.torch  # noqa: F401
+    if sys.argv[1] == "fine_tuning":
         import torchvision
 except ImportError as error:
     print("skipped:", error)
@@ -53,6 +54,27 @@ def torchscript():
     for (name, before), after in zip(trained.named_parameters(), torch.jit.load("again.pt").parameters()):
         assert torch.equal(before, after), f"{name} was not loaded"
     assert trained.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def exported_model():
+    source = ROOT / "data/exported-sample"
+    # The committed archive is what its script makes, as far as it matters: Python's names and values.
+    subprocess.run([sys.executable, source / "make_archive.py", "again.pt2"], check=True)
+    train_on_images(f"exported.path={source}/cifar_net.pt2", "exported.output=trained.safetensors", "lr_schedule.lr=0.01")
+    sys.path.insert(0, str(source))
+    sys.dont_write_bytecode = True
+    net = __import__("make_archive").CifarNet()
+    net.load_state_dict(safetensors.torch.load_file("trained.safetensors"))  # strict
+    before = torch.export.load("again.pt2").state_dict
+    for name, after in net.state_dict().items():
+        assert not torch.equal(before[name], after), f"{name} was not trained"
+    assert net.bn.num_batches_tracked == 4
+    # With a learning rate of 0 the parameters are those of the export.
+    train_on_images(f"exported.path={source}/cifar_net.pt2", "exported.output=same.safetensors", "lr_schedule.lr=0")
+    same = safetensors.torch.load_file("same.safetensors")
+    for name, parameter in net.named_parameters():
+        assert torch.equal(before[name], same[name]), f"{name} is another one than the archive's"
+    assert net.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
 def fine_tuning():

@@ -94,6 +94,7 @@ vit = functools.partial(run, "vit_ddp")
 lora = functools.partial(run, "lora_ddp")
 gpt2 = functools.partial(run, "gpt2_ddp")
 bert = functools.partial(run, "bert_ddp")
+exported = functools.partial(run, "exported_ddp")
 cluster_check = functools.partial(run, "cluster_check")
 
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/data_path.hpp"
+#include "common/exported_settings.hpp"
 #include "common/image_trainer.hpp"
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
@@ -103,6 +104,9 @@ TEST_CASE("the configs that ship are accepted by their program") {
     if (name.starts_with("lora_") || name.ends_with("_full.yaml")) {
       return examples::lora_sections();
     }
+    if (name.starts_with("exported_")) {
+      return examples::exported_sections();
+    }
     if (name.starts_with("bert_")) {
       return examples::bert_sections();
     }
@@ -127,7 +131,7 @@ TEST_CASE("the configs that ship are accepted by their program") {
     CHECK_NOTHROW(ddp::LrSchedule(schedule));
     ++count;
   }
-  CHECK(count >= 22);
+  CHECK(count >= 23);
 }
 
 TEST_CASE("language programs refuse settings of images, and train text without a file") {

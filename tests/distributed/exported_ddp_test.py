@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""exported_ddp beside Python: models that this test exports, all losses, files of tensors and tokens.
+
+usage: exported_ddp_test.py PROGRAM RANKS
+
+The reference is Python: it reads the trained weights without a key map, and evaluates them as the trainer did.
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+    from safetensors.torch import load_file, save_file
+    from torch import nn
+    from torch.nn import functional as F
+except ImportError as error:
+    print("skipped:", error)
+    sys.exit(77)
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RANKS = int(sys.argv.pop()) if len(sys.argv) > 2 else 1
+PROGRAM = os.path.abspath(sys.argv.pop())
+VOCABULARY = 61  # of data/text-sample
+
+
+class Regression(nn.Module):
+    """Two inputs, dropout, and a parameter under two names."""
+
+    def __init__(self, dropout=0.1):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(3, 16), nn.Linear(16, 16), nn.Linear(16, 1)
+        self.again = self.second
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x, y):
+        h = torch.tanh(self.first(torch.cat([x, y], 1)))
+        return self.head(self.dropout(torch.tanh(self.again(torch.tanh(self.second(h))))))
+
+
+class RegressionLoss(Regression):
+    def forward(self, x, y, target):
+        prediction = super().forward(x, y).squeeze(1)
+        return {"prediction": prediction, "loss": F.mse_loss(prediction, target)}
+
+
+class Segmenter(nn.Module):
+    """The classes of pixels, behind another output."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+
+    def forward(self, x):
+        return {"mean": x.mean(), "classes": self.layers(x)}
+
+
+class Language(nn.Module):
+    """One layer of causal attention."""
+
+    def __init__(self, vocabulary=VOCABULARY):
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(vocabulary, 32), nn.Embedding(64, 32)
+        self.norm, self.qkv, self.head = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, vocabulary)
+
+    def forward(self, ids):
+        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
+        return self.head(x)
+
+
+class LanguageLoss(Language):
+    def forward(self, ids, labels):
+        return F.cross_entropy(super().forward(ids).flatten(0, 1), labels.flatten())
+
+
+class SmallLanguage(Language):
+    def __init__(self):
+        super().__init__(20)
+
+
+class SmallLanguageLoss(LanguageLoss):
+    def __init__(self):
+        super().__init__(20)
+
+
+class ImageLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, 2), nn.Linear(8, 10)
+
+    def forward(self, images, labels):
+        scores = self.head(torch.relu(self.conv(images)).mean((2, 3)))
+        return F.cross_entropy(scores, labels), scores
+
+
+def export(model, *inputs, shapes=None):
+    torch.manual_seed(3)
+    net = model()
+    batch = torch.export.Dim("batch", min=1)
+    shapes = shapes or tuple({0: batch} for _ in inputs)
+    torch.export.save(torch.export.export(net.train(), inputs, dynamic_shapes=shapes), f"{model.__name__}.pt2")
+
+
+def export_language(model, num_inputs):
+    batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=2, max=64)
+    inputs = [torch.randint(20, (3, 10)) for _ in range(num_inputs)]  # one tensor twice would be one input
+    export(model, *inputs, shapes=tuple({0: batch, 1: length} for _ in range(num_inputs)))
+
+
+def make_files():
+    torch.manual_seed(4)
+    x, y = torch.randn(500, 2), torch.randn(500, 1)
+    target = x[:, 0] * x[:, 1] + torch.sin(y[:, 0])
+    parts = {"train": slice(0, 397), "eval": slice(397, 500)}  # no number of ranks divides either
+    images = torch.randn(203, 1, 8, 8)
+    labels = (images[:, 0] > 0).long() + (images[:, 0] > 1).long()
+    labels[:80, :5] = -100  # unevenly, so that ranks count different numbers
+    labels[160:, 0] = -100
+    for name, rows in parts.items():
+        save_file({"x": x[rows], "y": y[rows], "target": target[rows]}, f"{name}.safetensors")
+        save_file({"x": x[rows], "y": y[rows], "target": (target[rows] > 0).to(torch.int32)}, f"{name}_signs.safetensors")
+    save_file({"x": images, "labels": labels}, "pixels.safetensors")
+    export(Regression, *[torch.randn(4, n) for n in (2, 1)])
+    export(RegressionLoss, torch.randn(4, 2), torch.randn(4, 1), torch.randn(4))
+    export(Segmenter, torch.randn(4, 1, 8, 8))
+    export(ImageLoss, torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.int64))
+    export_language(Language, 1)
+    export_language(LanguageLoss, 2)
+    export_language(SmallLanguage, 1)
+    export_language(SmallLanguageLoss, 2)
+
+
+class ExportedDdp(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        os.chdir(cls.folder.name)
+        make_files()
+
+    @classmethod
+    def tearDownClass(cls):
+        os.chdir("/")
+        cls.folder.cleanup()
+
+    def run_on(self, ranks, *settings, code=0):
+        launch = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                       "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+        done = subprocess.run([*launch, PROGRAM, "context.device=cpu", "metrics.dir=runs", "metrics.progress=plain",
+                               "train.eval_every_steps=1000", *settings], capture_output=True, text=True, env=environment,
+                              timeout=200, check=False)
+        self.assertEqual(done.returncode, code, done.stdout[-2000:] + done.stderr[-2000:])
+        return done.stdout + done.stderr
+
+    def trained(self, model, *settings):
+        """The output of a run that must lower its loss, and the model with its weights."""
+        output = self.run_on(RANKS, f"model.path={model.__name__}.pt2", "model.save_weights=weights.safetensors", "optimizer.type=adam",
+                             "lr_schedule.lr=0.01", *settings)
+        net = model()
+        net.load_state_dict(load_file("weights.safetensors"))  # strict
+        return output, net.eval()
+
+    def number(self, pattern, output):
+        found = re.search(pattern, output)
+        self.assertTrue(found, f"no {pattern} in {output[-1500:]}")
+        return float(found[1])
+
+    def assert_test_loss(self, output, expected, count):
+        found = self.number(rf"test loss +([0-9.]+) of {count} ", output)
+        self.assertAlmostEqual(found, expected.item(), delta=2e-4)  # printed with four digits
+
+    def assert_learns(self, output):
+        first, last = (float(x) for x in re.search(r"train loss +([0-9.]+) in this run's first epoch, ([0-9.]+)", output).groups())
+        self.assertLess(last, 0.9 * first)
+
+    def test_regression(self):
+        for loss, name, function in (("mse", "", F.mse_loss), ("l1", "", F.l1_loss), ("bce", "_signs", F.binary_cross_entropy_with_logits)):
+            with self.subTest(loss):
+                files = [f"tensors.{key}{name}.safetensors" for key in ("path=train", "eval_path=eval")]
+                output, net = self.trained(Regression, f"model.loss={loss}", *files, "train.epochs=12", f"train.batch_size={32 // RANKS}")
+                self.assert_learns(output)
+                data = load_file(f"eval{name}.safetensors")
+                with torch.no_grad():
+                    expected = function(net(data["x"], data["y"]).squeeze(1), data["target"].float())
+                self.assert_test_loss(output, expected, 103)
+                self.assertNotIn("accuracy", output)
+
+    def test_a_loss_in_the_graph_is_the_same_training(self):
+        settings = ("tensors.path=train.safetensors", "tensors.eval_path=eval.safetensors", "train.max_steps=40")
+        outside, _ = self.trained(Regression, "model.loss=mse", *settings)
+        inside, _ = self.trained(RegressionLoss, "model.loss=in_graph", *settings)
+        pattern = r"(?s)(test loss .*?)\n.*\nparameters +([0-9a-f]{16})"
+        self.assertEqual(re.search(pattern, outside).groups(), re.search(pattern, inside).groups())
+
+    def test_segmentation(self):
+        output, net = self.trained(Segmenter, "model.output=classes", "tensors.path=pixels.safetensors", "tensors.eval_rows=43",
+                                   "tensors.target=labels", "train.epochs=4", f"train.batch_size={8 // RANKS}")
+        data = load_file("pixels.safetensors")
+        labels = data["labels"][160:]
+        with torch.no_grad():
+            classes = net(data["x"][160:])["classes"]
+        accuracy = (classes.argmax(1) == labels).sum().item() / (labels != -100).sum().item()
+        count = (labels != -100).sum().item()
+        self.assertAlmostEqual(self.number(rf"test accuracy +([0-9.]+) % of {count} labels", output), 100 * accuracy, delta=0.01)
+        self.assertAlmostEqual(self.number(r"labels \(loss ([0-9.]+)\)", output), F.cross_entropy(classes, labels).item(), delta=2e-4)
+
+    def test_ranks_give_the_curve_of_one_process(self):
+        # Twelve samples a step: at once, in micro-batches, on ranks that share six unevenly, with different numbers of
+        # counted labels. Sums are taken in another order: 1e-5 of the loss.
+        common = ("model.path=Segmenter.pt2", "model.output=classes", "tensors.path=pixels.safetensors", "tensors.eval_rows=43",
+                  "tensors.target=labels", "train.max_steps=12", "metrics.log_every=1", "lr_schedule.lr=0.1")
+        curves = {}
+        for ranks, batch, accumulated in ((1, 12, 1), (1, 6, 2), (2, 12, 1), (4, 6, 2)):
+            if ranks > RANKS:
+                continue
+            name = f"r{ranks}_{batch}x{accumulated}"
+            self.run_on(ranks, *common, f"loader.global_batch_size={batch}", f"train.batch_size={batch}",
+                        f"train.grad_accum_steps={accumulated}", f"metrics.run_name={name}")
+            rows = pathlib.Path("runs", name, "steps.csv").read_text().splitlines()
+            curves[name] = [float(row.split(",")[2]) for row in rows[1:]]
+        reference = curves.pop("r1_12x1")
+        self.assertEqual(len(reference), 12)
+        for name, curve in curves.items():
+            for step, (a, b) in enumerate(zip(reference, curve, strict=True)):
+                self.assertAlmostEqual(a, b, delta=1e-5 * a, msg=f"{name}, step {step}: {curve} and {reference}")
+
+    def test_tokens(self):
+        settings = (f"tokens.path={ROOT}/data/text-sample", "tokens.max_seq_len=32", "train.max_steps=60", f"train.batch_size={16 // RANKS}",
+                    "train.eval_first=true")
+        output, net = self.trained(Language, *settings)
+        before, after, count = re.search(r"eval loss +([0-9.]+) before training, ([0-9.]+) after.* over (\d+) targets", output).groups()
+        self.assertLess(float(after), 0.8 * float(before))
+        ids = load_file(f"{ROOT}/data/text-sample/eval.safetensors")["tokens"].to(torch.int64)
+        total, pieces = 0.0, range(0, len(ids) - 1, 32)
+        with torch.no_grad():
+            for start in pieces:
+                end = min(start + 32, len(ids) - 1)
+                total += F.cross_entropy(net(ids[None, start:end])[0], ids[start + 1:end + 1], reduction="sum").item()
+        self.assertEqual(int(count), len(ids) - 1)
+        self.assertAlmostEqual(total / int(count), float(after), delta=2e-4)
+        self.assertIn("token accuracy", output)
+
+        inside, _ = self.trained(LanguageLoss, "model.loss=in_graph", *settings)
+        self.assertAlmostEqual(self.number(r"eval loss .*training, ([0-9.]+) after", inside), float(after), delta=2e-3)
+        self.assertNotIn("token accuracy", inside)
+
+    def test_images_with_a_loss_in_the_graph(self):
+        output, _ = self.trained(ImageLoss, "model.loss=in_graph", f"data.path={ROOT}/data/cifar10-sample", "data.num_samples=163",
+                                 "train.max_steps=20")
+        self.number(r"test loss +([0-9.]+) of 163 images", output)
+
+    def test_refusals(self):
+        if RANKS > 1:
+            self.skipTest("on one rank")
+        fixed = torch.export.export(Language().train(), (torch.zeros(4, 32, dtype=torch.int64),))
+        torch.export.save(fixed, "fixed.pt2")
+        tensors = ("model.path=Regression.pt2", "tensors.path=train.safetensors", "tensors.eval_path=eval.safetensors")
+        tokens = (f"tokens.path={ROOT}/data/text-sample", "tokens.max_seq_len=32", "train.batch_size=4", "train.eval_batch_size=11")
+        for code, message, *settings in (
+                (65, "model.loss=cross_entropy needs labels as int64", *tensors),
+                (64, "the exported module has no argument target; it has: x, y", *tensors, "model.loss=in_graph"),
+                (64, "the exported module has no argument target; it has: x, y", *tensors, "model.loss=mse", "tensors.target=x"),
+                (65, "lacks the target z; it has: target, x, y", *tensors, "model.loss=mse", "tensors.target=z"),
+                (64, "an evaluation batch of 11 samples: input ids, dimension 0: the size is 11, and the export allows only 4",
+                 *tokens, "model.path=fixed.pt2"),
+                (65, "the data has a vocabulary of 61 tokens, but the output of model.path has 20", *tokens, "model.path=SmallLanguage.pt2"),
+                (65, "model.path does not take the id 60 of the data's vocabulary", *tokens, "model.path=SmallLanguageLoss.pt2",
+                 "model.loss=in_graph"),
+                (64, "tokens.layout=pack", *tokens, "model.path=Language.pt2", "tokens.layout=pack"),
+                (64, "the size is 128, and the export allows 2 to 64", *tokens, "model.path=Language.pt2", "tokens.max_seq_len=128"),
+                (64, "model.loss=in_graph needs a scalar loss, but the output is Float [32]", "model.path=RegressionLoss.pt2",
+                 *tensors[1:], "model.loss=in_graph", "model.output=prediction"),
+        ):
+            with self.subTest(message):
+                self.assertIn(message, self.run_on(1, "train.max_steps=2", *settings, code=code))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,81 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs exported_ddp on the embedded archive and images, without Python. exported_ddp_test.py tests other data and losses.
+#
+# usage: exported_ddp_test.sh learns|resumes|refuses PROGRAM RANKS DATA
+#   learns    the loss falls, each test image counts once, the trained weights are written and can be trained again
+#   resumes   killed after a checkpoint and started again: the same bits as never interrupted, dropout and averages
+#             included; the random states differ between the ranks
+#   refuses   no archive, damaged ones, other sizes, fewer classes, wrong losses and outputs: clear errors
+set -u
+scenario=$1 program=$2 ranks=$3 data=$4
+# shellcheck source=tests/distributed/trainer_test_lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/trainer_test_lib.sh"
+archive=$data/exported-sample/cifar_net.pt2
+
+run() { # run LOG SETTING…
+  local launch=() log=$1
+  shift
+  [ "$ranks" -gt 1 ] && launch=(mpirun -n "$ranks")
+  exec "${launch[@]}" "$program" context.device=cpu model.path="$archive" data.path="$data/cifar10-sample" data.num_samples=163 \
+    optimizer.momentum=0.9 lr_schedule.lr=0.05 loader.num_workers=1 loader.drop_last=true metrics.dir="$work/runs" \
+    metrics.progress=plain "$@" > "$log" 2>&1
+}
+
+case $scenario in
+  learns)
+    (run "$work/1.log" train.max_steps=60 train.batch_size=$((32 / ranks)) train.mixup=0.1 train.label_smoothing=0.05 \
+      train.max_grad_norm=1 model.ema_decay=0.5 optimizer.groups="*.bias,*bn* weight_decay=0" \
+      model.save_weights="$work/trained.safetensors") || fail "exit code $?"
+    sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$work/1.log" |
+      awk '{ found = 1; print "loss", $1, "->", $2; exit !($2 < 0.95 * $1) } END { if (!found) exit 1 }' || fail "the loss did not fall"
+    grep -q "^test accuracy .* of 163 images .*averages" "$work/1.log" || fail "not every test image was counted once"
+    # The written weights are those that were trained.
+    (run "$work/2.log" train.max_steps=1 lr_schedule.lr=0 model.weights="$work/trained.safetensors") || fail "exit code $?"
+    [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
+    [ "$(hash_of "$work/1.log")" = "$(hash_of "$work/2.log")" ] || fail "other weights were written"
+    ;;
+  resumes)
+    common=(model.ema_decay=0.9 train.max_steps=16 train.batch_size=$((16 / ranks)) train.mixup=0.2 data.rand_augment_ops=1)
+    # On one rank bf16 parameters, whose float32 masters are what is saved; on more with state in parts.
+    [ "$ranks" = 1 ] && common+=(model.dtype=bf16) || common+=(optimizer.zero1=true)
+    saving=("${common[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=4 checkpoint.stop_check_seconds=0.05)
+    (run "$work/whole.log" "${common[@]}") || fail "exit code $?"
+    (run "$work/cut.log" "${saving[@]}") &
+    kill_when_saved $!
+    (run "$work/resumed.log" "${saving[@]}") || fail "exit code $? of the resumed run"
+    check_resumed "test accuracy"
+    if [ "$ranks" -gt 1 ]; then
+      states=$(find "$work/checkpoints" -name rank_00000.safetensors | sort | head -n 1)
+      [ -s "${states/rank_00000/rank_00001}" ] || fail "no random state of rank 1"
+      ! cmp -s "$states" "${states/rank_00000/rank_00001}" || fail "both ranks drop the same"
+    fi
+    ;;
+  refuses)
+    refused() { # refused CODE TEXT SETTING…
+      local expected=$1 text=$2 code
+      shift 2
+      (run "$work/refused.log" train.max_steps=2 "$@")
+      code=$?
+      [ $code = "$expected" ] || fail "exit code $code with $*, expected $expected"
+      grep -qF -- "$text" "$work/refused.log" || fail "with $*: no message '$text'"
+      ! grep -q "failed at step" "$work/refused.log" || fail "with $*: refused after the start of the training"
+    }
+    refused 64 "model.path is empty; fix" model.path=
+    refused 74 "cannot read $work/none.pt2" model.path="$work/none.pt2"
+    head -c 100000 "$archive" > "$work/cut.pt2"
+    refused 74 "$work/cut.pt2" model.path="$work/cut.pt2"
+    refused 64 "the size is 48, and the export allows only 32" data.image_size=48
+    refused 64 "the size is 1, and the export allows only 3" data.channels=1
+    refused 64 "data.image_size and data.channels set the shape of images" data.channels=1
+    refused 65 "the data has 11 classes, but the output of model.path has 10" data.num_classes=11
+    refused 64 "model.output=1 does not exist; the program returns: 0" model.output=1
+    refused 64 "model.loss=mse needs the targets of a file" model.loss=mse
+    refused 64 "model.loss" model.loss=hinge
+    refused 64 "the exported module takes 1 arguments (images), not 2" model.loss=in_graph
+    refused 64 "cannot load $work/none.so" model.libraries="$work/none.so"
+    refused 64 "takes no parameter" optimizer.groups="heads.* weight_decay=0"
+    refused 70 "unexpected" model.weights="$data/chat-sample/vocabulary.safetensors"
+    ;;
+  *) fail "unknown scenario $scenario" ;;
+esac
