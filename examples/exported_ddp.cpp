@@ -20,11 +20,10 @@
 namespace {
 
 using examples::ExportedData;
-using examples::ExportedNet;
 using examples::ExportedSettings;
 using examples::LossKind;
 
-using Model = ddp::DistributedDataParallel<ExportedNet>;
+using Model = ddp::DistributedDataParallel<ddp::ExportedModule>;
 
 constexpr examples::ImageProgram kProgram{
     .name = "exported_ddp",

@@ -45,8 +45,9 @@ models::LmOutput loss_of(Net& net, const at::Tensor& ids, const at::Tensor& labe
 
 // Logits of another size and lengths out of range show with id 0. An id without an embedding is an
 // error that a GPU's program does not survive.
-void rehearse_tokens(const ddp::Context& ctx, const ddp::Config& cfg, ExportedNetImpl& module,
-                     const ExportedSettings& settings, const TokenData& data) {
+void rehearse_tokens(const ddp::Context& ctx, const ddp::Config& cfg,
+                     ddp::ExportedModuleImpl& module, const ExportedSettings& settings,
+                     const TokenData& data) {
   const auto vocab_size = data.train->tokenizer().vocab_size;
   rehearse_evaluation(ctx, cfg, module, data.eval->size(), [&](int64_t size) {
     const auto ids = torch::zeros({size, data.eval->options().max_seq_len},
@@ -68,10 +69,10 @@ void rehearse_tokens(const ddp::Context& ctx, const ddp::Config& cfg, ExportedNe
 }  // namespace
 
 WrappedLanguageModel wrap_exported(const ddp::Context& ctx, const ddp::Config& cfg,
-                                   ExportedNet module, const ExportedSettings& settings,
+                                   ddp::ExportedModule module, const ExportedSettings& settings,
                                    const TokenData& data) {
   rehearse_tokens(ctx, cfg, *module, settings, data);
-  const auto model = std::make_shared<ddp::DistributedDataParallel<ExportedNet>>(
+  const auto model = std::make_shared<ddp::DistributedDataParallel<ddp::ExportedModule>>(
       module, ctx.communicator(), cfg.ddp);
   const auto vocab_size = data.train->tokenizer().vocab_size;
   return {

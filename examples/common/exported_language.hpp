@@ -13,7 +13,7 @@ namespace examples {
 /// of `data`. Throws SettingsError for another output or a length that the program refuses,
 /// DataError if it lacks ids of the data's vocabulary (on a GPU only: logits). Collective.
 WrappedLanguageModel wrap_exported(const ddp::Context& ctx, const ddp::Config& cfg,
-                                   ExportedNet module, const ExportedSettings& settings,
+                                   ddp::ExportedModule module, const ExportedSettings& settings,
                                    const TokenData& data);
 
 }  // namespace examples

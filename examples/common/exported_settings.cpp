@@ -177,10 +177,10 @@ ExportedData choose_data(const ddp::Config& cfg, const ExportedSettings& model,
   return data;
 }
 
-ExportedNet make_exported(const ExportedSettings& settings, const ddp::Config& cfg,
-                          const ddp::CommunicatorPtr& communicator) {
-  ExportedNet module(find_data_path(settings.path),
-                     ddp::ExportedModuleOptions{.libraries = settings.libraries});
+ddp::ExportedModule make_exported(const ExportedSettings& settings, const ddp::Config& cfg,
+                                  const ddp::CommunicatorPtr& communicator) {
+  ddp::ExportedModule module(find_data_path(settings.path),
+                             ddp::ExportedModuleOptions{.libraries = settings.libraries});
   if (module->parameters().empty()) {
     throw SettingsError(settings.path + " has no parameters to train");
   }

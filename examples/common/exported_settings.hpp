@@ -18,17 +18,6 @@
 
 namespace examples {
 
-/// An exported module that takes its arguments by position or by name.
-class ExportedNetImpl : public ddp::ExportedModuleImpl {
- public:
-  using ExportedModuleImpl::ExportedModuleImpl;
-  using ExportedModuleImpl::forward;
-  c10::IValue forward(const std::map<std::string, c10::IValue>& arguments) {
-    return call({}, arguments);
-  }
-};
-TORCH_MODULE(ExportedNet);
-
 struct ExportedSettings {
   std::string path = "";
   std::vector<std::string> libraries = {};
@@ -67,8 +56,8 @@ ExportedData choose_data(const ddp::Config& cfg, const ExportedSettings& model,
 /// Reads the archive, on the communicator's device, in training mode, ready to be wrapped. Rank 0
 /// loads model.weights; wrapping broadcasts them. Throws SettingsError if the archive lacks a mode
 /// that the run needs.
-ExportedNet make_exported(const ExportedSettings& settings, const ddp::Config& cfg,
-                          const ddp::CommunicatorPtr& communicator);
+ddp::ExportedModule make_exported(const ExportedSettings& settings, const ddp::Config& cfg,
+                                  const ddp::CommunicatorPtr& communicator);
 
 /// The output that model.output names: of one tensor that tensor, else the first or the named one.
 /// Throws SettingsError if there is no such tensor.

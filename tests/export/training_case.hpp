@@ -87,7 +87,7 @@ struct TrainingCase {
     for (const auto& [name, value] : keywords) {
       named.emplace(name, *next++);
     }
-    return module->call({parts.begin(), first_named}, named);
+    return module->forward({parts.begin(), first_named}, named);
   }
   /// For example "losses: 2.31 to 1.05, at most 1e-7 from Python's".
   std::string compare_losses(const std::vector<at::Tensor>& losses) const {

@@ -191,7 +191,7 @@ at::Device ExportedModuleImpl::device_of(const std::vector<c10::IValue>& leaves)
   return at::kCPU;
 }
 
-c10::IValue ExportedModuleImpl::call(std::vector<c10::IValue> positional,
+c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
                                      const std::map<std::string, c10::IValue>& keywords) {
   const auto& mode = state_->programs->of_mode(is_training());
   const auto& program = mode.program;

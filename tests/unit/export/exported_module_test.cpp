@@ -119,7 +119,8 @@ TEST_CASE("Arguments are checked by name and structure", "[export]") {
   const auto a = at::ones({3, 6}), b = at::zeros({3, 6});
   const auto call = [&](std::vector<c10::IValue> positional,
                         std::map<std::string, c10::IValue> keywords) {
-    return message_of<ddp::SettingsError>([&] { module->call(std::move(positional), keywords); });
+    return message_of<ddp::SettingsError>(
+        [&] { module->forward(std::move(positional), keywords); });
   };
   CHECK(call({a}, {{"b", b}}).empty());
   CHECK(call({a, b}, {{"power", int64_t{3}}}).empty());
@@ -132,7 +133,7 @@ TEST_CASE("Arguments are checked by name and structure", "[export]") {
              Contains("power was 3 at the export") && Contains("fix"));
   CHECK_THAT(call({c10::ivalue::Tuple::create({a})}, {{"b", b}}), Contains("input a is a tensor"));
 
-  const auto result = module->call({a}, {{"b", b}}).toGenericDict();
+  const auto result = module->forward({a}, {{"b", b}}).toGenericDict();
   CHECK(result.at("joined").toTensor().sizes() == at::IntArrayRef({3, 4}));
   CHECK(result.at("parts").toListRef()[1].toTensor().dim() == 0);
 }

@@ -18,6 +18,7 @@
 #include <optional>
 #include <ostream>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -51,18 +52,22 @@ class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState 
   explicit ExportedModuleImpl(const std::string& path, const ExportedModuleOptions& options = {});
   ~ExportedModuleImpl() override;
 
-  /// Python's forward with positional arguments: tensors, numbers, or IValues.
-  template <typename... Inputs>
-  c10::IValue forward(Inputs&&... inputs) {
-    return call({c10::IValue(std::forward<Inputs>(inputs))...});
-  }
-
   /// Python's forward. Lists, tuples and dicts are IValues of the same structure as at the export;
   /// a dataclass is a dict of its fields. So is the result. An argument that was None or a number
   /// at the export keeps its value and may be left out. Throws SettingsError for another structure,
   /// and for sizes outside of the export's ranges.
-  c10::IValue call(std::vector<c10::IValue> positional,
-                   const std::map<std::string, c10::IValue>& keywords = {});
+  c10::IValue forward(std::vector<c10::IValue> positional,
+                      const std::map<std::string, c10::IValue>& keywords = {});
+  /// The same with all arguments by name.
+  c10::IValue forward(const std::map<std::string, c10::IValue>& keywords) {
+    return forward(std::vector<c10::IValue>(), keywords);
+  }
+  /// The same with all arguments by position: tensors, numbers, or IValues.
+  template <typename... Inputs>
+  requires(std::is_constructible_v<c10::IValue, Inputs>&&...) c10::IValue
+      forward(Inputs&&... inputs) {
+    return forward(std::vector<c10::IValue>{c10::IValue(std::forward<Inputs>(inputs))...});
+  }
 
   /// Throws SettingsError if the archive does not have this mode.
   void train(bool on = true) override;
