@@ -25,7 +25,7 @@ void read(const std::string& text) {
   const ddp::detail::InputShapes shapes(program);
   const ddp::detail::GraphPlan plan(program.graph);
   const bool training = ddp::detail::is_training_graph(program.graph, true);
-  ddp::detail::GraphPlan(ddp::detail::in_other_mode(program, !training).graph);
+  ddp::detail::GraphPlan(ddp::detail::with_mode(program, !training).graph);
 }
 
 void open(const uint8_t* data, std::size_t size) {

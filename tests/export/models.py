@@ -19,6 +19,7 @@ class Case:
     shapes: object = None       # dynamic_shapes of the export
     other: tuple = ()           # inputs of the training, in other sizes than the export's
     other_keywords: dict = dataclasses.field(default_factory=dict)
+    evaluates: bool = True      # whether eval() follows from the program of training
     batches: int = 1            # step i trains on part i % batches of `other`
 
 
@@ -236,7 +237,8 @@ class TwoInputs(nn.Module):
 def two_inputs():
     batch = Dim("batch", min=2)
     return Case(TwoInputs(), (torch.randn(3, 6),), {"b": torch.randn(3, 6), "power": 3},
-                {"a": {0: batch}, "b": {0: batch}, "power": None}, (torch.randn(5, 6),), {"b": torch.randn(5, 6)})
+                {"a": {0: batch}, "b": {0: batch}, "power": None}, (torch.randn(5, 6),), {"b": torch.randn(5, 6)},
+                evaluates=False)
 
 
 class Checkpointed(nn.Module):
@@ -260,6 +262,31 @@ class Checkpointed(nn.Module):
 def checkpointed():
     pairs = Dim("pairs", min=1, max=16)
     return Case(Checkpointed(), (torch.randn(4, 8),), shapes=({0: 2 * pairs},), other=(torch.randn(6, 8),))
+
+
+class Siamese(nn.Module):
+    """One network for two inputs, a norm under two names, norms without statistics, of instances, and in a region."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU())
+        self.same = self.net[1]
+        self.plain = nn.BatchNorm1d(8, track_running_stats=False)
+        self.instance = nn.InstanceNorm1d(8, track_running_stats=True, affine=True)
+        self.inner = nn.BatchNorm1d(8, momentum=0.3)
+
+    def forward(self, a, b):
+        a, b = self.net(a), self.net(b)
+        with torch.no_grad():
+            scale = self.inner(a * 2).square().mean() + 1
+        images = self.instance(torch.stack([a, b, a - b], 2))
+        return self.plain(a * b) / scale, images.mean(2)
+
+
+def siamese():
+    batch = Dim("batch", min=2)
+    return Case(Siamese(), (torch.randn(3, 6), torch.randn(3, 6)), shapes=({0: batch}, {0: batch}),
+                other=(torch.randn(5, 6), torch.randn(5, 6)))
 
 
 class WithLoss(nn.Module):
@@ -296,7 +323,7 @@ def gpt2_loss():
 
 
 NAMES = ["resnet50", "vit_b_16", "convnext_tiny", "efficientnet_b0", "gpt2", "qwen2", "bert", "vit", "unet", "lstm",
-         "graph_network", "pinn", "dlrm", "two_inputs", "checkpointed"]
+         "graph_network", "pinn", "dlrm", "two_inputs", "checkpointed", "siamese"]
 
 
 def make(name):

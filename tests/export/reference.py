@@ -132,7 +132,7 @@ def write(folder, name):
     inputs, keywords = _pytree.tree_map_only(
         torch.Tensor, lambda t: t.to(DEVICE), (case.other or case.inputs, {**case.keywords, **case.other_keywords}))
     model.to(DEVICE)
-    write_case(folder, model, inputs, keywords, case.batches, evaluate=case.batches == 1 and can_evaluate(program))
+    write_case(folder, model, inputs, keywords, case.batches, evaluate=case.batches == 1 and case.evaluates and can_evaluate(program))
 
 
 def check_trained(folder, name):

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "ddp/core/error.hpp"
@@ -15,6 +16,7 @@
 #include "export/module_tree.hpp"
 #include "export/programs.hpp"
 #include "export/recurrent_weights.hpp"
+#include "export/shared_memory.hpp"
 
 namespace ddp {
 
@@ -83,32 +85,6 @@ void check_constants(const ExportedProgram& program, const TensorMap& constants,
   }
 }
 
-bool is_same_tensor(const at::Tensor& a, const at::Tensor& b) {
-  return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl() &&
-         a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
-         a.strides() == b.strides() && a.dtype() == b.dtype();
-}
-
-// Parameters over the same memory are one tensor under several names.
-void tie_parameters(const ExportedProgram& program, TensorMap& tensors) {
-  std::map<const void*, std::vector<at::Tensor>> by_memory;
-  for (const auto& input : program.inputs) {
-    if (input.kind != InputKind::Parameter) {
-      continue;
-    }
-    auto& tensor = tensors.at(input.target);
-    auto& known = by_memory[tensor.storage().unsafeGetStorageImpl()];
-    const auto same = std::find_if(known.begin(), known.end(), [&](const at::Tensor& other) {
-      return tensor.numel() > 0 && is_same_tensor(other, tensor);
-    });
-    if (same != known.end()) {
-      tensor = *same;
-    } else {
-      known.push_back(tensor);
-    }
-  }
-}
-
 const detail::Node* node_with_dtype(const detail::Graph& graph) {
   for (const auto& node : graph.nodes) {
     for (const auto& input : node.inputs) {
@@ -143,7 +119,7 @@ ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
       check_constants(*programs->eval_program(), state_->constants["eval"], path);
     }
     state_->tensors = state_tensors(main, archive.weights(programs->main_name()), constants, path);
-    tie_parameters(main, state_->tensors);
+    detail::tie_names(main, state_->tensors);
     programs->of_mode(programs->is_training());  // so that a fault of the archive shows now
     register_tensors();
   } catch (const nlohmann::json::exception& error) {
@@ -163,17 +139,14 @@ ExportedModuleImpl::~ExportedModuleImpl() = default;
 
 void ExportedModuleImpl::register_tensors() {
   std::vector<detail::NamedTensor> parameters, buffers;
+  std::set<const at::TensorImpl*> seen;
   for (const auto& input : state_->programs->main().inputs) {
-    if (!is_state(input)) {
-      continue;
-    }
-    const auto& tensor = state_->tensors.at(input.target);
-    auto& list = input.kind == InputKind::Parameter ? parameters : buffers;
-    const bool is_tied =
-        std::any_of(list.begin(), list.end(),
-                    [&](const detail::NamedTensor& other) { return other.tensor.is_same(tensor); });
-    if (!is_tied) {
-      list.push_back({input.target, tensor});
+    if (is_state(input)) {
+      const auto& tensor = state_->tensors.at(input.target);
+      if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+        (input.kind == InputKind::Parameter ? parameters : buffers)
+            .push_back({input.target, tensor});
+      }
     }
   }
   detail::register_tree(*this, parameters, buffers);
@@ -192,7 +165,7 @@ at::Device ExportedModuleImpl::device_of(const std::vector<c10::IValue>& leaves)
 }
 
 c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
-                                     const std::map<std::string, c10::IValue>& keywords) {
+                                        const std::map<std::string, c10::IValue>& keywords) {
   const auto& mode = state_->programs->of_mode(is_training());
   const auto& program = mode.program;
   auto leaves = detail::flat_arguments(program, positional, keywords);
@@ -221,12 +194,7 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
     }
     // A functional program returns the new values of buffers instead of writing them.
     torch::NoGradGuard no_grad;
-    const auto target = state_->tensors.find(output.target);
-    if (target == state_->tensors.end()) {
-      throw SettingsError("the exported program writes to its input " + printable(output.target) +
-                          "; fix: export a forward that changes no input");
-    }
-    target->second.copy_(outputs[i].toTensor());
+    state_->tensors.at(output.target).copy_(outputs[i].toTensor());
   }
   return detail::unflatten(program.out_spec, results);
 }
@@ -255,38 +223,51 @@ void ExportedModuleImpl::check_dtype(at::ScalarType dtype) const {
   }
 }
 
-void ExportedModuleImpl::to(at::Device device, at::ScalarType dtype, bool non_blocking) {
-  check_dtype(dtype);
-  torch::nn::Module::to(device, dtype, non_blocking);
+void ExportedModuleImpl::move(std::optional<at::Device> device,
+                              std::optional<at::ScalarType> dtype) {
+  if (dtype) {
+    check_dtype(*dtype);
+  }
+  const auto copies = detail::copies_of(state_->tensors, device, dtype);
+  const auto replace = [&](at::Tensor tensor) {
+    const auto copy = copies.find(tensor.unsafeGetTensorImpl());
+    if (copy != copies.end()) {
+      if (tensor.grad().defined()) {
+        tensor.mutable_grad() = tensor.grad().to(copy->second.options());
+      }
+      tensor.set_data(copy->second);
+    }
+  };
+  std::set<const at::TensorImpl*> moved;
+  for (const auto& [name, tensor] : state_->tensors) {
+    if (moved.insert(tensor.unsafeGetTensorImpl()).second) {
+      replace(tensor);
+    }
+  }
   detail::join_recurrent_weights(state_->programs->main(), state_->tensors);
 }
 
-void ExportedModuleImpl::to(at::Device device, bool non_blocking) {
-  torch::nn::Module::to(device, non_blocking);
-  detail::join_recurrent_weights(state_->programs->main(), state_->tensors);
+void ExportedModuleImpl::to(at::Device device, at::ScalarType dtype, bool) {
+  move(device, dtype);
 }
 
-void ExportedModuleImpl::to(at::ScalarType dtype, bool non_blocking) {
-  check_dtype(dtype);
-  torch::nn::Module::to(dtype, non_blocking);
-  detail::join_recurrent_weights(state_->programs->main(), state_->tensors);
+void ExportedModuleImpl::to(at::Device device, bool) {
+  move(device, std::nullopt);
+}
+
+void ExportedModuleImpl::to(at::ScalarType dtype, bool) {
+  move(std::nullopt, dtype);
 }
 
 std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
     const std::optional<at::Device>& device) const {
-  torch::NoGradGuard no_grad;
   auto state = std::make_unique<State>();
   state->programs = state_->programs;
   state->constants = state_->constants;
   state->overrides = state_->overrides;
-  std::map<const void*, at::Tensor> copies;
+  const auto copies = detail::copies_of(state_->tensors, device, std::nullopt);
   for (const auto& [name, tensor] : state_->tensors) {
-    auto& copy = copies[tensor.unsafeGetTensorImpl()];
-    if (!copy.defined()) {
-      copy = device ? tensor.to(*device, /*non_blocking=*/false, /*copy=*/true) : tensor.clone();
-      copy.set_requires_grad(tensor.requires_grad());
-    }
-    state->tensors.emplace(name, copy);
+    state->tensors.emplace(name, copies.at(tensor.unsafeGetTensorImpl()));
   }
   const std::shared_ptr<ExportedModuleImpl> copy(new ExportedModuleImpl(std::move(state)));
   detail::join_recurrent_weights(state_->programs->main(), copy->state_->tensors);
@@ -310,9 +291,14 @@ void ExportedModuleImpl::save_archive(const std::string& path) const {
                {archive.with_weights(state_->programs->main_name(), state_->tensors)});
 }
 
-void ExportedModuleImpl::override_operator(
+bool ExportedModuleImpl::override_operator(
     const std::string& name, std::function<void(std::vector<c10::IValue>&)> function) {
   state_->overrides[name] = std::move(function);
+  return detail::has_operator(state_->programs->main().graph, name);
+}
+
+bool ExportedModuleImpl::overrides(const std::string& name) const {
+  return state_->overrides.count(name) != 0;
 }
 
 void ExportedModuleImpl::pretty_print(std::ostream& stream) const {

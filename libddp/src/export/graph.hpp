@@ -75,10 +75,10 @@ struct InputSpec {
   c10::IValue constant;       ///< of Constant
 };
 
-enum class OutputKind { User, BufferMutation, ParameterMutation, InputMutation };
+enum class OutputKind { User, BufferMutation, ParameterMutation };
 struct OutputSpec {
   OutputKind kind;
-  std::string target;  ///< of a mutation: the buffer, parameter or user input that it writes
+  std::string target;  ///< of a mutation: the buffer or parameter that it writes
 };
 
 struct Range {

@@ -4,6 +4,7 @@
 #include <ATen/ScalarOps.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -26,6 +27,17 @@ std::optional<c10::OperatorName> operator_name(const std::string& target) {
   const auto overload = name.substr(second + 1);
   return c10::OperatorName(name.substr(0, dot) + "::" + name.substr(dot + 1, second - dot - 1),
                            overload == "default" ? "" : overload);
+}
+
+bool has_operator(const Graph& graph, const std::string& name) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+    const auto called = operator_name(node.target);
+    return (called && c10::toString(*called) == name) ||
+           std::any_of(node.inputs.begin(), node.inputs.end(), [&](const NamedArgument& input) {
+             const auto* inner = std::get_if<std::shared_ptr<const Graph>>(&input.value.value);
+             return inner != nullptr && has_operator(**inner, name);
+           });
+  });
 }
 
 bool is_number(const c10::IValue& value) {

@@ -40,6 +40,9 @@ c10::IValue converted(const c10::IValue& value, const c10::TypePtr& type);
 /// "torch.ops.aten.add.Tensor": aten::add.Tensor. Empty for a target that is no operator.
 std::optional<c10::OperatorName> operator_name(const std::string& target);
 
+/// Whether a node of the graph, or of a graph in it, calls the operator "aten::add.Tensor".
+bool has_operator(const Graph& graph, const std::string& name);
+
 class GraphPlan {
  public:
   /// Throws DataError naming the node and its line of Python: an unknown operator, a value that no

@@ -237,8 +237,12 @@ InputSpec read_input_spec(const Json& json) {
     return {InputKind::User, "", true, {}};
   }
   if (kind == "constant_input") {
-    const auto constant = read_argument(value.at("value"));
-    return {InputKind::Constant, value.at("name").get<std::string>(), true, *constant.constant()};
+    const auto argument = read_argument(value.at("value"));
+    const auto* constant = argument.constant();
+    if (constant == nullptr) {
+      throw DataError("a constant input is no number, text or None");
+    }
+    return {InputKind::Constant, value.at("name").get<std::string>(), true, *constant};
   }
   if (kind == "parameter") {
     return {InputKind::Parameter, value.at("parameter_name").get<std::string>(), true, {}};
@@ -266,9 +270,6 @@ OutputSpec read_output_spec(const Json& json) {
   }
   if (kind == "parameter_mutation") {
     return {OutputKind::ParameterMutation, value.at("parameter_name").get<std::string>()};
-  }
-  if (kind == "user_input_mutation") {
-    return {OutputKind::InputMutation, value.at("user_input_name").get<std::string>()};
   }
   throw DataError("libddp does not support outputs of the kind " + printable(kind) +
                   "; fix: export the forward alone");

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -47,14 +48,15 @@ ValueStack from(ValueStack& stack, std::size_t first) {
 // torch.autocast(...) for a lifetime. The device's kind follows the module.
 class AutocastRegion {
  public:
-  AutocastRegion(at::DeviceType device, const c10::IValue& dtype, bool enabled, bool cache)
+  AutocastRegion(at::DeviceType device, std::optional<at::ScalarType> dtype, bool enabled,
+                 bool cache)
       : device_(device),
         was_enabled_(at::autocast::is_autocast_enabled(device)),
         old_dtype_(at::autocast::get_autocast_dtype(device)),
         had_cache_(at::autocast::is_autocast_cache_enabled()) {
     at::autocast::set_autocast_enabled(device, enabled);
-    if (!dtype.isNone()) {
-      at::autocast::set_autocast_dtype(device, dtype.toScalarType());
+    if (dtype) {
+      at::autocast::set_autocast_dtype(device, *dtype);
     }
     at::autocast::set_autocast_cache_enabled(cache);
     at::autocast::increment_nesting();
@@ -89,7 +91,8 @@ void with_autocast(const Graphs& graphs, ValueStack& stack, const CallContext& c
   require(stack.size() >= 4 && stack[2].isBool());
   const bool cache =
       stack[3].isNone() ? at::autocast::is_autocast_cache_enabled() : stack[3].toBool();
-  const AutocastRegion region(context.device.type(), stack[1], stack[2].toBool(), cache);
+  const AutocastRegion region(context.device.type(), stack[1].toOptional<at::ScalarType>(),
+                              stack[2].toBool(), cache);
   stack = run(*graphs[0], from(stack, 4), context);
 }
 
@@ -116,7 +119,7 @@ bool truth(const c10::IValue& value) {
 }
 
 // cond(predicate, true_graph, false_graph, inputs)
-void choose(const Graphs& graphs, ValueStack& stack, const CallContext& context) {
+void cond(const Graphs& graphs, ValueStack& stack, const CallContext& context) {
   require(stack.size() == 2 && graphs.size() == 2);
   ValueStack inputs;
   append_list(stack[1], inputs);
@@ -124,7 +127,7 @@ void choose(const Graphs& graphs, ValueStack& stack, const CallContext& context)
 }
 
 // while_loop(condition_graph, body_graph, carried, additional)
-void repeat(const Graphs& graphs, ValueStack& stack, const CallContext& context) {
+void while_loop(const Graphs& graphs, ValueStack& stack, const CallContext& context) {
   require(stack.size() == 2 && graphs.size() == 2);
   ValueStack carried, additional;
   append_list(stack[0], carried);
@@ -210,8 +213,8 @@ const std::map<std::string_view, Implementation> kImplementations = {
     {"wrap", plain_call},
     {"strict_mode", plain_call},
     {"invoke_subgraph", invoke},
-    {"cond", choose},
-    {"while_loop", repeat},
+    {"cond", cond},
+    {"while_loop", while_loop},
     {"scan", scan},
     {"map_impl", map},
 };

@@ -199,7 +199,7 @@ void require_operands(const ValueStack& stack, std::size_t count) {
   }
 }
 
-void choose(ValueStack& stack, const CallContext&) {
+void sym_ite(ValueStack& stack, const CallContext&) {
   require_operands(stack, 3);
   auto result = is_true(stack[0]) ? stack[1] : stack[2];
   stack = {std::move(result)};
@@ -209,7 +209,7 @@ void choose(ValueStack& stack, const CallContext&) {
 
 StackFunction number_function(const std::string& target) {
   if (target == "torch.sym_ite") {
-    return choose;
+    return sym_ite;
   }
   if (const auto found = kBinary.find(target); found != kBinary.end()) {
     return [function = found->second](ValueStack& stack, const CallContext&) {

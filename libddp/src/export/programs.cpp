@@ -42,6 +42,15 @@ ExportedProgram read(Pt2Archive& archive, const std::string& name) {
   }
 }
 
+// A program must not write what it does not have.
+void check_mutations(const ExportedProgram& program, const std::set<std::string>& state) {
+  for (const auto& output : program.outputs) {
+    if (output.kind != OutputKind::User && state.count(output.target) == 0) {
+      throw DataError("the program writes the unknown tensor " + printable(output.target));
+    }
+  }
+}
+
 std::set<std::string> state_of(const ExportedProgram& program) {
   std::set<std::string> names;
   for (const auto& input : program.inputs) {
@@ -56,12 +65,15 @@ std::set<std::string> state_of(const ExportedProgram& program) {
 
 Programs::Programs(Pt2Archive& archive)
     : path_(archive.path()), main_name_(choose_main(archive)), main_(read(archive, main_name_)) {
+  const auto known = state_of(main_);
+  check_mutations(main_, known);
   is_training_ = is_training_graph(main_.graph, true);
   if (main_name_ == kEval || !archive.has(concat("models/", kEval, ".json"))) {
     return;
   }
   eval_ = read(archive, kEval);
-  const auto known = state_of(main_);
+  is_training_ = true;  // the other program's mode
+  check_mutations(*eval_, known);
   for (const auto& name : state_of(*eval_)) {
     if (known.count(name) == 0) {
       throw DataError(concat(path_, ": the program ", kEval, " has the tensor ", printable(name),
@@ -84,9 +96,9 @@ std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
     if (!training && eval_) {
       return std::make_unique<const ModeProgram>(*eval_, kEval);
     }
-    const bool is_as_exported = training == is_training_ || (training && eval_);
-    return std::make_unique<const ModeProgram>(
-        is_as_exported ? main_ : in_other_mode(main_, training), main_name_);
+    const bool is_as_exported = training == is_training_;
+    return std::make_unique<const ModeProgram>(is_as_exported ? main_ : with_mode(main_, training),
+                                               main_name_);
   } catch (const DataError& error) {
     throw DataError(concat(path_, ": ", error.what()));
   } catch (const SettingsError& error) {

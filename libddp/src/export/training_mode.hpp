@@ -10,10 +10,13 @@ namespace ddp::detail {
 /// without operators that have a mode.
 bool is_training_graph(const Graph& graph, bool otherwise);
 
-/// The program with every operator's mode changed: dropout, batch and instance normalization, the
-/// dropout of attention and of recurrent layers, rrelu. Batch normalization counts its batches in
-/// training only. Throws SettingsError naming the node if the change cannot be known: a random
-/// operator that eval() may have to leave out, or buffers that the graph updates itself.
-ExportedProgram in_other_mode(ExportedProgram program, bool training);
+/// The program with the mode of every operator changed: dropout, batch and instance normalization,
+/// the dropout of attention and of recurrent layers, rrelu. A batch normalization counts its
+/// batches in training only. Throws SettingsError naming the node if the archive does not say what
+/// the other mode does:
+/// - eval(): a random operator without a mode, or a buffer that the program updates itself, may
+///   belong to training only;
+/// - train(): attention whose probability of dropout was 0, and operators that only evaluate.
+ExportedProgram with_mode(ExportedProgram program, bool training);
 
 }  // namespace ddp::detail

@@ -5,6 +5,7 @@
 
 #include "core/fnv_hash.hpp"
 #include "ddp/detail/module_tensors.hpp"
+#include "ddp/export/exported_module.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
 
@@ -67,7 +68,9 @@ ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
           .training_modes = [modules] { return hash_modes(modules); },
           .has_collective_forward = std::any_of(
               modules.begin(), modules.end(), [](const std::shared_ptr<torch::nn::Module>& child) {
-                return std::dynamic_pointer_cast<SyncBatchNormImpl>(child) != nullptr;
+                const auto* exported = child->as<ExportedModuleImpl>();
+                return child->as<SyncBatchNormImpl>() != nullptr ||
+                       (exported != nullptr && exported->overrides("aten::batch_norm"));
               })};
 }
 

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "ddp/core/error.hpp"
-#include "ddp/detail/python_state.hpp"
+#include "ddp/export/exported_module.hpp"
 
 namespace ddp {
 namespace {
@@ -76,11 +76,13 @@ TensorMap named_weights(const torch::nn::Module& module) {
     }
   }
   // Such a module knows which of its tensors Python's state_dict() has, and under which names.
-  for (const auto& child : module.named_modules("", /*include_self=*/true)) {
-    const auto* python = dynamic_cast<const detail::PythonState*>(child.value().get());
-    if (python != nullptr) {
-      replace_state(weights, child.key().empty() ? "" : child.key() + ".", python->state_dict());
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    if (const auto* exported = child.value()->as<ExportedModuleImpl>()) {
+      replace_state(weights, child.key() + ".", exported->state_dict());
     }
+  }
+  if (const auto* exported = module.as<ExportedModuleImpl>()) {
+    replace_state(weights, "", exported->state_dict());
   }
   return weights;
 }

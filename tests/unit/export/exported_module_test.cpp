@@ -27,7 +27,7 @@ std::vector<std::string> keys(const torch::OrderedDict<std::string, torch::Tenso
   return tensors.keys();
 }
 
-// y = x weight, with weight under two names.
+// y = x W' W', with W under two names. As in Python's archives, the program uses one of them.
 ArchiveBuilder tied() {
   ArchiveBuilder archive;
   archive.parameter("embedding.weight", at::eye(2)).parameter("head.weight", at::eye(2));
@@ -37,7 +37,7 @@ ArchiveBuilder tied() {
   archive.node("torch.ops.aten.linear.default",
                {{"input", tensor("x")}, {"weight", tensor("p_embedding_weight")}}, {tensor("h")});
   archive.node("torch.ops.aten.linear.default",
-               {{"input", tensor("h")}, {"weight", tensor("p_head_weight")}}, {tensor("y")});
+               {{"input", tensor("h")}, {"weight", tensor("p_embedding_weight")}}, {tensor("y")});
   archive.output(tensor("y"));
   return archive;
 }
@@ -83,6 +83,39 @@ TEST_CASE("Tied parameters are one parameter, also after a move and in a copy", 
   REQUIRE(copy != nullptr);
   check(*module);
   check(*copy);
+}
+
+TEST_CASE("Tensors over one memory stay so after a move and in a copy", "[export]") {
+  ArchiveBuilder archive;
+  archive.buffer("a.mean", at::zeros({4}))
+      .buffer("b.mean", at::zeros({4}))
+      .buffer("part", at::zeros({2}));
+  for (const auto* name : {"b.mean", "part"}) {
+    archive.weights[name]["path_name"] = "weight_0";
+  }
+  archive.weights["part"]["tensor_meta"]["storage_offset"] = integer(1);
+  archive.buffer("count", at::zeros({}, at::kLong)).input("x", {integer(4)});
+  archive.node("torch.ops.aten.add_.Tensor", {{"self", tensor("b_a_mean")}, {"other", tensor("x")}},
+               {tensor("y")});
+  archive.output(tensor("b_part"));
+  auto module = load(archive);
+  CHECK(keys(module->named_buffers()) == std::vector<std::string>{"part", "count", "a.mean"});
+  module->to(at::kDouble);
+  CHECK(module->named_buffers()["count"].scalar_type() == at::kLong);
+  const auto copy = std::dynamic_pointer_cast<ddp::ExportedModuleImpl>(module->clone());
+  for (auto* each : {module.get(), copy.get()}) {
+    const auto part = each->forward(at::arange(4, at::kDouble)).toTensor();
+    CHECK(at::equal(part, at::arange(1, 3, at::kDouble)));
+    CHECK(at::equal(each->state_dict().at("b.mean"), at::arange(4, at::kDouble)));
+  }
+}
+
+TEST_CASE("Parameters over one memory that are both used are two", "[export]") {
+  auto archive = tied();
+  archive.node("torch.ops.aten.linear.default",
+               {{"input", tensor("x")}, {"weight", tensor("p_head_weight")}}, {tensor("z")});
+  archive.output(tensor("z"));
+  CHECK(load(archive)->named_parameters().size() == 2);
 }
 
 TEST_CASE("A copy shares no memory and keeps mode, names and frozen parameters", "[export]") {
@@ -208,6 +241,14 @@ TEST_CASE("Operators can be replaced", "[export]") {
   const auto copy = std::dynamic_pointer_cast<ddp::ExportedModuleImpl>(module->clone());
   CHECK(at::equal(module->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, -3.0F)));
   CHECK(at::equal(copy->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, -3.0F)));
+}
+
+TEST_CASE("Weights of a module on the stack have names", "[export]") {
+  struct Net : torch::nn::Module {
+    Net() { register_parameter("w", at::ones({1})); }
+  };
+  const Net net;
+  CHECK(ddp::named_weights(net).count("w") == 1);
 }
 
 TEST_CASE("A library with custom operators that cannot be loaded is named", "[export]") {

@@ -125,6 +125,47 @@ TEST_CASE("eval() refuses random operators whose place it cannot know", "[export
   CHECK(module->is_training());
 }
 
+TEST_CASE("eval() refuses buffers that the program updates itself", "[export]") {
+  ArchiveBuilder archive;
+  archive.buffer("mask", at::zeros({2})).input("x", {integer(2)});
+  archive.node("torch.ops.aten.detach.default", {{"self", tensor("b_mask")}}, {tensor("view")});
+  archive.node("torch.ops.aten.add_.Tensor", {{"self", tensor("view")}, {"other", tensor("x")}},
+               {tensor("y")});
+  archive.output(tensor("y"));
+  auto module = load(archive);
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->eval(); }),
+             Contains("changes the buffer mask") && Contains("export both modes"));
+}
+
+TEST_CASE("train() refuses what an evaluating program does not say", "[export]") {
+  auto archive = one_node("torch.ops.aten.dropout.default", "input",
+                          {{"p", number(0.5)}, {"train", truth(false)}});
+  archive.node("torch.ops.aten.scaled_dot_product_attention.default",
+               {{"query", tensor("x")}, {"key", tensor("x")}, {"value", tensor("x")}},
+               {tensor("z")});
+  auto module = load(archive);
+  CHECK_FALSE(module->is_training());
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->train(); }),
+             Contains("scaled_dot_product_attention") && Contains("export both modes"));
+  CHECK_FALSE(module->is_training());
+}
+
+TEST_CASE("A norm that is used twice counts and evaluates", "[export]") {
+  auto archive = batch_norm(true);
+  // As Python traces a second call: it counts in the result of the first.
+  archive.node("torch.ops.aten.add_.Tensor", {{"self", tensor("counted")}, {"other", integer(1)}},
+               {tensor("counted_again")});
+  archive.node("torch.ops.aten.mul.Tensor",
+               {{"self", tensor("y")}, {"other", tensor("counted_again")}}, {tensor("z")});
+  archive.output(tensor("z"));
+  auto module = load(archive);
+  module->forward(samples());
+  CHECK(module->named_buffers()["norm.num_batches_tracked"].item<int64_t>() == 2);
+  module->eval();
+  module->forward(samples());
+  CHECK(module->named_buffers()["norm.num_batches_tracked"].item<int64_t>() == 2);
+}
+
 TEST_CASE("A region's operators follow the mode", "[export]") {
   const auto inner = one_node("torch.ops.aten.dropout.default", "input",
                               {{"p", number(0.5)}, {"train", truth(true)}});

@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "ddp/core/safetensors.hpp"
-#include "ddp/detail/python_state.hpp"
 
 namespace ddp {
 
@@ -44,7 +43,7 @@ struct ExportedModuleOptions {
 /// program with random operators, because it cannot know whether they belong to training only.
 ///
 /// Devices in the program follow the module. Control flow of Python is as it was at the export.
-class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState {
+class ExportedModuleImpl : public torch::nn::Module {
  public:
   /// Reads the archive at `path`. Nothing in it is unpickled. Throws ReadError for a file that is
   /// no archive, DataError for one that this library cannot run; the message names the node and its
@@ -72,9 +71,9 @@ class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState 
   /// Throws SettingsError if the archive does not have this mode.
   void train(bool on = true) override;
 
+  /// As in Python, only floating-point and complex tensors take a dtype. Throws SettingsError if
+  /// the program names dtypes, which the export fixed: export in `dtype` then, or use autocast.
   void to(at::Device device, bool non_blocking = false) override;
-  /// Throws SettingsError if the program names dtypes, which the export fixed: export in `dtype`
-  /// then, or use autocast.
   void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override;
   void to(at::ScalarType dtype, bool non_blocking = false) override;
 
@@ -84,7 +83,7 @@ class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState 
 
   /// Python's state_dict(): tied parameters under each of their names, no buffers that are not
   /// persistent. The tensors share the module's memory.
-  TensorMap state_dict() const override;
+  TensorMap state_dict() const;
 
   /// Writes an archive with the present parameters and persistent buffers, in the dtypes of the
   /// archive that the module was read from; that file must still be there. Python's
@@ -93,9 +92,12 @@ class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState 
   void save_archive(const std::string& path) const;
 
   /// Calls `function` in place of every operator `name` ("aten::batch_norm") of the program. It
-  /// takes the arguments of the operator's schema from the stack and leaves the results.
-  void override_operator(const std::string& name,
+  /// takes the arguments of the operator's schema from the stack and leaves the results. An
+  /// overload is a part of the name ("aten::add.Tensor"). Returns whether the program has the
+  /// operator.
+  bool override_operator(const std::string& name,
                          std::function<void(std::vector<c10::IValue>&)> function);
+  bool overrides(const std::string& name) const;  ///< whether override_operator() was called
 
   void pretty_print(std::ostream& stream) const override;
 
@@ -103,6 +105,7 @@ class ExportedModuleImpl : public torch::nn::Module, public detail::PythonState 
   struct State;
   explicit ExportedModuleImpl(std::unique_ptr<State> state);
   void register_tensors();
+  void move(std::optional<at::Device> device, std::optional<at::ScalarType> dtype);
   at::Device device_of(const std::vector<c10::IValue>& leaves) const;
   void check_dtype(at::ScalarType dtype) const;
 

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "export/shared_memory.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+using Memory = const c10::StorageImpl*;
+
+Memory memory_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
+}
+
+bool has_same_elements(const at::Tensor& a, const at::Tensor& b) {
+  return memory_of(a) == memory_of(b) && a.storage_offset() == b.storage_offset() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides() && a.dtype() == b.dtype() &&
+         a.requires_grad() == b.requires_grad() && a.numel() > 0;
+}
+
+void add_names(const Argument& argument, std::set<std::string>& names) {
+  if (const auto* name = argument.name()) {
+    names.insert(name->name);
+  } else if (const auto* list = argument.list()) {
+    for (const auto& item : *list) {
+      add_names(item, names);
+    }
+  }
+}
+
+std::set<std::string> used_values(const Graph& graph) {
+  std::set<std::string> names;
+  for (const auto& node : graph.nodes) {
+    for (const auto& input : node.inputs) {
+      add_names(input.value, names);
+    }
+  }
+  for (const auto& output : graph.outputs) {
+    add_names(output, names);
+  }
+  return names;
+}
+
+}  // namespace
+
+void tie_names(const ExportedProgram& program, TensorMap& tensors) {
+  struct Known {
+    at::Tensor tensor;
+    InputKind kind;
+    bool is_used;
+  };
+  const auto used = used_values(program.graph);
+  std::map<Memory, std::vector<Known>> known;
+  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
+    const auto& input = program.inputs[i];
+    const auto* name = program.graph.inputs[i].name();
+    if ((input.kind != InputKind::Parameter && input.kind != InputKind::Buffer) ||
+        name == nullptr) {
+      continue;
+    }
+    auto& tensor = tensors.at(input.target);
+    const bool is_used = used.count(name->name) != 0;
+    auto& others = known[memory_of(tensor)];
+    const auto same = std::find_if(others.begin(), others.end(), [&](const Known& other) {
+      return other.kind == input.kind && has_same_elements(other.tensor, tensor) &&
+             !(other.is_used && is_used);
+    });
+    if (same == others.end()) {
+      others.push_back({tensor, input.kind, is_used});
+    } else {
+      tensor = same->tensor;
+      same->is_used = same->is_used || is_used;
+    }
+  }
+}
+
+std::map<const at::TensorImpl*, at::Tensor> copies_of(const TensorMap& tensors,
+                                                      std::optional<at::Device> device,
+                                                      std::optional<at::ScalarType> dtype) {
+  const at::NoGradGuard no_grad;
+  std::map<Memory, std::pair<std::string, at::Tensor>> wholes;  // a name, and all elements
+  std::map<const at::TensorImpl*, at::Tensor> copies;
+  for (const auto& [name, tensor] : tensors) {
+    auto& [first_name, whole] = wholes[memory_of(tensor)];
+    const auto type = tensor.scalar_type();
+    const bool converts = dtype && (at::isFloatingType(type) || at::isComplexType(type));
+    const auto new_type = converts ? *dtype : type;
+    if (!whole.defined()) {
+      first_name = name;
+      const auto elements = static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
+      const auto all = at::empty({0}, tensor.options()).set_(tensor.storage(), 0, {elements}, {1});
+      whole =
+          all.to(device.value_or(tensor.device()), new_type, /*non_blocking=*/false, /*copy=*/true);
+    } else if (whole.scalar_type() != new_type) {
+      throw SettingsError(concat("the tensors ", printable(first_name), " and ", printable(name),
+                                 " of the module share memory and differ in dtype, so it can "
+                                 "neither move nor be copied"));
+    }
+    auto& copy = copies[tensor.unsafeGetTensorImpl()];
+    if (!copy.defined()) {
+      copy = whole.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).detach();
+      copy.set_requires_grad(tensor.requires_grad());
+    }
+  }
+  return copies;
+}
+
+}  // namespace ddp::detail
