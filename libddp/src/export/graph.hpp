@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -64,7 +65,8 @@ struct Graph {
   std::vector<Argument> inputs;  ///< names, or constants for inputs that the export fixed
   std::vector<Node> nodes;
   std::vector<Argument> outputs;
-  std::map<std::string, std::vector<Dimension>> input_sizes;  ///< of the inputs that are tensors
+  std::map<std::string, std::vector<Dimension>> input_sizes;  ///< of tensors; of a number its value
+  std::set<std::string> number_inputs;  ///< names of the inputs that are symbolic integers
 };
 
 enum class InputKind { User, Constant, Parameter, Buffer, TensorConstant };
@@ -92,6 +94,7 @@ struct ExportedProgram {
   std::map<std::string, Range> ranges;  ///< by symbol
   TreeSpec in_spec, out_spec;
   std::vector<std::string> argument_names;  ///< of Python's forward
+  std::vector<std::string> guards;          ///< conditions on sizes, in Python
 };
 
 /// Reads models/X.json. Throws DataError naming the node.

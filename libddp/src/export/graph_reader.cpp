@@ -215,6 +215,10 @@ Graph read_graph(const Json& json) {
       const auto& values = json.at("tensor_values");
       if (const auto meta = values.find(name->name); meta != values.end()) {
         graph.input_sizes.emplace(name->name, read_sizes(meta->at("sizes")));
+      } else if (json.contains("sym_int_values") && json["sym_int_values"].contains(name->name)) {
+        graph.input_sizes.emplace(name->name,
+                                  read_sizes(Json::array({json["sym_int_values"][name->name]})));
+        graph.number_inputs.insert(name->name);
       }
     }
   }
@@ -367,6 +371,7 @@ ExportedProgram read_program(const std::string& text) {
   const auto& module = json.at("graph_module");
   program.graph = read_graph(module.at("graph"));
   program.ranges = read_ranges(json.at("range_constraints"));
+  program.guards = json.value("guards_code", std::vector<std::string>());
   read_signature(module, program);
   check_counts(program);
   return program;

@@ -192,7 +192,7 @@ InputShapes::InputShapes(const ExportedProgram& program) : ranges_(program.range
     if (program.inputs[i].kind != InputKind::User || sizes == program.graph.input_sizes.end()) {
       continue;
     }
-    Input input{i, name->name, {}};
+    Input input{i, name->name, program.graph.number_inputs.count(name->name) != 0, {}};
     for (const auto& dimension : sizes->second) {
       input.sizes.push_back(
           {dimension.size, dimension.expression.empty()
@@ -203,51 +203,65 @@ InputShapes::InputShapes(const ExportedProgram& program) : ranges_(program.range
   }
 }
 
-void InputShapes::check_symbol(const Input& input, std::size_t dimension, const std::string& symbol,
-                               int64_t value, SymbolValues& symbols) const {
+void InputShapes::check_range(const std::string& where, const std::string& symbol, int64_t value,
+                              SymbolValues& symbols) const {
   const auto [bound, is_new] = symbols.emplace(symbol, value);
   if (bound->second != value) {
-    throw SettingsError(concat(place(input.name, dimension), ": the size is ", value, ", but ",
-                               bound->second, " in another place that has the same symbol ",
-                               printable(symbol), " at the export"));
+    throw SettingsError(concat(where, ": the size is ", value, ", but ", bound->second,
+                               " in another place that has the same symbol ", symbol,
+                               " at the export; fix: pass equal sizes"));
   }
   const auto range = ranges_.find(symbol);
   if (range != ranges_.end() &&
       (value < range->second.min.value_or(0) || value > range->second.max.value_or(INT64_MAX))) {
     throw SettingsError(
-        concat(place(input.name, dimension), ": the size is ", value, ", and the export allows ",
-               words(range->second),
+        concat(where, ": the size is ", value, ", and the export allows ", words(range->second),
                "; fix: pass such a size, or export with a wider range in dynamic_shapes"));
   }
 }
 
+// The sizes of a tensor, or the one value of a number.
+std::vector<int64_t> InputShapes::values_of(const Input& input, const c10::IValue& value) {
+  const auto name = printable(input.name);
+  if (input.is_number) {
+    if (!value.isInt()) {
+      throw SettingsError(
+          concat("input ", name, " is an integer at the export, not a ", value.tagKind()));
+    }
+    return {value.toInt()};
+  }
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    throw SettingsError(concat("input ", name, " is a tensor at the export; this one is ",
+                               value.isTensor() ? "undefined" : "a " + value.tagKind()));
+  }
+  const auto sizes = value.toTensor().sizes();
+  if (sizes.size() != input.sizes.size()) {
+    throw SettingsError(concat("input ", name, " has ", sizes.size(), " dimensions, and ",
+                               input.sizes.size(), " at the export"));
+  }
+  return sizes.vec();
+}
+
 void InputShapes::check(const std::vector<c10::IValue>& inputs) const {
   SymbolValues symbols;
-  for (const bool is_derived : {false, true}) {  // expressions once their symbols are known
-    for (const auto& input : inputs_) {
-      const auto& value = inputs[input.index];
-      if (!value.isTensor() || !value.toTensor().defined()) {
-        throw SettingsError(concat("input ", printable(input.name),
-                                   " is a tensor at the export, not a ", value.tagKind()));
+  for (const auto& input : inputs_) {
+    const auto sizes = values_of(input, inputs[input.index]);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      if (const auto& expression = input.sizes[i].expression) {
+        check_range(place(input.name, i), readable(*expression), sizes[i], symbols);
       }
-      const auto sizes = value.toTensor().sizes();
-      if (sizes.size() != input.sizes.size()) {
-        throw SettingsError(concat("input ", printable(input.name), " has ", sizes.size(),
-                                   " dimensions, and ", input.sizes.size(), " at the export"));
-      }
-      for (std::size_t i = 0; i < sizes.size(); ++i) {
-        const auto& expression = input.sizes[i].expression;
-        if (!is_derived && expression && expression->function == "Symbol") {
-          check_symbol(input, i, expression->symbol, sizes[i], symbols);
-          continue;
-        }
-        const auto expected = expression ? evaluate(*expression, symbols) : input.sizes[i].size;
-        if (is_derived && expected && *expected != sizes[i]) {
-          throw SettingsError(concat(
-              place(input.name, i), ": the size is ", sizes[i], ", and the export allows only ",
-              *expected, expression ? " (" + readable(*expression) + ")" : "",
-              "; fix: pass this size, or name the dimension in dynamic_shapes when you export"));
-        }
+    }
+  }
+  for (const auto& input : inputs_) {  // expressions, now that their symbols are known
+    const auto sizes = values_of(input, inputs[input.index]);
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      const auto& expression = input.sizes[i].expression;
+      const auto expected = expression ? evaluate(*expression, symbols) : input.sizes[i].size;
+      if (expected && *expected != sizes[i]) {
+        throw SettingsError(concat(
+            place(input.name, i), ": the size is ", sizes[i], ", and the export allows only ",
+            *expected, expression ? " (" + readable(*expression) + ")" : "",
+            "; fix: pass this size, or name the dimension in dynamic_shapes when you export"));
       }
     }
   }

@@ -48,10 +48,13 @@ class InputShapes {
   struct Input {
     std::size_t index;  // in the graph's inputs
     std::string name;
+    bool is_number;  // whose one "size" is its value
     std::vector<Size> sizes;
   };
-  void check_symbol(const Input& input, std::size_t dimension, const std::string& symbol,
-                    int64_t value, SymbolValues& symbols) const;
+  static std::vector<int64_t> values_of(const Input& input, const c10::IValue& value);
+  /// `symbol` is the text of a symbol or of an expression, which has a range of its own.
+  void check_range(const std::string& where, const std::string& symbol, int64_t value,
+                   SymbolValues& symbols) const;
 
   std::vector<Input> inputs_;
   std::map<std::string, Range> ranges_;

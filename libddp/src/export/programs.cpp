@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "export/json_access.hpp"
 #include "export/training_mode.hpp"
 
@@ -42,6 +44,25 @@ ExportedProgram read(Pt2Archive& archive, const std::string& name) {
   }
 }
 
+// "L['a'].size()[0] == L['b'].size()[0]": InputShapes checks this, because both have one symbol.
+bool compares_two_sizes(const std::string& guard) {
+  constexpr std::string_view kEqual = " == ", kSize = ".size()[";
+  const auto middle = guard.find(kEqual);
+  return middle != std::string::npos && guard.find(kSize) < middle &&
+         guard.find(kSize, middle) != std::string::npos && guard.find(' ') == middle &&
+         guard.find(' ', middle + kEqual.size()) == std::string::npos;
+}
+
+void warn_of_guards(const ExportedProgram& program, const std::string& path) {
+  for (const auto& guard : program.guards) {
+    if (!compares_two_sizes(guard)) {
+      log_warning(concat(path, ": the export holds only while ", printable(guard.substr(0, 300)),
+                         ". libddp does not check this, and other sizes give other numbers than in "
+                         "Python"));
+    }
+  }
+}
+
 // A program must not write what it does not have.
 void check_mutations(const ExportedProgram& program, const std::set<std::string>& state) {
   for (const auto& output : program.outputs) {
@@ -65,6 +86,7 @@ std::set<std::string> state_of(const ExportedProgram& program) {
 
 Programs::Programs(Pt2Archive& archive)
     : path_(archive.path()), main_name_(choose_main(archive)), main_(read(archive, main_name_)) {
+  warn_of_guards(main_, path_);
   const auto known = state_of(main_);
   check_mutations(main_, known);
   is_training_ = is_training_graph(main_.graph, true);

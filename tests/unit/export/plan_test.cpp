@@ -130,6 +130,33 @@ TEST_CASE("Inputs that share a symbol have the same size", "[export]") {
              Contains("input a, dimension 0") && Contains("only 6 (2*s0)"));
 }
 
+TEST_CASE("An expression alone, and an integer, have ranges too", "[export]") {
+  ArchiveBuilder archive;
+  const Json twice = {
+      {"as_expr", {{"expr_str", "Mul(Integer(2), Symbol('s0', positive=True, integer=True))"}}}};
+  archive.input("a", {twice});
+  archive.inputs.push_back(size_name("n"));
+  archive.input_specs.push_back({{"user_input", {{"arg", size_name("n")}}}});
+  archive.argument_names.push_back("n");
+  archive.ranges["2*s0"] = {{"min_val", 4}, {"max_val", 8}};
+  archive.ranges["s1"] = {{"min_val", 3}, {"max_val", nullptr}};
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("a")}, {"other", size_name("n")}},
+               {tensor("y")});
+  archive.output(tensor("y"));
+  auto program = archive.program();
+  program["graph_module"]["graph"]["sym_int_values"]["n"] = symbol("s1");
+  const testing::TemporaryFolder folder;
+  archive.write(folder.file("net.pt2"), program.dump());
+  ddp::ExportedModule module(folder.file("net.pt2"));
+  CHECK(at::equal(module->forward(at::ones({8}), 5).toTensor(), at::full({8}, 5.0F)));
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->forward(at::ones({10}), 5); }),
+             Contains("4 to 8"));
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->forward(at::ones({8}), 2); }),
+             Contains("at least 3"));
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->forward(at::ones({8}), 2.5); }),
+             Contains("an integer"));
+}
+
 TEST_CASE("An operator's error names the node and the line of Python", "[export]") {
   ArchiveBuilder archive;
   archive.input("a", {symbol("s0")}).input("b", {symbol("s1")});
