@@ -48,8 +48,8 @@ void load_libraries(const std::vector<std::string>& libraries) {
   for (const auto& library : libraries) {
     if (::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
       const char* why = ::dlerror();
-      throw SettingsError(
-          concat("model.libraries: cannot load ", library, ": ", why ? why : "unknown"));
+      throw SettingsError(concat("ExportedModuleOptions::libraries: cannot load ", library, ": ",
+                                 why ? why : "unknown"));
     }
   }
 }

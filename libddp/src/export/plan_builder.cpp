@@ -32,10 +32,10 @@ c10::OperatorHandle find_operator(const c10::OperatorName& name) {
   }
   const auto found = c10::Dispatcher::singleton().findSchema(name);
   if (!found) {
-    throw DataError(
-        concat("LibTorch has no operator ", printable(c10::toString(name)),
-               "; fix: name the shared library that registers it in model.libraries, or "
-               "export without it (ExportedProgram.run_decompositions)"));
+    throw DataError(concat("LibTorch has no operator ", printable(c10::toString(name)),
+                           "; fix: name the shared library that registers it in "
+                           "ExportedModuleOptions::libraries (in exported_ddp model.libraries), or "
+                           "export without it (ExportedProgram.run_decompositions)"));
   }
   return *found;
 }

@@ -256,5 +256,5 @@ TEST_CASE("A library with custom operators that cannot be loaded is named", "[ex
                ddp::ExportedModule module(golden("two_inputs/model.pt2"),
                                           ddp::ExportedModuleOptions{{"/none/lib.so"}});
              }),
-             Contains("model.libraries") && Contains("/none/lib.so"));
+             Contains("ExportedModuleOptions::libraries") && Contains("/none/lib.so"));
 }
