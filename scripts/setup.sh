@@ -8,11 +8,15 @@
 #   DDP_SKIP_PACKAGES=1 never call apt-get
 #   DDP_CCACHE=filled   use ccache only if its cache is not empty (on: if it is installed)
 #   DDP_CMAKE_ARGS      more arguments for CMake's configuration
+#   DDP_BUILD           folder of the build (build)
+#   DDP_VENV            folder of the installed Python packages (.venv)
 
 DDP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-DDP_BUILD=$DDP_ROOT/build
-DDP_VENV=$DDP_ROOT/.venv
+DDP_BUILD=${DDP_BUILD:-$DDP_ROOT/build}
+DDP_VENV=${DDP_VENV:-$DDP_ROOT/.venv}
+export -n DDP_BUILD DDP_VENV  # tests call this file for other folders
 : "${DDP_TORCH_VERSION:=2.11.0}"
+DDP_TORCH_MINIMUM=2.7
 
 say() { printf '==> %s\n' "$*"; }
 warn() { printf 'warning: %s\n' "$*" >&2; }
@@ -147,7 +151,7 @@ version_at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = 
 
 pip_install() {
   make_venv || die "python3 cannot make a virtual environment; $(way_around python3-venv)"
-  say "installing into .venv: $*"
+  say "installing into ${DDP_VENV##*/}: $*"
   "$DDP_VENV/bin/pip" install --quiet --disable-pip-version-check "$@" ||
     die "pip could not install $*; without network, unpack LibTorch and set LIBTORCH_ROOT to its folder"
 }
@@ -155,15 +159,15 @@ pip_install() {
 # Exports LIBTORCH_ROOT. If no usable LibTorch is found, adds pip's packages to `wanted`.
 choose_libtorch() {
   local found=""
-  if found=$(find_libtorch) && version_at_least "${found##* }" 2.7; then
+  if found=$(find_libtorch) && version_at_least "${found##* }" "$DDP_TORCH_MINIMUM"; then
     say "LibTorch ${found##* } in ${found% *}"
     # For CMake and the programs: once .venv comes first in PATH, another python3 is no longer found.
     export LIBTORCH_ROOT=${found% *}
     return
   fi
-  [ -n "$found" ] && warn "LibTorch ${found##* } in ${found% *} is older than 2.7 and is not used"
+  [ -n "$found" ] && warn "LibTorch ${found##* } in ${found% *} is older than $DDP_TORCH_MINIMUM and is not used"
   [ -z "${LIBTORCH_ROOT:-}" ] ||
-    die "LIBTORCH_ROOT=$LIBTORCH_ROOT contains no LibTorch >= 2.7 (lib/libtorch_cpu.so, include/): correct it, or unset it to install pip's package"
+    die "LIBTORCH_ROOT=$LIBTORCH_ROOT contains no LibTorch >= $DDP_TORCH_MINIMUM (lib/libtorch_cpu.so, include/): correct it, or unset it to install pip's package"
   # safetensors: the tests compare libddp's files with Python's.
   wanted+=("torch==$DDP_TORCH_VERSION" numpy safetensors)
 }
@@ -230,7 +234,7 @@ install_test_packages() {
   local list=$DDP_ROOT/tests/requirements.txt installed=$DDP_VENV/test_requirements.txt
   compgen -G "$DDP_VENV/lib/python3*/site-packages/torch/version.py" >/dev/null || return 0
   cmp -s "$list" "$installed" && return
-  say "installing into .venv: $(grep -c '==' "$list") packages of tests/requirements.txt"
+  say "installing into ${DDP_VENV##*/}: $(grep -c '^[a-z]' "$list") packages of tests/requirements.txt"
   if "$DDP_VENV/bin/pip" install --quiet --disable-pip-version-check -r "$list" "torch==$DDP_TORCH_VERSION"; then
     cp "$list" "$installed"
   else

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
+#include "ops/libtorch_versions.hpp"
 
 namespace ddp::detail {
 
@@ -36,8 +37,8 @@ class GradientHooks {
 
  private:
   struct Hook {
-    std::shared_ptr<torch::autograd::Node> accumulator;  // kept alive: the tensor holds it weakly
-    uintptr_t key = 0;                                   // of the hook after
+    NodePointer accumulator;  // kept alive: the tensor holds it weakly
+    uintptr_t key = 0;        // of the hook after
     const torch::autograd::FunctionPreHook* before = nullptr;
   };
   const NamedParameters parameters_;

@@ -26,11 +26,11 @@ bool has_graph(const at::Tensor& output) {
   return output.defined() && output.requires_grad() && !output.is_leaf();
 }
 
-std::vector<std::weak_ptr<torch::autograd::Node>> nodes_of(const std::vector<at::Tensor>& outputs) {
-  std::vector<std::weak_ptr<torch::autograd::Node>> nodes;
+std::vector<WeakNodePointer> nodes_of(const std::vector<at::Tensor>& outputs) {
+  std::vector<WeakNodePointer> nodes;
   for (const auto& output : outputs) {
     if (has_graph(output)) {
-      nodes.push_back(output.grad_fn());
+      nodes.emplace_back(output.grad_fn());
     }
   }
   return nodes;

@@ -72,8 +72,8 @@ class OpenForwards {
     std::atomic<bool> ended = false;    // its backward ended: another one of it is local
   };
   struct Open {
-    std::weak_ptr<Forward> forward;                           // expires with the forward's graph
-    std::vector<std::weak_ptr<torch::autograd::Node>> nodes;  // of the outputs
+    std::weak_ptr<Forward> forward;      // expires with the forward's graph
+    std::vector<WeakNodePointer> nodes;  // of the outputs
     std::vector<bool> reachable;
 
     bool is_reached() const;

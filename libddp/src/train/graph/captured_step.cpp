@@ -3,7 +3,6 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/CachingHostAllocator.h>
-#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
@@ -145,7 +144,7 @@ int64_t replace_small_memsets(cudaGraph_t graph) {
 void CapturedGraph::begin(at::cuda::MempoolId_t pool, const std::vector<at::Generator>& generators,
                           const FeedArguments& feed) {
   for (const auto& generator : generators) {
-    register_generator_state(generator);
+    register_generator(*this, generator);
   }
   begun_ = true;
   // Other threads of this process (loader, watchdog, checkpoint writer) may call CUDA meanwhile.
@@ -181,8 +180,13 @@ void CapturedGraph::abandon() noexcept {
     if (partial != nullptr) {
       cudaGraphDestroy(partial);
     }
+    try_call([&] { count_capture_end(capture_dev_); });
   }
   cudaGetLastError();  // clears the known error, which the next check must not report
+  if (reset_frees_incomplete()) {
+    try_call([&] { reset(); });
+    return;
+  }
   auto* host = at::getHostAllocator(at::kCUDA);
   try_call([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_); });
   try_call([&] { host->end_allocate_to_pool(mempool_id_); });
@@ -192,7 +196,7 @@ void CapturedGraph::abandon() noexcept {
   }
   // Otherwise the next eager dropout would fail with "outside graph capture".
   for (auto& [state, increment] : captured_generator_states_) {
-    state->capturing_ = false;
+    stop_capturing(*state);
   }
 }
 

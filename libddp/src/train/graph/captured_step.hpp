@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/cuda/CUDAGraph.h>
 
 #include <functional>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "ddp/train/graphed_step.hpp"
+#include "ops/libtorch_versions.hpp"
 #include "reduce/reducer.hpp"
 #include "train/graph/graph_pool.hpp"
 #include "train/graph/step_cache.hpp"
@@ -33,9 +33,9 @@ int64_t replace_small_memsets(cudaGraph_t graph);
 
 /// A CUDA graph whose capture can be abandoned. A failed capture of at::cuda::CUDAGraph leaves the
 /// allocator and the generators capturing; this class resets them.
-class CapturedGraph : public at::cuda::CUDAGraph {
+class CapturedGraph : public VersionedGraph {
  public:
-  CapturedGraph() : CUDAGraph(/*keep_graph=*/true) {}
+  CapturedGraph() : VersionedGraph(/*keep_graph=*/true) {}
   ~CapturedGraph() { abandon(); }
 
   /// Starts capturing the current stream's work; the feed is the first node.
