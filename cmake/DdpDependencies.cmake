@@ -137,6 +137,12 @@ if(NOT DDP_HAS_LIBJPEG AND NOT DDP_CORE_ONLY)
                  "(Debian, Ubuntu: libjpeg-dev)")
 endif()
 
+# NCCL's own folder comes before the toolkit's, which may hold the header of another version.
+function(ddp_use_nccl target)
+  target_include_directories(${target} SYSTEM BEFORE PRIVATE ${NCCL_INCLUDE_DIR})
+  target_link_libraries(${target} PRIVATE CUDA::cudart NCCL::nccl)
+endfunction()
+
 if(DDP_CORE_ONLY)
   function(ddp_use_pch)
   endfunction()
