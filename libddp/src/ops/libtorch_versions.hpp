@@ -58,7 +58,9 @@ class VersionedGraph : public at::cuda::CUDAGraph {
 
   template <typename Graph = VersionedGraph>
   static constexpr bool reset_frees_incomplete() {
-    return requires(Graph& graph) { graph.allocated_pool_; };
+    return requires(Graph & graph) {
+      graph.allocated_pool_;
+    };
   }
 };
 #endif
