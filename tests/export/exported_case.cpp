@@ -101,7 +101,7 @@ class Case : private TrainingCase {
 
  private:
   void train_step(int64_t step) {
-    const auto output = call(batch(step));
+    const auto output = call(*module, batch(step));
     std::vector<at::Tensor> leaves;
     append_leaves(output, leaves);
     const auto loss = loss_of(leaves);

@@ -80,14 +80,16 @@ struct TrainingCase {
     }
     return parts;
   }
-  c10::IValue call(const std::vector<at::Tensor>& parts) {
+  /// The outputs of `model`, the module or its wrapper, for a batch().
+  template <typename Model>
+  c10::IValue call(Model& model, const std::vector<at::Tensor>& parts) const {
     const auto first_named = parts.begin() + static_cast<std::ptrdiff_t>(inputs.size());
     std::map<std::string, c10::IValue> named;
     auto next = first_named;
     for (const auto& [name, value] : keywords) {
       named.emplace(name, *next++);
     }
-    return module->forward({parts.begin(), first_named}, named);
+    return model.forward(std::vector<c10::IValue>(parts.begin(), first_named), named);
   }
   /// For example "losses: 2.31 to 1.05, at most 1e-7 from Python's".
   std::string compare_losses(const std::vector<at::Tensor>& losses) const {
