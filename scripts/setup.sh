@@ -16,7 +16,7 @@ DDP_BUILD=${DDP_BUILD:-$DDP_ROOT/build}
 DDP_VENV=${DDP_VENV:-$DDP_ROOT/.venv}
 export -n DDP_BUILD DDP_VENV  # tests call this file for other folders
 : "${DDP_TORCH_VERSION:=2.11.0}"
-DDP_TORCH_MINIMUM=2.7
+DDP_TORCH_MINIMUM=2.11
 
 say() { printf '==> %s\n' "$*"; }
 warn() { printf 'warning: %s\n' "$*" >&2; }

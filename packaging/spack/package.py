@@ -26,7 +26,7 @@ class Libddp(CMakePackage, CudaPackage):
     depends_on("cmake@3.28:", type="build")
     depends_on("ninja", type="build")
 
-    depends_on("py-torch@2.7: ~cuda", when="~cuda")
+    depends_on("py-torch@2.11: ~cuda", when="~cuda")
     depends_on("py-torch@2.11: +cuda +cudnn +nccl", when="+cuda")
     depends_on("cuda@13:", when="+cuda")
     depends_on("nccl@2.18:", when="+cuda")
