@@ -58,9 +58,10 @@ class VersionedGraph : public at::cuda::CUDAGraph {
 
   template <typename Graph = VersionedGraph>
   static constexpr bool reset_frees_incomplete() {
-    return requires(Graph & graph) {
-      graph.allocated_pool_;
-    };
+    if constexpr (requires { Graph::allocated_pool_; }) {
+      return true;
+    }
+    return false;
   }
 };
 #endif
