@@ -26,6 +26,7 @@
 
 namespace ddp {
 
+/// How an archive is opened.
 struct ExportedModuleOptions {
   /// Shared objects that register custom operators. They are loaded first.
   std::vector<std::string> libraries;
@@ -99,7 +100,7 @@ class ExportedModuleImpl : public torch::nn::Module {
                          std::function<void(std::vector<c10::IValue>&)> function);
   bool overrides(const std::string& name) const;  ///< whether override_operator() was called
 
-  void pretty_print(std::ostream& stream) const override;
+  void pretty_print(std::ostream& stream) const override;  ///< one line, with the archive's path
 
  private:
   struct State;
