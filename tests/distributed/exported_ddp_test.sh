@@ -39,17 +39,7 @@ case $scenario in
     common=(model.ema_decay=0.9 train.max_steps=16 train.batch_size=$((16 / ranks)) train.mixup=0.2 data.rand_augment_ops=1)
     # On one rank bf16 parameters, whose float32 masters are what is saved; on more with state in parts.
     [ "$ranks" = 1 ] && common+=(model.dtype=bf16) || common+=(optimizer.zero1=true)
-    saving=("${common[@]}" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=4 checkpoint.stop_check_seconds=0.05)
-    (run "$work/whole.log" "${common[@]}") || fail "exit code $?"
-    (run "$work/cut.log" "${saving[@]}") &
-    kill_when_saved $!
-    (run "$work/resumed.log" "${saving[@]}") || fail "exit code $? of the resumed run"
-    check_resumed "test accuracy"
-    if [ "$ranks" -gt 1 ]; then
-      states=$(find "$work/checkpoints" -name rank_00000.safetensors | sort | head -n 1)
-      [ -s "${states/rank_00000/rank_00001}" ] || fail "no random state of rank 1"
-      ! cmp -s "$states" "${states/rank_00000/rank_00001}" || fail "both ranks drop the same"
-    fi
+    check_resumes "${common[@]}"
     ;;
   refuses)
     refused() { # refused CODE TEXT SETTING…
