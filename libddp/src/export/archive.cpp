@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/bounded_json.hpp"
+#include "core/error_text.hpp"
 #include "core/file_mapping.hpp"
 #include "core/file_ops.hpp"
 #include "core/unique_fd.hpp"

@@ -12,7 +12,6 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/detail/files.hpp"
-#include "export/call_arguments.hpp"
 #include "export/module_tree.hpp"
 #include "export/programs.hpp"
 #include "export/recurrent_weights.hpp"
@@ -54,16 +53,12 @@ void load_libraries(const std::vector<std::string>& libraries) {
   }
 }
 
-bool is_state(const detail::InputSpec& input) {
-  return input.kind == InputKind::Parameter || input.kind == InputKind::Buffer;
-}
-
 // Buffers that are not persistent are among the constants of the archive.
 TensorMap state_tensors(const ExportedProgram& program, const TensorMap& weights,
                         const TensorMap& constants, const std::string& path) {
   TensorMap tensors;
   for (const auto& input : program.inputs) {
-    if (!is_state(input)) {
+    if (!input.is_state()) {
       continue;
     }
     const auto& source = input.is_persistent ? weights : constants;
@@ -88,7 +83,7 @@ void check_constants(const ExportedProgram& program, const TensorMap& constants,
 const detail::Node* node_with_dtype(const detail::Graph& graph) {
   for (const auto& node : graph.nodes) {
     for (const auto& input : node.inputs) {
-      const auto* inner = std::get_if<std::shared_ptr<const detail::Graph>>(&input.value.value);
+      const auto* inner = input.value.graph();
       if (input.value.dtype() != nullptr) {
         return &node;
       }
@@ -141,7 +136,7 @@ void ExportedModuleImpl::register_tensors() {
   std::vector<detail::NamedTensor> parameters, buffers;
   std::set<const at::TensorImpl*> seen;
   for (const auto& input : state_->programs->main().inputs) {
-    if (is_state(input)) {
+    if (input.is_state()) {
       const auto& tensor = state_->tensors.at(input.target);
       if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
         (input.kind == InputKind::Parameter ? parameters : buffers)
@@ -168,14 +163,14 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
                                         const std::map<std::string, c10::IValue>& keywords) {
   const auto& mode = state_->programs->of_mode(is_training());
   const auto& program = mode.program;
-  auto leaves = detail::flat_arguments(program, positional, keywords);
+  auto leaves = mode.arguments.flat(positional, keywords);
   positional.clear();
   const detail::CallContext context{device_of(leaves),
                                     state_->overrides.empty() ? nullptr : &state_->overrides};
   detail::ValueStack inputs;
   std::size_t next_leaf = 0;
   for (const auto& input : program.inputs) {
-    if (is_state(input)) {
+    if (input.is_state()) {
       inputs.emplace_back(state_->tensors.at(input.target));
     } else if (input.kind == InputKind::TensorConstant) {
       inputs.emplace_back(state_->constant(mode.constants_of, input.target, context.device));
@@ -229,20 +224,16 @@ void ExportedModuleImpl::move(std::optional<at::Device> device,
     check_dtype(*dtype);
   }
   const auto copies = detail::copies_of(state_->tensors, device, dtype);
-  const auto replace = [&](at::Tensor tensor) {
-    const auto copy = copies.find(tensor.unsafeGetTensorImpl());
-    if (copy != copies.end()) {
-      if (tensor.grad().defined()) {
-        tensor.mutable_grad() = tensor.grad().to(copy->second.options());
-      }
-      tensor.set_data(copy->second);
-    }
-  };
   std::set<const at::TensorImpl*> moved;
   for (const auto& [name, tensor] : state_->tensors) {
-    if (moved.insert(tensor.unsafeGetTensorImpl()).second) {
-      replace(tensor);
+    if (!moved.insert(tensor.unsafeGetTensorImpl()).second) {
+      continue;  // under another name
     }
+    const auto& copy = copies.at(tensor.unsafeGetTensorImpl());
+    if (tensor.grad().defined()) {
+      tensor.mutable_grad() = tensor.grad().to(copy.options());
+    }
+    tensor.set_data(copy);
   }
   detail::join_recurrent_weights(state_->programs->main(), state_->tensors);
 }
@@ -278,7 +269,7 @@ std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
 TensorMap ExportedModuleImpl::state_dict() const {
   TensorMap state;
   for (const auto& input : state_->programs->main().inputs) {
-    if (is_state(input) && input.is_persistent) {
+    if (input.is_state() && input.is_persistent) {
       state.emplace(input.target, state_->tensors.at(input.target).detach());
     }
   }

@@ -35,6 +35,10 @@ struct Argument {
   const ValueName* name() const { return std::get_if<ValueName>(&value); }
   const c10::IValue* constant() const { return std::get_if<c10::IValue>(&value); }
   const at::ScalarType* dtype() const { return std::get_if<at::ScalarType>(&value); }
+  /// A graph that a higher-order operator runs; nullptr for other arguments.
+  const std::shared_ptr<const Graph>* graph() const {
+    return std::get_if<std::shared_ptr<const Graph>>(&value);
+  }
   const List* list() const { return std::get_if<List>(&value); }
 };
 
@@ -75,6 +79,9 @@ struct InputSpec {
   std::string target;         ///< of a parameter, buffer or tensor constant
   bool is_persistent = true;  ///< of a buffer
   c10::IValue constant;       ///< of Constant
+
+  bool is_state() const { return kind == InputKind::Parameter || kind == InputKind::Buffer; }
+  bool is_argument() const { return kind == InputKind::User || kind == InputKind::Constant; }
 };
 
 enum class OutputKind { User, BufferMutation, ParameterMutation };

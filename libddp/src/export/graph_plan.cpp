@@ -29,12 +29,17 @@ std::optional<c10::OperatorName> operator_name(const std::string& target) {
                            overload == "default" ? "" : overload);
 }
 
+std::optional<c10::OperatorHandle> find_operator(const std::string& target) {
+  const auto name = operator_name(target);
+  return name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
+}
+
 bool has_operator(const Graph& graph, const std::string& name) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
     const auto called = operator_name(node.target);
     return (called && c10::toString(*called) == name) ||
            std::any_of(node.inputs.begin(), node.inputs.end(), [&](const NamedArgument& input) {
-             const auto* inner = std::get_if<std::shared_ptr<const Graph>>(&input.value.value);
+             const auto* inner = input.value.graph();
              return inner != nullptr && has_operator(**inner, name);
            });
   });
@@ -79,21 +84,22 @@ c10::IValue GraphPlan::value_of(const Operand& operand, const Frame& frame,
   return list;
 }
 
-void GraphPlan::store(const Step& step, ValueStack& results, Frame& frame) {
-  for (std::size_t i = 0; i < step.slots.size() && i < results.size(); ++i) {
-    if (!step.outputs[i].list()) {
-      if (!step.slots[i].empty()) {
-        frame[step.slots[i][0]] = std::move(results[i]);
+void GraphPlan::store(const Step& step, ValueStack& values, Frame& frame) {
+  for (std::size_t i = 0; i < step.results.size() && i < values.size(); ++i) {
+    const auto& [is_list, slots] = step.results[i];
+    if (!is_list) {
+      if (!slots.empty()) {
+        frame[slots[0]] = std::move(values[i]);
       }
       continue;
     }
-    const auto values = results[i].toListRef();
-    if (values.size() != step.slots[i].size()) {
-      throw DataError(concat(step.description, " made ", values.size(), " values, and ",
-                             step.slots[i].size(), " at the export"));
+    const auto elements = values[i].toListRef();
+    if (elements.size() != slots.size()) {
+      throw DataError(concat(step.description, " made ", elements.size(), " values, and ",
+                             slots.size(), " at the export"));
     }
-    for (std::size_t k = 0; k < values.size(); ++k) {
-      frame[step.slots[i][k]] = values[k];
+    for (std::size_t k = 0; k < elements.size(); ++k) {
+      frame[slots[k]] = elements[k];
     }
   }
 }

@@ -3,6 +3,7 @@
 // names become slots, and each value is freed after its last use.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/operator_name.h>
 #include <c10/core/Device.h>
@@ -40,6 +41,9 @@ c10::IValue converted(const c10::IValue& value, const c10::TypePtr& type);
 /// "torch.ops.aten.add.Tensor": aten::add.Tensor. Empty for a target that is no operator.
 std::optional<c10::OperatorName> operator_name(const std::string& target);
 
+/// The registered operator of a target. Empty if LibTorch has none.
+std::optional<c10::OperatorHandle> find_operator(const std::string& target);
+
 /// Whether a node of the graph, or of a graph in it, calls the operator "aten::add.Tensor".
 bool has_operator(const Graph& graph, const std::string& name);
 
@@ -67,19 +71,23 @@ class GraphPlan {
     std::vector<Operand> elements = {};
     c10::TypePtr type = {};  // of the argument; of a list's elements
   };
+  /// Where a result goes: to one slot, to none, or a list's values to one each.
+  struct Result {
+    bool is_list = false;
+    std::vector<std::size_t> slots = {};
+  };
   struct Step {
     StackFunction function;
     std::vector<Operand> arguments;
-    std::vector<Argument> outputs;                // names or lists of names; None where unused
-    std::vector<std::vector<std::size_t>> slots;  // per output: of the name, or of the list's names
-    std::vector<std::size_t> last_uses;           // slots to free behind the step
+    std::vector<Result> results;
+    std::vector<std::size_t> last_uses;  // slots to free behind the step
     std::string description;
   };
   using Frame = std::vector<c10::IValue>;
 
   static c10::IValue value_of(const Operand& operand, const Frame& frame,
                               const CallContext& context);
-  static void store(const Step& step, ValueStack& results, Frame& frame);
+  static void store(const Step& step, ValueStack& values, Frame& frame);
   void run_step(const Step& step, Frame& frame, ValueStack& stack,
                 const CallContext& context) const;
 

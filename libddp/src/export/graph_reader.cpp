@@ -332,7 +332,7 @@ void read_signature(const Json& json, ExportedProgram& program) {
 void check_counts(const ExportedProgram& program) {
   std::size_t user_inputs = 0, user_outputs = 0;
   for (const auto& input : program.inputs) {
-    user_inputs += input.kind == InputKind::User || input.kind == InputKind::Constant;
+    user_inputs += input.is_argument();
   }
   for (const auto& output : program.outputs) {
     user_outputs += output.kind == OutputKind::User;

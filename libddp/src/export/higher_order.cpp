@@ -230,7 +230,7 @@ StackFunction higher_order_function(const Node& node) {
   }
   Graphs graphs;
   for (const auto& input : node.inputs) {
-    if (const auto* graph = std::get_if<std::shared_ptr<const Graph>>(&input.value.value)) {
+    if (const auto* graph = input.value.graph()) {
       graphs.push_back(std::make_shared<const GraphPlan>(**graph));
     }
   }

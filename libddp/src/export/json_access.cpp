@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "export/json_access.hpp"
 
-#include <c10/util/Exception.h>
-
-#include <limits>
 #include <map>
 
+#include "core/bounded_json.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -23,10 +21,7 @@ T look_up(const std::map<int64_t, T>& table, const nlohmann::json& json, const c
 }  // namespace
 
 int64_t whole_number(const nlohmann::json& json, int64_t at_least, const char* what) {
-  const bool fits = json.is_number_unsigned()
-                        ? json.get<uint64_t>() <= std::numeric_limits<int64_t>::max()
-                        : json.is_number_integer();
-  if (!fits || json.get<int64_t>() < at_least) {
+  if (!fits_int64(json) || json.get<int64_t>() < at_least) {
     throw DataError(concat(what, " is ", printable(json.dump().substr(0, 40)),
                            ", not a whole number of at least ", at_least));
   }
@@ -61,11 +56,6 @@ at::MemoryFormat memory_format(const nlohmann::json& json) {
       {4, at::MemoryFormat::Preserve},
   };
   return look_up(kFormats, json, "a memory format");
-}
-
-std::string message_of(const std::exception& error) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-  return torch_error != nullptr ? torch_error->what_without_backtrace() : error.what();
 }
 
 }  // namespace ddp::detail

@@ -7,9 +7,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
-#include <exception>
 #include <nlohmann/json.hpp>
-#include <string>
 
 namespace ddp::detail {
 
@@ -22,8 +20,5 @@ int64_t whole_number(const nlohmann::json& json, int64_t at_least, const char* w
 at::ScalarType scalar_type(const nlohmann::json& json);
 at::Layout layout(const nlohmann::json& json);
 at::MemoryFormat memory_format(const nlohmann::json& json);
-
-/// The message without LibTorch's backtrace.
-std::string message_of(const std::exception& error);
 
 }  // namespace ddp::detail

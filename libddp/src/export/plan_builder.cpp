@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "core/error_text.hpp"
 #include "ddp/core/error.hpp"
-#include "export/json_access.hpp"
 #include "export/stack_functions.hpp"
 
 namespace ddp::detail {
@@ -26,11 +26,11 @@ c10::IValue cudnn_enabled(const CallContext&) {
   return at::globalContext().userEnabledCuDNN();
 }
 
-c10::OperatorHandle find_operator(const c10::OperatorName& name) {
+c10::OperatorHandle allowed_operator(const Node& node, const c10::OperatorName& name) {
   if (std::find(std::begin(kRefused), std::end(kRefused), name.name) != std::end(kRefused)) {
     throw DataError("libddp does not run this operator of an archive");
   }
-  const auto found = c10::Dispatcher::singleton().findSchema(name);
+  const auto found = find_operator(node.target);
   if (!found) {
     throw DataError(concat("LibTorch has no operator ", printable(c10::toString(name)),
                            "; fix: name the shared library that registers it in "
@@ -80,7 +80,7 @@ PlanBuilder::Step PlanBuilder::step_of(const Node& node) {
     step.function = higher_order_function(node);
     step.arguments = plain_arguments(node);
   } else if (const auto name = operator_name(node.target)) {
-    add_operator(node, find_operator(*name), step);
+    add_operator(node, allowed_operator(node, *name), step);
   } else {
     step.function = number_function(node.target);
     if (!step.function) {
@@ -145,7 +145,7 @@ std::vector<PlanBuilder::Operand> PlanBuilder::operator_arguments(
 std::vector<PlanBuilder::Operand> PlanBuilder::plain_arguments(const Node& node) {
   std::vector<Operand> operands;
   for (const auto& input : node.inputs) {
-    if (!std::holds_alternative<std::shared_ptr<const Graph>>(input.value.value)) {
+    if (input.value.graph() == nullptr) {
       operands.push_back(operand(input.value, nullptr));
     }
   }
@@ -203,7 +203,8 @@ std::size_t PlanBuilder::slot(const std::string& name) const {
 
 void PlanBuilder::add_outputs(const Node& node, Step& step) {
   for (const auto& output : node.outputs) {
-    auto& slots = step.slots.emplace_back();
+    auto& [is_list, slots] = step.results.emplace_back();
+    is_list = output.list() != nullptr;
     if (const auto* name = output.name()) {
       slots.push_back(define(name->name));
     } else if (const auto* list = output.list()) {
@@ -213,7 +214,6 @@ void PlanBuilder::add_outputs(const Node& node, Step& step) {
       }
     }
   }
-  step.outputs = node.outputs;
 }
 
 // Goes backwards: the first step that mentions a slot is its last use. A result that nobody reads
@@ -240,8 +240,8 @@ void PlanBuilder::find_last_uses() {
     for (const auto& argument : step->arguments) {
       mention(mention, argument);
     }
-    for (const auto& slots : step->slots) {
-      mentioned.insert(mentioned.end(), slots.begin(), slots.end());
+    for (const auto& result : step->results) {
+      mentioned.insert(mentioned.end(), result.slots.begin(), result.slots.end());
     }
     for (const auto slot : mentioned) {
       if (!is_used[slot]) {

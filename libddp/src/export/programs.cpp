@@ -75,7 +75,7 @@ void check_mutations(const ExportedProgram& program, const std::set<std::string>
 std::set<std::string> state_of(const ExportedProgram& program) {
   std::set<std::string> names;
   for (const auto& input : program.inputs) {
-    if (input.kind == InputKind::Parameter || input.kind == InputKind::Buffer) {
+    if (input.is_state()) {
       names.insert(input.target);
     }
   }

@@ -6,26 +6,32 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "export/archive.hpp"
+#include "export/call_arguments.hpp"
 #include "export/graph.hpp"
 #include "export/graph_plan.hpp"
 #include "export/input_shapes.hpp"
 
 namespace ddp::detail {
 
-/// A program of one mode.
+/// A program of one mode. Its parts refer to `program`, so it stays where it is made.
 struct ModeProgram {
   ExportedProgram program;
+  CallArguments arguments;
   InputShapes shapes;
   GraphPlan plan;
   std::string constants_of;  ///< the program of the archive whose constants it uses
 
   ModeProgram(ExportedProgram program_in, std::string constants_of_in)
       : program(std::move(program_in)),
+        arguments(program),
         shapes(program),
         plan(program.graph),
         constants_of(std::move(constants_of_in)) {}
+  ModeProgram(const ModeProgram&) = delete;
+  ModeProgram& operator=(const ModeProgram&) = delete;
 };
 
 /// Clones of a module share it.

@@ -63,8 +63,7 @@ void tie_names(const ExportedProgram& program, TensorMap& tensors) {
   for (std::size_t i = 0; i < program.inputs.size(); ++i) {
     const auto& input = program.inputs[i];
     const auto* name = program.graph.inputs[i].name();
-    if ((input.kind != InputKind::Parameter && input.kind != InputKind::Buffer) ||
-        name == nullptr) {
+    if (!input.is_state() || name == nullptr) {
       continue;
     }
     auto& tensor = tensors.at(input.target);

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "ddp/core/error.hpp"
 #include "export/graph_plan.hpp"
@@ -42,10 +43,10 @@ bool has_value(const Node& node, std::string_view input) {
   return argument != nullptr && argument->name() != nullptr;
 }
 
-const c10::FunctionSchema* schema_of(const Node& node) {
-  const auto name = operator_name(node.target);
-  const auto found = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
-  return found ? &found->schema() : nullptr;
+const std::vector<c10::Argument>& schema_arguments(const Node& node) {
+  static const std::vector<c10::Argument> kNone;
+  const auto found = find_operator(node.target);
+  return found ? found->schema().arguments() : kNone;
 }
 
 // Position of the input that says whether the node trains. A normalization without running
@@ -65,10 +66,6 @@ bool is_training(const Node& node, std::size_t mode) {
   return node.inputs[mode].value.constant()->toBool();
 }
 
-const std::shared_ptr<const Graph>* graph_in(const NamedArgument& input) {
-  return std::get_if<std::shared_ptr<const Graph>>(&input.value.value);
-}
-
 // Operators in training mode, and operators in evaluation mode.
 std::pair<int, int> count_modes(const Graph& graph) {
   std::pair<int, int> counts;
@@ -77,7 +74,7 @@ std::pair<int, int> count_modes(const Graph& graph) {
       ++(is_training(node, *mode) ? counts.first : counts.second);
     }
     for (const auto& input : node.inputs) {
-      if (const auto* inner = graph_in(input)) {
+      if (const auto* inner = input.value.graph()) {
         const auto [training, evaluating] = count_modes(**inner);
         counts.first += training;
         counts.second += evaluating;
@@ -89,12 +86,11 @@ std::pair<int, int> count_modes(const Graph& graph) {
 
 // An operator that has a mode, or a probability of dropout, draws numbers in training only.
 bool draws_numbers_in_both_modes(const Node& node) {
-  const auto name = operator_name(node.target);
-  const auto found = name ? c10::Dispatcher::singleton().findSchema(*name) : std::nullopt;
+  const auto found = find_operator(node.target);
   if (!found || !found->hasTag(at::Tag::nondeterministic_seeded)) {
     return false;
   }
-  const auto& arguments = found->schema().arguments();
+  const auto& arguments = schema_arguments(node);
   return std::none_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
     return is_mode(argument.name()) || argument.name() == kDropout;
   });
@@ -214,7 +210,7 @@ class ModeChange {
       }
     };
     for (const auto& input : node.inputs) {
-      if (graph_in(input) != nullptr) {
+      if (input.value.graph() != nullptr) {
         operands.clear();
       } else if (const auto* list = input.value.list()) {
         std::for_each(list->begin(), list->end(), add);
@@ -234,7 +230,7 @@ class ModeChange {
 
   void change_graphs_in(Node& node, const Names& buffers, Counters& counters) {
     for (auto& input : node.inputs) {
-      if (const auto* inner = graph_in(input)) {
+      if (const auto* inner = input.value.graph()) {
         auto copy = std::make_shared<Graph>(**inner);
         change(*copy, names_inside(node, **inner, buffers), &counters);
         input.value.value = std::shared_ptr<const Graph>(std::move(copy));
@@ -260,10 +256,9 @@ class ModeChange {
   }
 
   static void refuse_unknown_training(const Node& node, std::optional<std::size_t> mode) {
-    const auto* schema = schema_of(node);
+    const auto& arguments = schema_arguments(node);
     const bool has_dropout =
-        schema != nullptr &&
-        std::any_of(schema->arguments().begin(), schema->arguments().end(),
+        std::any_of(arguments.begin(), arguments.end(),
                     [](const auto& argument) { return argument.name() == kDropout; });
     const auto* p = node.input(kDropout) ? node.input(kDropout)->constant() : nullptr;
     if (has_dropout && (p == nullptr || p->toScalar().to<double>() == 0)) {
@@ -287,8 +282,7 @@ class ModeChange {
     if (draws_numbers_in_both_modes(node)) {
       refuse(node, "draws random numbers, and eval() may have to leave it out");
     }
-    const auto* schema = schema_of(node);
-    for (const auto& argument : schema ? schema->arguments() : std::vector<c10::Argument>()) {
+    for (const auto& argument : schema_arguments(node)) {
       const auto* given = node.input(argument.name());
       const auto buffer =
           given && given->name() ? buffers.find(given->name()->name) : buffers.end();

@@ -44,11 +44,6 @@ OrderedJson value_to_json(const ManifestValue& value) {
   return std::visit([](const auto& held) { return OrderedJson(held); }, value);
 }
 
-bool fits_int64(const OrderedJson& json) {
-  return json.is_number_integer() &&
-         (!json.is_number_unsigned() || json.get<uint64_t>() <= uint64_t{INT64_MAX});
-}
-
 ManifestValue value_from_json(const OrderedJson& json) {
   if (json.is_boolean()) {
     return json.get<bool>();
@@ -74,7 +69,6 @@ OrderedJson files_to_json(const std::vector<FileRecord>& files) {
   return list;
 }
 
-// nlohmann's get<int64_t>() accepts fractions, and is undefined for numbers out of range.
 int64_t whole_number(const OrderedJson& json, const char* key, int64_t at_least) {
   const auto& value = json.at(key);
   if (!fits_int64(value) || value.get<int64_t>() < at_least) {

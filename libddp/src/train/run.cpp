@@ -11,6 +11,7 @@
 
 #include "comm/context_handle.hpp"
 #include "core/command_line.hpp"
+#include "core/error_text.hpp"
 #include "core/exit_deadline.hpp"
 #include "core/failure_cause.hpp"
 #include "core/setting_row.hpp"
@@ -27,11 +28,6 @@ namespace {
 ExitCode exit_code_of(const std::exception& exception) {
   const auto* error = dynamic_cast<const Error*>(&exception);
   return error == nullptr ? ExitCode::UserException : error->exit_code();
-}
-
-std::string message_of(const std::exception& exception) {
-  const auto* torch_error = dynamic_cast<const c10::Error*>(&exception);
-  return torch_error == nullptr ? exception.what() : torch_error->what_without_backtrace();
 }
 
 constexpr std::chrono::seconds kUnwindGrace{10};
@@ -91,7 +87,8 @@ bool wait_for_cause(const ControlPlane& plane) {
 // nullptr: an exception of another type than std::exception.
 void publish(ControlPlane& plane, const std::exception* exception) {
   FailureCause cause;
-  cause.message = exception == nullptr ? "an exception of unknown type" : message_of(*exception);
+  cause.message =
+      exception == nullptr ? "an exception of unknown type" : detail::message_of(*exception);
   cause.exit_code = exception == nullptr ? ExitCode::UserException : exit_code_of(*exception);
   if (const auto* save = dynamic_cast<const detail::SaveFailure*>(exception)) {
     cause = save->cause();  // all ranks throw it; whichever is first, the same rank is to blame
@@ -270,7 +267,7 @@ int run(int argc, const char* const* argv, const RunFunction& function,
       function(context, agreed);
     });
   } catch (const std::exception& exception) {
-    log_error(message_of(exception));
+    log_error(detail::message_of(exception));
     code = exit_code_of(exception);
   }
   return static_cast<int>(code);
