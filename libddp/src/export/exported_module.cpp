@@ -179,6 +179,7 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
     }
   }
   mode.shapes.check(inputs);
+  mode.guards.check(inputs);
   const auto outputs = mode.plan.run(std::move(inputs), context);
   detail::ValueStack results;
   for (std::size_t i = 0; i < outputs.size(); ++i) {

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "ddp/core/error.hpp"
@@ -44,22 +43,11 @@ ExportedProgram read(Pt2Archive& archive, const std::string& name) {
   }
 }
 
-// "L['a'].size()[0] == L['b'].size()[0]": InputShapes checks this, because both have one symbol.
-bool compares_two_sizes(const std::string& guard) {
-  constexpr std::string_view kEqual = " == ", kSize = ".size()[";
-  const auto middle = guard.find(kEqual);
-  return middle != std::string::npos && guard.find(kSize) < middle &&
-         guard.find(kSize, middle) != std::string::npos && guard.find(' ') == middle &&
-         guard.find(' ', middle + kEqual.size()) == std::string::npos;
-}
-
-void warn_of_guards(const ExportedProgram& program, const std::string& path) {
-  for (const auto& guard : program.guards) {
-    if (!compares_two_sizes(guard)) {
-      log_warning(concat(path, ": the export holds only while ", printable(guard.substr(0, 300)),
-                         ". libddp does not check this, and other sizes give other numbers than in "
-                         "Python"));
-    }
+void warn_of_guards(const Guards& guards, const std::string& path) {
+  for (const auto& guard : guards.unreadable()) {
+    log_warning(concat(path, ": the export holds only while ", printable(guard.substr(0, 300)),
+                       ". libddp cannot read this, so it is not checked, and inputs that break it "
+                       "give other numbers than in Python"));
   }
 }
 
@@ -86,7 +74,6 @@ std::set<std::string> state_of(const ExportedProgram& program) {
 
 Programs::Programs(Pt2Archive& archive)
     : path_(archive.path()), main_name_(choose_main(archive)), main_(read(archive, main_name_)) {
-  warn_of_guards(main_, path_);
   const auto known = state_of(main_);
   check_mutations(main_, known);
   is_training_ = is_training_graph(main_.graph, true);
@@ -115,12 +102,15 @@ const ModeProgram& Programs::of_mode(bool training) const {
 
 std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
   try {
-    if (!training && eval_) {
-      return std::make_unique<const ModeProgram>(*eval_, kEval);
+    const bool is_main = training || !eval_;
+    const bool is_as_exported = !is_main || training == is_training_;
+    auto mode = std::make_unique<const ModeProgram>(
+        !is_main ? *eval_ : is_as_exported ? main_ : with_mode(main_, training),
+        is_main ? main_name_ : kEval);
+    if (is_as_exported) {
+      warn_of_guards(mode->guards, path_);
     }
-    const bool is_as_exported = training == is_training_;
-    return std::make_unique<const ModeProgram>(is_as_exported ? main_ : with_mode(main_, training),
-                                               main_name_);
+    return mode;
   } catch (const DataError& error) {
     throw DataError(concat(path_, ": ", error.what()));
   } catch (const SettingsError& error) {

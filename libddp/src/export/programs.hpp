@@ -12,6 +12,7 @@
 #include "export/call_arguments.hpp"
 #include "export/graph.hpp"
 #include "export/graph_plan.hpp"
+#include "export/guards.hpp"
 #include "export/input_shapes.hpp"
 
 namespace ddp::detail {
@@ -21,6 +22,7 @@ struct ModeProgram {
   ExportedProgram program;
   CallArguments arguments;
   InputShapes shapes;
+  Guards guards;
   GraphPlan plan;
   std::string constants_of;  ///< the program of the archive whose constants it uses
 
@@ -28,6 +30,7 @@ struct ModeProgram {
       : program(std::move(program_in)),
         arguments(program),
         shapes(program),
+        guards(program),
         plan(program.graph),
         constants_of(std::move(constants_of_in)) {}
   ModeProgram(const ModeProgram&) = delete;
