@@ -76,6 +76,10 @@ void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "libraries",
            .doc = "Shared objects that register custom operators. They are loaded first."},
           s.libraries);
+  v.field({.name = "checkpoint_blocks",
+           .doc = "Modules of Python whose activations are computed again in the backward instead "
+                  "of kept: patterns such as layers.*"},
+          s.checkpoint_blocks);
   v.field({.name = "loss",
            .doc = "Of the output and the target. bce: binary cross entropy with logits. in_graph: "
                   "the program gets the target too and returns the mean loss.",
@@ -179,8 +183,10 @@ ExportedData choose_data(const ddp::Config& cfg, const ExportedSettings& model,
 
 ddp::ExportedModule make_exported(const ExportedSettings& settings, const ddp::Config& cfg,
                                   const ddp::CommunicatorPtr& communicator) {
-  ddp::ExportedModule module(find_data_path(settings.path),
-                             ddp::ExportedModuleOptions{.libraries = settings.libraries});
+  ddp::ExportedModule module(
+      find_data_path(settings.path),
+      ddp::ExportedModuleOptions{.libraries = settings.libraries,
+                                 .checkpoint_blocks = settings.checkpoint_blocks});
   if (module->parameters().empty()) {
     throw SettingsError(settings.path + " has no parameters to train");
   }

@@ -20,7 +20,7 @@ namespace examples {
 
 struct ExportedSettings {
   std::string path = "";
-  std::vector<std::string> libraries = {};
+  std::vector<std::string> libraries = {}, checkpoint_blocks = {};
   LossKind loss = LossKind::CrossEntropy;
   std::string output = "";
   std::optional<c10::ScalarType> dtype = std::nullopt;  ///< nullopt: the archive's

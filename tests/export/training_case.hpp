@@ -52,9 +52,19 @@ inline at::Device chosen_device() {
   return at::Device(name == nullptr ? "cpu" : name);
 }
 
+/// The environment variable CHECKPOINT_BLOCKS: a pattern for ExportedModuleOptions.
+inline ddp::ExportedModuleOptions chosen_options() {
+  const char* pattern = std::getenv("CHECKPOINT_BLOCKS");
+  ddp::ExportedModuleOptions options;
+  if (pattern != nullptr) {
+    options.checkpoint_blocks = {pattern};
+  }
+  return options;
+}
+
 struct TrainingCase {
   explicit TrainingCase(const std::string& folder)
-      : module(folder + "/model.pt2"),
+      : module(folder + "/model.pt2", chosen_options()),
         tensors(ddp::load_safetensors(folder + "/case.safetensors").tensors) {
     at::globalContext().setDeterministicCuDNN(true);
     module->to(chosen_device());

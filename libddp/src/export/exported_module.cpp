@@ -103,7 +103,7 @@ ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
   load_libraries(options.libraries);
   detail::Pt2Archive archive(path);
   try {
-    const auto programs = std::make_shared<const detail::Programs>(archive);
+    const auto programs = std::make_shared<const detail::Programs>(archive, options.checkpoint_blocks);
     const auto& main = programs->main();
     state_->programs = programs;
     state_->constants[programs->main_name()] = archive.constants(programs->main_name());

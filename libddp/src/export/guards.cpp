@@ -45,7 +45,8 @@ GuardTerm call(const std::string& target, std::vector<GuardTerm> operands) {
 // A recursive descent by Python's precedence.
 class GuardReader {
  public:
-  GuardReader(std::string_view text, const GuardSources& sources) : rest_(text), sources_(sources) {}
+  GuardReader(std::string_view text, const GuardSources& sources)
+      : rest_(text), sources_(sources) {}
 
   GuardTerm read_all() {
     auto term = disjunction();

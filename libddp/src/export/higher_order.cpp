@@ -96,7 +96,7 @@ void with_autocast(const Graphs& graphs, ValueStack& stack, const CallContext& c
   stack = run(*graphs[0], from(stack, 4), context);
 }
 
-// strict_mode(graph, inputs), and regions whose recomputation the export did not keep.
+// strict_mode(graph, inputs)
 void plain_call(const Graphs& graphs, ValueStack& stack, const CallContext& context) {
   ValueStack inputs;
   for (auto& value : stack) {
@@ -208,8 +208,6 @@ using Implementation = void (*)(const Graphs&, ValueStack&, const CallContext&);
 const std::map<std::string_view, Implementation> kImplementations = {
     {"wrap_with_set_grad_enabled", with_grad_mode},
     {"wrap_with_autocast", with_autocast},
-    {"tag_activation_checkpoint", plain_call},
-    {"wrap_activation_checkpoint", plain_call},
     {"wrap", plain_call},
     {"strict_mode", plain_call},
     {"invoke_subgraph", invoke},
@@ -223,7 +221,11 @@ const std::map<std::string_view, Implementation> kImplementations = {
 
 StackFunction higher_order_function(const Node& node) {
   const std::string_view target(node.target);
-  const auto found = kImplementations.find(target.substr(target.rfind('.') + 1));
+  const auto name = target.substr(target.rfind('.') + 1);
+  if (name == "tag_activation_checkpoint" || name == "wrap_activation_checkpoint") {
+    return checkpointed_call(node);
+  }
+  const auto found = kImplementations.find(name);
   if (found == kImplementations.end()) {
     throw DataError(
         "libddp does not run this higher-order operator; fix: write the model without it");

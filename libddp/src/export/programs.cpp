@@ -7,6 +7,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "export/checkpoint_blocks.hpp"
 #include "export/json_access.hpp"
 #include "export/training_mode.hpp"
 
@@ -51,6 +52,30 @@ void warn_of_guards(const Guards& guards, const std::string& path) {
   }
 }
 
+void check_blocks(ExportedProgram program, const std::vector<std::string>& patterns,
+                  const std::string& path) {
+  if (patterns.empty()) {
+    return;
+  }
+  std::set<std::string> modules;
+  for (const auto& node : program.graph.nodes) {
+    modules.insert(node.module);
+  }
+  const auto counts = checkpoint_blocks(program, patterns);
+  for (std::size_t i = 0; i < patterns.size(); ++i) {
+    if (counts[i] == 0) {
+      std::string some;
+      for (auto module = modules.begin(); module != modules.end() && some.size() < 200; ++module) {
+        some += concat(some.empty() ? "" : ", ", printable(*module));
+      }
+      throw SettingsError(concat(path, ": checkpoint_blocks: ", printable(patterns[i]),
+                                 " matches no module of Python that another pattern leaves; the "
+                                 "program has ",
+                                 some.empty() ? "none" : some));
+    }
+  }
+}
+
 // A program must not write what it does not have.
 void check_mutations(const ExportedProgram& program, const std::set<std::string>& state) {
   for (const auto& output : program.outputs) {
@@ -72,8 +97,12 @@ std::set<std::string> state_of(const ExportedProgram& program) {
 
 }  // namespace
 
-Programs::Programs(Pt2Archive& archive)
-    : path_(archive.path()), main_name_(choose_main(archive)), main_(read(archive, main_name_)) {
+Programs::Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_blocks)
+    : path_(archive.path()),
+      main_name_(choose_main(archive)),
+      checkpoint_blocks_(std::move(checkpoint_blocks)),
+      main_(read(archive, main_name_)) {
+  check_blocks(main_, checkpoint_blocks_, path_);
   const auto known = state_of(main_);
   check_mutations(main_, known);
   is_training_ = is_training_graph(main_.graph, true);
@@ -104,9 +133,10 @@ std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
   try {
     const bool is_main = training || !eval_;
     const bool is_as_exported = !is_main || training == is_training_;
-    auto mode = std::make_unique<const ModeProgram>(
-        !is_main ? *eval_ : is_as_exported ? main_ : with_mode(main_, training),
-        is_main ? main_name_ : kEval);
+    auto program = !is_main ? *eval_ : is_as_exported ? main_ : with_mode(main_, training);
+    checkpoint_blocks(program, checkpoint_blocks_);
+    auto mode =
+        std::make_unique<const ModeProgram>(std::move(program), is_main ? main_name_ : kEval);
     if (is_as_exported) {
       warn_of_guards(mode->guards, path_);
     }

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "export/archive.hpp"
 #include "export/call_arguments.hpp"
@@ -41,8 +42,9 @@ struct ModeProgram {
 class Programs {
  public:
   /// Reads the program "model" (or "train", or the only one), and "eval" if there is one. Throws
-  /// DataError naming the file.
-  explicit Programs(Pt2Archive& archive);
+  /// DataError naming the file, and SettingsError for a pattern that matches nothing.
+  /// `checkpoint_blocks`: see ExportedModuleOptions.
+  explicit Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_blocks = {});
 
   const std::string& path() const { return path_; }
   const std::string& main_name() const { return main_name_; }
@@ -56,6 +58,7 @@ class Programs {
   std::unique_ptr<const ModeProgram> prepare(bool training) const;
 
   std::string path_, main_name_;
+  std::vector<std::string> checkpoint_blocks_;
   ExportedProgram main_;
   std::optional<ExportedProgram> eval_;
   bool is_training_ = true;

@@ -17,4 +17,9 @@ StackFunction number_function(const std::string& target);
 /// DataError for an operator that libddp does not know.
 StackFunction higher_order_function(const Node& node);
 
+/// A graph whose activations are not saved: the backward runs it again (ops::checkpoint()). A graph
+/// that writes a value which needs a gradient runs as any other. Throws DataError unless the node
+/// has one graph.
+StackFunction checkpointed_call(const Node& node);
+
 }  // namespace ddp::detail

@@ -18,7 +18,7 @@
 namespace ddp::ops {
 namespace {
 
-using Body = std::function<at::Tensor(const std::vector<at::Tensor>&)>;
+using Body = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
 /// The states of several devices. `State` is made for one device, reads its state then, and writes
 /// it back in restore().
@@ -161,8 +161,8 @@ struct SavedCall : torch::CustomClassHolder {
 
 class Checkpoint : public torch::autograd::Function<Checkpoint> {
  public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const Body& body,
-                            at::TensorList inputs) {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
+                                                const Body& body, at::TensorList inputs) {
     auto call = c10::make_intrusive<SavedCall>();
     call->body = body;
     call->random = RandomStates::of_devices(inputs);
@@ -182,22 +182,30 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
         torch::autograd::Engine::get_default_engine().is_checkpoint_valid(),
         "checkpoint: torch::autograd::grad() and backward() with `inputs` are not supported, "
         "because parameters inside would get a .grad; fix: call backward() without `inputs`, "
-        "or run the function without checkpoint (model.checkpoint_every=0)");
+        "or run the function without checkpoint (model.checkpoint_every=0, or no "
+        "model.checkpoint_blocks)");
     const auto capsule = ctx->saved_data["call"].toCapsule();
     auto& call = static_cast<SavedCall&>(*capsule);
     std::vector<at::Tensor> inputs;
     for (const auto& saved : ctx->get_saved_variables()) {
       inputs.push_back(saved.detach().requires_grad_(saved.requires_grad()));
     }
-    at::Tensor output;
+    std::vector<at::Tensor> outputs;
     {
       const RandomStatesAs random(call.random);
       const AutocastAs autocast(call.autocast);
       const at::AutoGradMode recording(true);
       const RecomputingAs second_run(true);
-      output = call.body(inputs);
+      outputs = call.body(inputs);
     }
-    torch::autograd::backward({output}, {grad_outputs[0]});
+    std::vector<at::Tensor> roots, root_gradients;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (outputs[i].requires_grad()) {
+        roots.push_back(outputs[i]);
+        root_gradients.push_back(grad_outputs[i]);
+      }
+    }
+    torch::autograd::backward(roots, root_gradients);
     torch::autograd::variable_list gradients{at::Tensor()};  // for `body`
     for (const auto& input : inputs) {
       gradients.push_back(input.grad());
@@ -208,14 +216,21 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
 
 }  // namespace
 
-at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
-                      const std::vector<at::Tensor>& inputs) {
+std::vector<at::Tensor> checkpoint(const Body& function, const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK(!inputs.empty(), "checkpoint: at least one input tensor is needed");
   if (!at::GradMode::is_enabled()) {
     const RecomputingAs first_run(false);
     return function(inputs);
   }
   return Checkpoint::apply(function, at::TensorList(inputs));
+}
+
+at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
+                      const std::vector<at::Tensor>& inputs) {
+  const Body body = [function](const std::vector<at::Tensor>& given) {
+    return std::vector<at::Tensor>{function(given)};
+  };
+  return checkpoint(body, inputs)[0];
 }
 
 bool is_recomputing() {

@@ -29,7 +29,13 @@ namespace ddp {
 /// How an archive is opened.
 struct ExportedModuleOptions {
   /// Shared objects that register custom operators. They are loaded first.
-  std::vector<std::string> libraries;
+  std::vector<std::string> libraries = {};
+  /// Activation checkpointing: patterns of the shell for paths of Python's modules ("layers.*").
+  /// Activations of a module that matches are not kept; the backward computes them again, with the
+  /// same random numbers. A module inside of one that matches belongs to that. Such a module must
+  /// not change a value from outside that needs a gradient, or it runs as without. Not with
+  /// torch::autograd::grad().
+  std::vector<std::string> checkpoint_blocks = {};
 };
 
 /// Runs the exported operators one by one through LibTorch's dispatcher, so autograd records them,

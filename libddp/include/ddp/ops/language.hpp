@@ -262,5 +262,9 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
 /// gradient, or no gradient flows.
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                       const std::vector<at::Tensor>& inputs);
+/// The same for a function with several results.
+std::vector<at::Tensor> checkpoint(
+    const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
+    const std::vector<at::Tensor>& inputs);
 
 }  // namespace ddp::ops
