@@ -8,6 +8,7 @@
 #include "ddp/reduce/sync_batch_norm.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "support/message_of.hpp"
 #include "unit/export/archive_builder.hpp"
 
 using namespace ddp;
@@ -18,6 +19,7 @@ using export_test::number;
 using export_test::symbol;
 using export_test::tensor;
 using export_test::truth;
+using testing::message_of;
 
 namespace {
 
@@ -176,6 +178,35 @@ TEST_CASE("batch norms of an exported module take the statistics of all ranks") 
   model.eval();
   plain->eval();
   CHECK(torch::allclose(model.forward(x).toTensor(), plain->forward(x).toTensor(), 1e-5, 1e-6));
+}
+
+TEST_CASE("norms whose statistics cannot be shared are refused") {
+  auto decomposed = batch_norm();
+  decomposed.node("torch.ops.aten._native_batch_norm_legit_functional.default",
+                  Parts{{"input", tensor("x")},
+                        {"weight", tensor("p_norm_weight")},
+                        {"bias", tensor("p_norm_bias")},
+                        {"running_mean", tensor("b_norm_running_mean")},
+                        {"running_var", tensor("b_norm_running_var")},
+                        {"training", truth(true)},
+                        {"momentum", number(0.25)},
+                        {"eps", number(1e-5)}},
+                  {tensor("z"), tensor("a"), tensor("b"), tensor("c"), tensor("d")});
+  auto module = on_device(decomposed);
+  CHECK_THAT(message_of<SettingsError>([&] { convert_sync_batchnorm(*module, group()); }),
+             Catch::Contains("_native_batch_norm_legit_functional"));
+  CHECK_FALSE(module->overrides("aten::batch_norm"));
+}
+
+TEST_CASE("a norm of an exported module refuses another number of features") {
+  auto archive = batch_norm();
+  archive.values["x"] = {{"sizes", {symbol("s0"), symbol("s1")}}};
+  auto module = on_device(archive);
+  convert_sync_batchnorm(*module, group());
+  CHECK_THAT(message_of<SettingsError>([&] {
+               module->forward(torch::ones({4, 3}, context().device()));
+             }),
+             Catch::Contains("SyncBatchNorm of 4 features"));
 }
 
 // Keyword arguments, random numbers, a counter, a tied weight and a frozen layer

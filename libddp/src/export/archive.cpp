@@ -25,17 +25,19 @@ constexpr std::size_t kMaxTableBytes = std::size_t{1} << 28;
       concat("cannot read ", path, ": ", why, "; fix: write it with Python's torch.export.save()"));
 }
 
-// Entries are stored without compression, so none is longer than the file. This refuses a zip that
-// unpacks to more than the memory.
+// Entries are stored without compression, so together they are not longer than the file. This
+// refuses a zip that unpacks to more than the memory.
 std::map<std::string, std::size_t> entry_sizes(caffe2::serialize::PyTorchStreamReader& reader,
                                                std::size_t file_bytes) {
   std::map<std::string, std::size_t> sizes;
+  std::size_t rest = file_bytes;
   for (const auto& name : reader.getAllRecords()) {
     const auto bytes = reader.getRecordSize(name);
-    if (bytes > file_bytes) {
+    if (bytes > rest) {
       throw DataError(concat("its entry ", printable(name), " claims ", bytes,
-                             " bytes, more than the file has"));
+                             " bytes, and the entries are longer than the file then"));
     }
+    rest -= bytes;
     sizes.emplace(name, bytes);
   }
   return sizes;
@@ -91,10 +93,6 @@ at::Tensor tensor_in(const at::Storage& storage, const nlohmann::json& meta) {
       (elements > 0 && bytes > static_cast<int64_t>(storage.nbytes()))) {
     throw DataError(concat("its entry has ", storage.nbytes(), " bytes, too few for the sizes ",
                            at::IntArrayRef(sizes)));
-  }
-  if (dtype == at::kBool &&
-      !are_bools(static_cast<const unsigned char*>(storage.data()), storage.nbytes())) {
-    throw DataError("a truth value is neither 0 nor 1");
   }
   return at::empty({0}, at::dtype(dtype)).set_(storage, offset, sizes, strides);
 }
@@ -177,6 +175,9 @@ TensorMap Pt2Archive::tensors(const std::string& folder, const std::string& tabl
       const auto entry = folder + payload.at("path_name").get<std::string>();
       const auto& meta = payload.at("tensor_meta");
       auto tensor = tensor_in(storage(entry), meta);
+      if (tensor.scalar_type() == at::kBool) {
+        check_bools(entry);
+      }
       if (payload.at("is_param").get<bool>() && meta.at("requires_grad").get<bool>()) {
         tensor.set_requires_grad(true);
       }
@@ -208,6 +209,14 @@ std::string Pt2Archive::with_weights(const std::string& program, const TensorMap
   }
   writer.writeEndOfFile();
   return bytes;
+}
+
+void Pt2Archive::check_bools(const std::string& entry) {
+  const auto& storage = storages_.at(entry);
+  if (checked_bools_.insert(entry).second &&
+      !are_bools(static_cast<const unsigned char*>(storage.data()), storage.nbytes())) {
+    throw DataError("a truth value is neither 0 nor 1");
+  }
 }
 
 at::Storage Pt2Archive::storage(const std::string& entry) {

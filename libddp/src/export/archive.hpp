@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,11 +38,13 @@ class Pt2Archive {
  private:
   TensorMap tensors(const std::string& folder, const std::string& table);
   at::Storage storage(const std::string& entry);
+  void check_bools(const std::string& entry);
 
   std::string path_;
   std::unique_ptr<caffe2::serialize::PyTorchStreamReader> reader_;
   std::map<std::string, std::size_t> sizes_;     // uncompressed bytes of each entry
   std::map<std::string, at::Storage> storages_;  // of the entries read so far
+  std::set<std::string> checked_bools_;          // entries that hold only 0 and 1
 };
 
 }  // namespace ddp::detail

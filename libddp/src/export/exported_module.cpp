@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -25,19 +26,18 @@ using detail::OutputKind;
 using detail::printable;
 
 struct ExportedModuleImpl::State {
+  std::string archive;  // its absolute path
   std::shared_ptr<const detail::Programs> programs;
   TensorMap tensors;                           // parameters and buffers by all of Python's names
   std::map<std::string, TensorMap> constants;  // by the name of their program
   detail::OperatorOverrides overrides;
 
-  // A constant on the module's device.
-  const at::Tensor& constant(const std::string& program, const std::string& name,
-                             at::Device device) {
-    auto& tensor = constants.at(program).at(name);
-    if (tensor.device() != device) {
-      tensor = tensor.to(device);
+  void move_constants(at::Device device) {
+    for (auto& [program, tensors_of_program] : constants) {
+      for (auto& [name, tensor] : tensors_of_program) {
+        tensor = tensor.to(device);
+      }
     }
-    return tensor;
   }
 };
 
@@ -80,11 +80,16 @@ void check_constants(const ExportedProgram& program, const TensorMap& constants,
   }
 }
 
+std::string with_path(const std::string& path, const std::string& message) {
+  return message.find(path) == std::string::npos ? concat(path, ": ", message) : message;
+}
+
 const detail::Node* node_with_dtype(const detail::Graph& graph) {
   for (const auto& node : graph.nodes) {
     for (const auto& input : node.inputs) {
       const auto* inner = input.value.graph();
-      if (input.value.dtype() != nullptr) {
+      const auto* dtype = input.value.dtype();
+      if (dtype != nullptr && !c10::isIntegralType(*dtype, /*includeBool=*/true)) {
         return &node;
       }
       if (const auto* found = inner ? node_with_dtype(**inner) : nullptr) {
@@ -102,8 +107,10 @@ ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
     : torch::nn::Module("ExportedModule"), state_(std::make_unique<State>()) {
   load_libraries(options.libraries);
   detail::Pt2Archive archive(path);
+  state_->archive = std::filesystem::absolute(path).string();
   try {
-    const auto programs = std::make_shared<const detail::Programs>(archive, options.checkpoint_blocks);
+    const auto programs =
+        std::make_shared<const detail::Programs>(archive, options.checkpoint_blocks);
     const auto& main = programs->main();
     state_->programs = programs;
     state_->constants[programs->main_name()] = archive.constants(programs->main_name());
@@ -116,11 +123,18 @@ ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
     state_->tensors = state_tensors(main, archive.weights(programs->main_name()), constants, path);
     detail::tie_names(main, state_->tensors);
     programs->of_mode(programs->is_training());  // so that a fault of the archive shows now
+    if (programs->eval_program()) {
+      programs->of_mode(false);
+    }
     register_tensors();
   } catch (const nlohmann::json::exception& error) {
     throw DataError(concat(path, " is damaged: ", printable(error.what())));
   } catch (const c10::Error& error) {
     throw DataError(concat(path, " is damaged: ", error.what_without_backtrace()));
+  } catch (const DataError& error) {
+    throw DataError(with_path(path, error.what()));
+  } catch (const ReadError& error) {
+    throw ReadError(with_path(path, error.what()));
   }
   torch::nn::Module::train(state_->programs->is_training());
 }
@@ -173,7 +187,8 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
     if (input.is_state()) {
       inputs.emplace_back(state_->tensors.at(input.target));
     } else if (input.kind == InputKind::TensorConstant) {
-      inputs.emplace_back(state_->constant(mode.constants_of, input.target, context.device));
+      const auto& constant = state_->constants.at(mode.constants_of).at(input.target);
+      inputs.emplace_back(constant.to(context.device));  // another one only without parameters
     } else {
       inputs.push_back(std::move(leaves[next_leaf++]));
     }
@@ -208,7 +223,9 @@ void ExportedModuleImpl::check_dtype(at::ScalarType dtype) const {
     if (!tensor.is_floating_point() || tensor.scalar_type() == dtype) {
       continue;
     }
+    const auto& eval = state_->programs->eval_program();
     const auto* node = node_with_dtype(state_->programs->main().graph);
+    node = node == nullptr && eval ? node_with_dtype(eval->graph) : node;
     if (node != nullptr) {
       throw SettingsError(concat(state_->programs->path(), " was exported in ",
                                  tensor.scalar_type(), ", and its ", node->describe(),
@@ -225,6 +242,9 @@ void ExportedModuleImpl::move(std::optional<at::Device> device,
     check_dtype(*dtype);
   }
   const auto copies = detail::copies_of(state_->tensors, device, dtype);
+  if (device) {
+    state_->move_constants(*device);
+  }
   std::set<const at::TensorImpl*> moved;
   for (const auto& [name, tensor] : state_->tensors) {
     if (!moved.insert(tensor.unsafeGetTensorImpl()).second) {
@@ -254,12 +274,16 @@ void ExportedModuleImpl::to(at::ScalarType dtype, bool) {
 std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
     const std::optional<at::Device>& device) const {
   auto state = std::make_unique<State>();
+  state->archive = state_->archive;
   state->programs = state_->programs;
   state->constants = state_->constants;
   state->overrides = state_->overrides;
   const auto copies = detail::copies_of(state_->tensors, device, std::nullopt);
   for (const auto& [name, tensor] : state_->tensors) {
     state->tensors.emplace(name, copies.at(tensor.unsafeGetTensorImpl()));
+  }
+  if (device) {
+    state->move_constants(*device);
   }
   const std::shared_ptr<ExportedModuleImpl> copy(new ExportedModuleImpl(std::move(state)));
   detail::join_recurrent_weights(state_->programs->main(), copy->state_->tensors);
@@ -278,7 +302,7 @@ TensorMap ExportedModuleImpl::state_dict() const {
 }
 
 void ExportedModuleImpl::save_archive(const std::string& path) const {
-  detail::Pt2Archive archive(state_->programs->path());
+  detail::Pt2Archive archive(state_->archive);
   replace_file(system_file_ops(), path,
                {archive.with_weights(state_->programs->main_name(), state_->tensors)});
 }
@@ -286,7 +310,13 @@ void ExportedModuleImpl::save_archive(const std::string& path) const {
 bool ExportedModuleImpl::override_operator(
     const std::string& name, std::function<void(std::vector<c10::IValue>&)> function) {
   state_->overrides[name] = std::move(function);
-  return detail::has_operator(state_->programs->main().graph, name);
+  return has_operator(name);
+}
+
+bool ExportedModuleImpl::has_operator(const std::string& name) const {
+  const auto& eval = state_->programs->eval_program();
+  return detail::has_operator(state_->programs->main().graph, name) ||
+         (eval && detail::has_operator(eval->graph, name));
 }
 
 bool ExportedModuleImpl::overrides(const std::string& name) const {

@@ -85,7 +85,11 @@ c10::IValue GraphPlan::value_of(const Operand& operand, const Frame& frame,
 }
 
 void GraphPlan::store(const Step& step, ValueStack& values, Frame& frame) {
-  for (std::size_t i = 0; i < step.results.size() && i < values.size(); ++i) {
+  if (values.size() < step.results.size()) {
+    throw SettingsError(concat(step.description, " made ", values.size(), " values, and ",
+                               step.results.size(), " at the export"));
+  }
+  for (std::size_t i = 0; i < step.results.size(); ++i) {
     const auto& [is_list, slots] = step.results[i];
     if (!is_list) {
       if (!slots.empty()) {
@@ -95,8 +99,8 @@ void GraphPlan::store(const Step& step, ValueStack& values, Frame& frame) {
     }
     const auto elements = values[i].toListRef();
     if (elements.size() != slots.size()) {
-      throw DataError(concat(step.description, " made ", elements.size(), " values, and ",
-                             slots.size(), " at the export"));
+      throw SettingsError(concat(step.description, " made ", elements.size(), " values, and ",
+                                 slots.size(), " at the export"));
     }
     for (std::size_t k = 0; k < elements.size(); ++k) {
       frame[slots[k]] = elements[k];
@@ -116,7 +120,7 @@ void GraphPlan::run_step(const Step& step, Frame& frame, ValueStack& stack,
     error.add_context(step.description);
     throw;
   } catch (const DataError& error) {
-    throw DataError(step.description + ": " + error.what());
+    throw SettingsError(step.description + ": " + error.what());  // the sizes do not fit
   }
   store(step, stack, frame);
   stack.clear();

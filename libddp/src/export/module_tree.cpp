@@ -2,8 +2,11 @@
 #include "export/module_tree.hpp"
 
 #include <algorithm>
+#include <iterator>
+#include <list>
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "ddp/core/error.hpp"
@@ -15,22 +18,22 @@ constexpr std::size_t kMaxModuleDepth = 100;
 
 // A module of Python, with its children in Python's order.
 struct Place {
+  using Children = std::list<Place>;
+
   std::string name;
   std::vector<NamedTensor> parameters, buffers;  // by their last names
-  std::vector<std::unique_ptr<Place>> children;
+  Children children;
+  std::map<std::string, Children::iterator> by_name;
 
-  // A new child comes behind `position`, at which the last child of the same list was found.
-  Place& child(const std::string& child_name, std::size_t& position) {
-    for (std::size_t i = 0; i < children.size(); ++i) {
-      if (children[i]->name == child_name) {
-        position = i + 1;
-        return *children[i];
-      }
+  // A new child comes before `next`, which is behind the last child that the same list named.
+  Place& child(const std::string& child_name, Children::iterator& next) {
+    const auto [known, is_new] = by_name.emplace(child_name, next);
+    if (is_new) {
+      known->second = children.emplace(next);
+      known->second->name = child_name;
     }
-    auto added = std::make_unique<Place>();
-    added->name = child_name;
-    return **children.insert(children.begin() + static_cast<std::ptrdiff_t>(position++),
-                             std::move(added));
+    next = std::next(known->second);
+    return *known->second;
   }
 };
 
@@ -51,14 +54,13 @@ std::vector<std::string> parts_of(const std::string& name) {
 }
 
 void add(Place& root, const std::vector<NamedTensor>& list, std::vector<NamedTensor> Place::*kind) {
-  // Where the last child of each place was found.
-  std::map<const Place*, std::size_t> positions;
+  std::map<const Place*, Place::Children::iterator> positions;  // behind the last named child
   for (const auto& [name, tensor] : list) {
     const auto parts = parts_of(name);
     Place* place = &root;
     for (std::size_t i = 0; i + 1 < parts.size(); ++i) {
-      auto& position = positions[place];
-      place = &place->child(parts[i], position);
+      auto& next = positions.try_emplace(place, place->children.begin()).first->second;
+      place = &place->child(parts[i], next);
     }
     (place->*kind).push_back({parts.back(), tensor});
   }
@@ -72,9 +74,9 @@ void register_place(torch::nn::Module& module, const Place& place) {
     module.register_buffer(name, tensor);
   }
   for (const auto& child : place.children) {
-    const auto submodule = std::make_shared<torch::nn::Module>(child->name);
-    register_place(*submodule, *child);
-    module.register_module(child->name, submodule);
+    const auto submodule = std::make_shared<torch::nn::Module>(child.name);
+    register_place(*submodule, child);
+    module.register_module(child.name, submodule);
   }
 }
 

@@ -81,21 +81,31 @@ IValue divide(const IValue& a, const IValue& b) {
   return real(a) / real(b);
 }
 
+// With the sign of `b`.
+double float_remainder(double a, double b) {
+  const double rest = std::fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
 IValue floor_division(const IValue& a, const IValue& b) {
   if (!is_float(a, b)) {
     return floor_divide(whole(a), whole(b));
   }
   check_divisor(real(b) == 0);
-  return std::floor(real(a) / real(b));
+  // As in Python, of the part without the remainder: 1.0 // 0.1 is 9.
+  const double whole_part = (real(a) - float_remainder(real(a), real(b))) / real(b);
+  const double quotient = std::floor(whole_part);
+  return whole_part - quotient > 0.5 ? quotient + 1 : quotient;
 }
 
 IValue remainder(const IValue& a, const IValue& b) {
   if (!is_float(a, b)) {
-    return whole(a) - floor_divide(whole(a), whole(b)) * whole(b);
+    check_divisor(whole(b) == 0);
+    const int64_t rest = whole(b) == -1 ? 0 : whole(a) % whole(b);
+    return rest != 0 && (rest < 0) != (whole(b) < 0) ? rest + whole(b) : rest;
   }
   check_divisor(real(b) == 0);
-  const double rest = std::fmod(real(a), real(b));
-  return rest != 0 && (rest < 0) != (real(b) < 0) ? rest + real(b) : rest;
+  return float_remainder(real(a), real(b));
 }
 
 IValue power(const IValue& a, const IValue& b) {

@@ -197,11 +197,32 @@ at::Tensor exported_batch_norm(const std::vector<c10::IValue>& arguments,
     return torch::batch_norm(input, weight, bias, mean, var, /*training=*/false, momentum, eps,
                              arguments.at(8).toBool());
   }
-  exchange->check_input(input, input.dim() < 2 ? 0 : input.size(1), /*training=*/true);
+  const auto& per_feature = mean.defined() ? mean : weight;
+  exchange->check_input(input,
+                        per_feature.defined() ? per_feature.numel()
+                        : input.dim() < 2     ? 0
+                                              : input.size(1),
+                        /*training=*/true);
   const auto share = [&](at::TensorOptions float_options) {
     return at::full({}, momentum, float_options);
   };
   return batch_norm_of_ranks(input, weight, bias, mean, var, share, eps, exchange);
+}
+
+// What PyTorch's decompositions make of a batch norm. It writes no statistics that could be shared.
+void refuse_decomposed_norms(const ExportedModuleImpl& module) {
+  for (const char* name :
+       {"aten::native_batch_norm", "aten::_native_batch_norm_legit",
+        "aten::_native_batch_norm_legit.no_stats", "aten::_native_batch_norm_legit_functional",
+        "aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional",
+        "aten::_batch_norm_impl_index", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}) {
+    if (module.has_operator(name)) {
+      throw SettingsError(
+          concat("convert_sync_batchnorm: the exported program has ", name,
+                 ", which would normalize each rank's batch alone; fix: export without "
+                 "run_decompositions()"));
+    }
+  }
 }
 
 void convert_exported(ExportedModuleImpl& module, const CommunicatorPtr& communicator) {
@@ -214,16 +235,17 @@ void convert_exported(ExportedModuleImpl& module, const CommunicatorPtr& communi
   });
 }
 
-// The module itself, or modules in it.
-void convert_exported_in(torch::nn::Module& module, const CommunicatorPtr& communicator) {
+std::vector<ExportedModuleImpl*> exported_modules(torch::nn::Module& module) {
+  std::vector<ExportedModuleImpl*> exported;
+  if (auto* itself = module.as<ExportedModuleImpl>()) {
+    exported.push_back(itself);
+  }
   for (const auto& child : module.modules(/*include_self=*/false)) {
-    if (auto* exported = child->as<ExportedModuleImpl>()) {
-      convert_exported(*exported, communicator);
+    if (auto* inner = child->as<ExportedModuleImpl>()) {
+      exported.push_back(inner);
     }
   }
-  if (auto* exported = module.as<ExportedModuleImpl>()) {
-    convert_exported(*exported, communicator);
-  }
+  return exported;
 }
 
 /// Replaces the norms of a model, each by one module in all its places.
@@ -277,8 +299,14 @@ void convert_sync_batchnorm(torch::nn::Module& module, const CommunicatorPtr& co
         "has a fixed type; fix: make a SyncBatchNorm, or put the norm into a Sequential");
   }
   check_children(module, "");
+  const auto exported = exported_modules(module);
+  for (const auto* program : exported) {
+    refuse_decomposed_norms(*program);
+  }
   Converter(communicator).convert_children(module);
-  convert_exported_in(module, communicator);
+  for (auto* program : exported) {
+    convert_exported(*program, communicator);
+  }
 }
 
 }  // namespace ddp

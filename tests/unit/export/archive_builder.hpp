@@ -119,7 +119,12 @@ class ArchiveBuilder {
     add("archive_version", version);
     add("models/model.json", program_text);
     add("data/weights/model_weights_config.json", Json{{"config", weights}}.dump());
-    add("data/constants/model_constants_config.json", Json{{"config", Json::object()}}.dump());
+    Json constant_table = Json::object();
+    for (const auto& [name, value] : constants) {
+      constant_table[name] = table_row("tensor_" + name, value, /*is_parameter=*/false);
+      writer.writeRecord("data/constants/tensor_" + name, value.const_data_ptr(), value.nbytes());
+    }
+    add("data/constants/model_constants_config.json", Json{{"config", constant_table}}.dump());
     for (const auto& [entry, value] : records) {
       writer.writeRecord("data/weights/" + entry, value.const_data_ptr(), value.nbytes());
     }
@@ -133,11 +138,32 @@ class ArchiveBuilder {
   Json inputs = Json::array(), outputs = Json::array(), nodes = Json::array();
   Json values = Json::object(), input_specs = Json::array(), output_specs = Json::array();
   Json ranges = Json::object(), weights = Json::object(), argument_names = Json::array();
-  std::map<std::string, at::Tensor> records;
+  std::map<std::string, at::Tensor> records, constants;
   std::map<std::string, std::string> others;  // more entries of the archive
   std::string format = "pt2", version = "0";
 
  private:
+  static Json table_row(const std::string& entry, const at::Tensor& value, bool is_parameter) {
+    Json sizes = Json::array(), strides = Json::array();
+    for (int64_t i = 0; i < value.dim(); ++i) {
+      sizes.push_back(integer(value.size(i)));
+      strides.push_back(integer(value.stride(i)));
+    }
+    const int dtype = value.scalar_type() == at::kLong   ? 5
+                      : value.scalar_type() == at::kBool ? 12
+                                                         : 7;
+    return {{"path_name", entry},
+            {"is_param", is_parameter},
+            {"use_pickle", false},
+            {"tensor_meta",
+             {{"dtype", dtype},
+              {"sizes", sizes},
+              {"strides", strides},
+              {"storage_offset", integer(0)},
+              {"requires_grad", is_parameter},
+              {"layout", 7}}}};
+  }
+
   ArchiveBuilder& state(const std::string& kind, const std::string& prefix, const std::string& name,
                         const at::Tensor& value, Json spec) {
     auto value_name = prefix + name;
@@ -145,26 +171,9 @@ class ArchiveBuilder {
     inputs.push_back(tensor(value_name));
     spec["arg"] = {{"name", value_name}};
     input_specs.push_back({{kind, spec}});
-    Json sizes = Json::array(), strides = Json::array();
-    for (int64_t i = 0; i < value.dim(); ++i) {
-      sizes.push_back(integer(value.size(i)));
-      strides.push_back(integer(value.stride(i)));
-    }
     const auto entry = ddp::concat("weight_", records.size());
     records[entry] = value.contiguous();
-    const int dtype = value.scalar_type() == at::kLong   ? 5
-                      : value.scalar_type() == at::kBool ? 12
-                                                         : 7;
-    weights[name] = {{"path_name", entry},
-                     {"is_param", kind == "parameter"},
-                     {"use_pickle", false},
-                     {"tensor_meta",
-                      {{"dtype", dtype},
-                       {"sizes", sizes},
-                       {"strides", strides},
-                       {"storage_offset", integer(0)},
-                       {"requires_grad", kind == "parameter"},
-                       {"layout", 7}}}};
+    weights[name] = table_row(entry, value, kind == "parameter");
     return *this;
   }
 };

@@ -4,6 +4,8 @@
 
 #include <torch/torch.h>
 
+#include <filesystem>
+
 #include "ddp/optim/ema.hpp"
 #include "ddp/train/weights.hpp"
 #include "support/catch.hpp"
@@ -209,6 +211,61 @@ TEST_CASE("An archive with trained weights can be loaded", "[export]") {
   module->save_archive(folder.file("trained.pt2"));  // replaces
   CHECK_THAT(message_of<ddp::WriteError>([&] { module->save_archive(folder.file("none/x.pt2")); }),
              Contains("none"));
+}
+
+TEST_CASE("An archive is found again after a change of the working folder", "[export]") {
+  const TemporaryFolder folder;
+  tied().write(folder.file("net.pt2"));
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  ddp::ExportedModule module("net.pt2");
+  std::filesystem::current_path(before);
+  module->save_archive(folder.file("trained.pt2"));
+  CHECK(std::filesystem::exists(folder.file("trained.pt2")));
+}
+
+TEST_CASE("Integer dtypes in the program do not fix the module's dtype", "[export]") {
+  constexpr int kFloat = 7, kLong = 5;
+  const auto module_with = [](int dtype) {
+    auto archive = linear_relu();
+    archive.node("torch.ops.aten.to.dtype",
+                 {{"self", tensor("relu")}, {"dtype", {{"as_scalar_type", dtype}}}}, {tensor("y")});
+    archive.output(tensor("y"));
+    return load(archive);
+  };
+  auto integers = module_with(kLong);
+  integers->to(at::kDouble);
+  CHECK(integers->forward(at::ones({2, 3}, at::kDouble))
+            .toTuple()
+            ->elements()[1]
+            .toTensor()
+            .dtype() == at::kLong);
+  auto floats = module_with(kFloat);
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { floats->to(at::kDouble); }),
+             Contains("names a dtype"));
+}
+
+TEST_CASE("A program reads its constants", "[export]") {
+  auto archive = linear_relu();
+  auto json = archive.program();
+  auto& graph = json["graph_module"];
+  graph["graph"]["inputs"].push_back(tensor("c_one"));
+  graph["signature"]["input_specs"].push_back(
+      {{"tensor_constant", {{"arg", {{"name", "c_one"}}}, {"tensor_constant_name", "one"}}}});
+  const TemporaryFolder folder;
+  archive.constants["one"] = at::full({2}, 5.0F);
+  graph["graph"]["nodes"].push_back({{"name", "last"},
+                                     {"target", "torch.ops.aten.add.Tensor"},
+                                     {"inputs",
+                                      {{{"name", "self"}, {"arg", tensor("relu")}, {"kind", 1}},
+                                       {{"name", "other"}, {"arg", tensor("c_one")}, {"kind", 1}}}},
+                                     {"outputs", {tensor("y")}},
+                                     {"metadata", Json::object()}});
+  graph["graph"]["outputs"] = {tensor("y")};
+  graph["signature"]["output_specs"] = {{{"user_output", {{"arg", tensor("y")}}}}};
+  archive.write(folder.file("net.pt2"), json.dump());
+  ddp::ExportedModule module(folder.file("net.pt2"));
+  CHECK(module->forward(at::ones({2, 3})).toTensor()[0][0].item<float>() == 8);
 }
 
 TEST_CASE("A program that returns new buffers writes them", "[export]") {

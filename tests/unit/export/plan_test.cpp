@@ -33,6 +33,10 @@ TEST_CASE("Arithmetic on sizes follows Python", "[export]") {
   CHECK(compute("_operator.mod", {int64_t{-7}, int64_t{3}}).toInt() == 2);
   CHECK(compute("_operator.mod", {int64_t{7}, int64_t{-3}}).toInt() == -2);
   CHECK(compute("_operator.mod", {-7.5, 2.0}).toDouble() == 0.5);
+  CHECK(compute("_operator.mod", {INT64_MIN, int64_t{-1}}).toInt() == 0);
+  CHECK(compute("_operator.floordiv", {1.0, 0.1}).toDouble() == 9);
+  CHECK(compute("_operator.floordiv", {-7.0, 2.0}).toDouble() == -4);
+  CHECK(compute("_operator.floordiv", {6.0, 2.0}).toDouble() == 3);
   CHECK(compute("_operator.add", {int64_t{3}, 0.5}).toDouble() == 3.5);
   CHECK(compute("_operator.truediv", {int64_t{7}, int64_t{2}}).toDouble() == 3.5);
   CHECK(compute("_operator.pow", {int64_t{3}, int64_t{5}}).toInt() == 243);

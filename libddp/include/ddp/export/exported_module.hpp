@@ -100,10 +100,10 @@ class ExportedModuleImpl : public torch::nn::Module {
 
   /// Calls `function` in place of every operator `name` ("aten::batch_norm") of the program. It
   /// takes the arguments of the operator's schema from the stack and leaves the results. An
-  /// overload is a part of the name ("aten::add.Tensor"). Returns whether the program has the
-  /// operator.
+  /// overload is a part of the name ("aten::add.Tensor"). Returns has_operator().
   bool override_operator(const std::string& name,
                          std::function<void(std::vector<c10::IValue>&)> function);
+  bool has_operator(const std::string& name) const;  ///< in the program of any mode
   bool overrides(const std::string& name) const;  ///< whether override_operator() was called
 
   void pretty_print(std::ostream& stream) const override;  ///< one line, with the archive's path
