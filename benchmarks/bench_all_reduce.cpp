@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares all_reduce through the communicator with loops of NCCL alone, ring and symmetric window
-// (over our memory where registered), in the same launch mode and rounds. One process per GPU.
+// Compares all_reduce through the communicator with a loop of NCCL alone, in the same launch mode
+// and rounds. One process per GPU.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -21,7 +21,6 @@
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/train/command_line.hpp"
-#include "ddp/train/config.hpp"
 
 namespace {
 
@@ -33,14 +32,12 @@ constexpr const char* kUsage = R"(usage:
   iterations (0)     calls of a loop; 0: 5 to 100, fewer for larger buffers
   rounds (21)        each runs all loops one after the other, in rotating order
   ctas (0)           minimum thread blocks of every communicator; 0 keeps NCCL's choice
-  algorithm (ring)   of the communicator: ring, or copy: then its calls are all_reduce_overlapped
   dtype (float32)    or bfloat16
-  op (sum)           or avg, for the communicator only: NCCL's symmetric kernels only sum
+  op (sum)           or avg, for the communicator only
   modes (both)       eager, graph or both
 
 Figures are medians over the rounds, from the slowest rank. algbw = bytes / time, busbw = algbw *
-2 (n-1) / n, in GB/s (10^9). nccl is the ring; NCCL's symmetric kernels, which no abort ends, stand
-beside it. ratio = nccl's time / ours.
+2 (n-1) / n, in GB/s (10^9). ratio = nccl's time / ours, extra = ours - nccl's time.
 )";
 
 void check(cudaError_t code, const char* what) {
@@ -60,7 +57,6 @@ struct Settings {
   int iterations = 0;
   int rounds = 21;
   int ctas = 0;
-  ddp::NcclAlgorithm algorithm = ddp::NcclAlgorithm::Ring;
   at::ScalarType dtype = at::kFloat;
   ddp::ReduceOp op = ddp::ReduceOp::Sum;
   std::vector<bool> captured{false, true};
@@ -98,35 +94,11 @@ class PlainNccl {
           "ncclAllReduce");
   }
 
-  /// Registers `memory` from ncclMemAlloc in a symmetric window of this communicator too. Returns a
-  /// tensor that owns the registration. Collective.
-  at::Tensor in_window(const at::Tensor& memory) {
-    ncclWindow_t window{};
-    check(ncclCommWindowRegister(comm_, memory.data_ptr(), memory.nbytes(), &window,
-                                 NCCL_WIN_COLL_SYMMETRIC),
-          "ncclCommWindowRegister");
-    return at::from_blob(
-        memory.data_ptr(), memory.sizes(),
-        [comm = comm_, window, memory](void*) {
-          cudaDeviceSynchronize();
-          ncclCommWindowDeregister(comm, window);
-        },
-        memory.options(), memory.device());
-  }
-
  private:
   c10::cuda::CUDAStream stream_;
   ncclDataType_t dtype_;
   ncclComm_t comm_ = nullptr;
 };
-
-at::Tensor nccl_memory(int64_t num_bytes, at::Device device) {
-  void* memory = nullptr;
-  check(ncclMemAlloc(&memory, static_cast<size_t>(num_bytes)), "ncclMemAlloc");
-  return at::from_blob(
-      memory, {num_bytes}, [](void* p) { ncclMemFree(p); }, at::device(device).dtype(at::kByte),
-      device);
-}
 
 using Loop = std::function<void()>;
 
@@ -181,13 +153,12 @@ Loop plain_loop(PlainNccl& nccl, const at::Tensor& tensor, int iterations) {
 
 // Launches one after the other and waits at the end, like the reducer.
 Loop communicator_loop(ddp::Communicator& comm, const at::Tensor& tensor, ddp::ReduceOp op,
-                       bool overlapped, int iterations) {
-  return [&comm, tensor, op, overlapped, iterations] {
+                       int iterations) {
+  return [&comm, tensor, op, iterations] {
     std::vector<ddp::WorkPtr> works;
     works.reserve(static_cast<size_t>(iterations));
     for (int i = 0; i < iterations; ++i) {
-      works.push_back(overlapped ? comm.all_reduce_overlapped(tensor, op)
-                                 : comm.all_reduce(tensor, op));
+      works.push_back(comm.all_reduce(tensor, op));
     }
     for (const auto& work : works) {
       work->wait();
@@ -204,7 +175,7 @@ struct Captured {
   }
 };
 
-// Times ring, symmetric and the communicator: medians over the rounds, from the slowest rank.
+// Times the loops in turns: medians over the rounds, from the slowest rank.
 std::vector<double> time_loops(ddp::Context& context, std::vector<Loop> loops, bool captured,
                                int iterations, int rounds) {
   std::vector<std::unique_ptr<Captured>> graphs;
@@ -240,33 +211,25 @@ void print_row(const ddp::Context& context, bool captured, int64_t num_bytes,
   const auto busbw = [&](double time) {
     return static_cast<double>(num_bytes) / time / 1e3 * factor;
   };
-  const double ring = us[0];
-  std::printf("%-6s %12lld %10.2f %10.2f %10.2f %10.2f %9.2f %9.2f %8.4f %8.2f\n",
-              captured ? "graph" : "eager", static_cast<long long>(num_bytes), ring, us[2], ring,
-              us[1], busbw(ring), busbw(us[2]), ring / us[2], us[2] - ring);
+  std::printf("%-6s %12lld %10.2f %10.2f %9.2f %9.2f %8.4f %8.2f\n", captured ? "graph" : "eager",
+              static_cast<long long>(num_bytes), us[0], us[1], busbw(us[0]), busbw(us[1]),
+              us[0] / us[1], us[1] - us[0]);
   std::fflush(stdout);
 }
 
-void measure(ddp::Context& context, PlainNccl& ring, PlainNccl& symmetric, const Settings& settings,
-             int64_t num_bytes, bool captured) {
+void measure(ddp::Context& context, PlainNccl& nccl, const Settings& settings, int64_t num_bytes,
+             bool captured) {
   auto& comm = *context.communicator();
   const int by_size = num_bytes <= (1 << 20) ? 100 : num_bytes <= (64 << 20) ? 20 : 5;
   const int iterations = settings.iterations > 0 ? settings.iterations : by_size;
-  const auto make = [&](const at::Tensor& memory) { return memory.view(settings.dtype).zero_(); };
-  const auto on_ring = make(at::empty({num_bytes}, at::device(context.device()).dtype(at::kByte)));
-  const auto arena = comm.allocate(num_bytes);
-  const auto in_arena = make(arena);
-  // Registers the communicator's memory if possible: the address shifts the time of a few MiB by 1
-  // us.
-  const bool has_windows = comm.choices().plan().identity().at("windows") == "copies";
-  const auto in_window =
-      make(symmetric.in_window(has_windows ? arena : nccl_memory(num_bytes, context.device())));
-  const auto us = time_loops(
-      context,
-      {plain_loop(ring, on_ring, iterations), plain_loop(symmetric, in_window, iterations),
-       communicator_loop(comm, in_arena, settings.op,
-                         settings.algorithm == ddp::NcclAlgorithm::Copy, iterations)},
-      captured, iterations, settings.rounds);
+  const auto make = [&] {
+    return at::zeros({num_bytes / static_cast<int64_t>(c10::elementSize(settings.dtype))},
+                     at::device(context.device()).dtype(settings.dtype));
+  };
+  const auto us = time_loops(context,
+                             {plain_loop(nccl, make(), iterations),
+                              communicator_loop(comm, make(), settings.op, iterations)},
+                             captured, iterations, settings.rounds);
   if (context.is_main()) {
     print_row(context, captured, num_bytes, us);
   }
@@ -276,14 +239,12 @@ void run(const Settings& settings) {
   ddp::ContextOptions options;
   options.device = ddp::DeviceChoice::Cuda;
   options.communicator.nccl_min_ctas = settings.ctas;
-  options.communicator.nccl_algorithm = settings.algorithm;
   auto context = ddp::Context::create(options);
   if (std::string(context.communicator()->backend()) != "nccl") {
     throw ddp::SettingsError("bench_all_reduce needs at least two ranks with a GPU each");
   }
   {
-    PlainNccl ring(context, settings);
-    PlainNccl symmetric(context, settings);
+    PlainNccl nccl(context, settings);
     if (context.is_main()) {
       const char* nvls = std::getenv("NCCL_NVLS_ENABLE");
       std::printf(
@@ -291,12 +252,12 @@ void run(const Settings& settings) {
           "rounds\n",
           context.world_size(), c10::toString(settings.dtype), to_string(settings.op),
           settings.ctas, nvls == nullptr ? "unset" : nvls, settings.rounds);
-      std::printf("%-6s %12s %10s %10s %10s %10s %9s %9s %8s %8s\n", "mode", "bytes", "nccl_us",
-                  "ddp_us", "ring_us", "symm_us", "nccl_bus", "ddp_bus", "ratio", "extra_us");
+      std::printf("%-6s %12s %10s %10s %9s %9s %8s %8s\n", "mode", "bytes", "nccl_us", "ddp_us",
+                  "nccl_bus", "ddp_bus", "ratio", "extra_us");
     }
     for (const bool captured : settings.captured) {
       for (int64_t bytes = settings.min_bytes; bytes <= settings.max_bytes; bytes *= 4) {
-        measure(context, ring, symmetric, settings, bytes, captured);
+        measure(context, nccl, settings, bytes, captured);
       }
     }
     if (context.is_main()) {
@@ -326,11 +287,6 @@ Settings parse(int argc, char** argv) {
       settings.max_bytes = std::stoll(value);
     } else if (key == "rounds") {
       settings.rounds = std::max(1, std::stoi(value));
-    } else if (key == "algorithm") {
-      const std::string setting = "context.communicator.nccl_algorithm=" + value;
-      const char* const library[] = {argv[0], setting.c_str()};
-      settings.algorithm =
-          ddp::Config::from_command_line(2, library).context.communicator.nccl_algorithm;
     } else if (key == "ctas") {
       settings.ctas = std::stoi(value);
     } else if (argument == "dtype=float32" || argument == "dtype=bfloat16") {

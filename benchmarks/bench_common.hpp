@@ -100,21 +100,13 @@ class Settings {
  private:
   /// Defaults of every benchmark of training steps.
   static const Values& protocol_defaults() {
-    static const Values values = {{"steps", "20"},
-                                  {"warmup", "15"},
-                                  {"lead_in", "0"},
-                                  {"host_repeats", "5"},
-                                  {"rounds", "5"},
-                                  {"wrap", "ddp"},
-                                  {"init_sync", "true"},
-                                  {"device", "auto"},
-                                  {"nccl_algorithm", "ring"},
-                                  {"nccl_max_ctas", "0"},
-                                  {"release_memory", "false"},
-                                  {"profile", ""},
-                                  {"profile_steps", "5"},
-                                  {"gate", ""},
-                                  {"name", "libddp"}};
+    static const Values values = {{"steps", "20"},        {"warmup", "15"},
+                                  {"lead_in", "0"},       {"host_repeats", "5"},
+                                  {"rounds", "5"},        {"wrap", "ddp"},
+                                  {"init_sync", "true"},  {"device", "auto"},
+                                  {"nccl_max_ctas", "0"}, {"release_memory", "false"},
+                                  {"profile", ""},        {"profile_steps", "5"},
+                                  {"gate", ""},           {"name", "libddp"}};
     return values;
   }
   template <typename T>
@@ -315,9 +307,6 @@ inline ddp::Context create_context(const Settings& settings) {
   Gate(settings).wait_for("start");
   ddp::ContextOptions options;
   options.device = settings.library("context.device", "device").context.device;
-  options.communicator.nccl_algorithm =
-      settings.library("context.communicator.nccl_algorithm", "nccl_algorithm")
-          .context.communicator.nccl_algorithm;
   options.communicator.nccl_max_ctas = settings.number("nccl_max_ctas");
   return ddp::Context::create(options);
 }

@@ -26,8 +26,7 @@ QWEN2_VOCABULARY = "151936"
 
 # The benchmarks' settings by the trainers' settings of the same meaning.
 COMMON = {"train.batch_size": "batch_size", "model.dtype": "param_dtype", "ddp.bucket_cap_mb": "bucket_cap_mb",
-          "ddp.fp32_grads": "fp32_grads", "context.device": "device", "context.communicator.nccl_max_ctas": "nccl_max_ctas",
-          "context.communicator.nccl_algorithm": "nccl_algorithm"}
+          "ddp.fp32_grads": "fp32_grads", "context.device": "device", "context.communicator.nccl_max_ctas": "nccl_max_ctas"}
 IMAGES = {**COMMON, "model.name": "model", "model.stem": "stem", "model.channels_last": "channels_last",
           "data.image_size": "image_size", "data.num_classes": "num_classes"}
 LANGUAGE = {**COMMON, "train.grad_accum_steps": "accumulate", "train.max_grad_norm": "clip", "tokens.max_seq_len": "seq_len",

@@ -44,7 +44,7 @@ only_others_race() {
 read -ra tests <<<"${TESTS:-gpu_batch_norm gpu_optim gpu_device_images gpu_jpeg_loader \
   gpu_ops:*address,*slot*,*NaN*,*digits*,*logit*,*expanded*,*float64* \
   gpu_convolution:space*,*stem*,cross*,pooled* gpu_flat_optimizer:*captured*,*without*,*scan*,Averages*,LAMB* \
-  gpu_copy_all_reduce:*once* gpu_side_streams:*filters* gpu_reducer_graph:*captured* gpu_nccl_communicator gpu_graphed_step:*memsets* \
+  gpu_side_streams:*filters* gpu_reducer_graph:*captured* gpu_nccl_communicator gpu_graphed_step:*memsets* \
   reduce:SyncBatchNorm*}"
 for test in "${tests[@]}"; do
   name=${test%%:*}

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of operations and of ranks, point to point, memory, and invalid arguments, on the backend
+// Groups of operations and of ranks, point to point, and invalid arguments, on the backend
 // of the device (single, mpi, nccl).
 #include <ATen/ATen.h>
 
 #include <chrono>
-#include <cstdint>
 #include <string>
 #include <thread>
 
@@ -75,7 +74,6 @@ TEST_CASE("another communicator is refused inside a GroupScope") {
     CHECK(contains(settings_error([&] { const ddp::GroupScope nested(*other); }), "GroupScope"));
     CHECK(contains(settings_error([&] { other->barrier(); }), "GroupScope"));
     CHECK(contains(settings_error([&] { other->split(0, 0); }), "GroupScope"));
-    CHECK(contains(settings_error([&] { other->allocate(256); }), "GroupScope"));
   }
   work->wait();
   other->all_reduce(theirs)->wait();  // no operation is pending
@@ -197,23 +195,6 @@ TEST_CASE("an aborted group ends, its parent goes on") {
   CHECK(ones.eq(static_cast<float>(comm().world_size())).all().item<bool>());
 }
 
-TEST_CASE("allocated memory is aligned, reduced and outlives its group") {
-  at::Tensor memory;
-  {
-    auto group = comm().split(0, comm().rank());
-    memory = group->allocate(4096);
-    CHECK(memory.numel() == 4096);
-    CHECK(memory.scalar_type() == at::kByte);
-    CHECK(memory.device() == comm().device());
-    CHECK(reinterpret_cast<std::uintptr_t>(memory.data_ptr()) % 256 == 0);
-    auto floats = memory.view(at::kFloat);
-    floats.fill_(static_cast<float>(comm().rank() + 1));
-    group->all_reduce(floats)->wait();
-  }
-  const float sum = static_cast<float>(comm().world_size() * (comm().world_size() + 1)) / 2;
-  CHECK(memory.view(at::kFloat).eq(sum).all().item<bool>());
-}
-
 TEST_CASE("a wrong argument is an error on the rank that made it, and nothing was sent") {
   const int world_size = comm().world_size();
   const auto ones = here(at::ones({8}));
@@ -226,7 +207,6 @@ TEST_CASE("a wrong argument is an error on the rank that made it, and nothing wa
                  "root=" + std::to_string(world_size)));
   CHECK(contains(settings_error([&] { comm().all_gather(ones, ones.to(at::kHalf)); }), "dtype"));
   CHECK(contains(settings_error([&] { comm().reduce_scatter(here(at::ones({7})), ones); }), "7"));
-  CHECK(contains(settings_error([&] { comm().allocate(-1); }), "num_bytes=-1"));
   if (comm().device().is_cuda()) {
     CHECK(contains(settings_error([&] { comm().all_reduce(at::ones({1})); }), "cpu"));
   } else {

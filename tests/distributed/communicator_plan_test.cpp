@@ -157,9 +157,3 @@ TEST_CASE("a book of choices ends somewhere, and what it holds may change") {
   book.note("first", 4, 2);
   CHECK(book.find("first", 4) == 2);
 }
-
-TEST_CASE("an overlapped all_reduce gives the same result") {
-  auto tensor = here(data_of(comm().rank(), 5000, at::kFloat));
-  comm().all_reduce_overlapped(tensor)->wait();
-  CHECK(tensor.cpu().equal(reference(5000, at::kFloat, ReduceOp::Sum, comm().world_size())));
-}

@@ -285,21 +285,6 @@ TEST_CASE("a collective waits for what its stream was given before") {
   }
 }
 
-TEST_CASE("a window is reduced, and its memory outlives the communicator") {
-  ddp::CommunicatorOptions options;
-  options.nccl_algorithm = ddp::NcclAlgorithm::Copy;
-  at::Tensor memory;
-  {
-    auto comm = make(options);
-    memory = comm->allocate(1 << 20);
-    auto floats = memory.view(at::kFloat);
-    floats.fill_(static_cast<float>(rank() + 1));
-    comm->all_reduce(floats)->wait();
-    synchronize();
-  }
-  CHECK(memory.view(at::kFloat).eq(sum_of_ranks()).all().item<bool>());
-}
-
 TEST_CASE("works that nobody waits for keep their memory safe") {
   auto comm = make();
   std::vector<at::Tensor> results;

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/argument_checks.hpp"
 
-#include <ATen/ops/from_blob.h>
-
-#include <cstdlib>
-#include <new>
+#include <string_view>
 
 #include "ddp/core/error.hpp"
 
@@ -134,25 +131,6 @@ bool is_own_part(const at::Tensor& whole, const at::Tensor& part, int rank) {
   return static_cast<const char*>(part.const_data_ptr()) ==
          static_cast<const char*>(whole.const_data_ptr()) +
              rank * static_cast<int64_t>(part.nbytes());
-}
-
-void check_allocation(int64_t num_bytes) {
-  if (num_bytes < 0) {
-    refuse("allocate", "num_bytes=", num_bytes, " is negative; give 0 or more");
-  }
-}
-
-at::Tensor allocate_cpu(int64_t num_bytes) {
-  constexpr int64_t kAlignment = 256;
-  check_allocation(num_bytes);
-  // aligned_alloc needs a multiple of the alignment. A nonzero size makes the pointer unique.
-  const int64_t padded = (num_bytes / kAlignment + 1) * kAlignment;
-  void* memory = std::aligned_alloc(kAlignment, static_cast<size_t>(padded));
-  if (memory == nullptr) {
-    throw std::bad_alloc();
-  }
-  return at::from_blob(
-      memory, {num_bytes}, [](void* p) { std::free(p); }, at::kByte);
 }
 
 }  // namespace ddp::detail

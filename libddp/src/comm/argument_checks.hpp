@@ -29,9 +29,4 @@ void check_peer(const GroupInfo& group, const char* operation, const at::Tensor&
 /// Whether `part` is this rank's own part of `whole` (the in-place forms).
 bool is_own_part(const at::Tensor& whole, const at::Tensor& part, int rank);
 
-/// Returns uint8 [num_bytes], 256-byte aligned, uninitialised host memory.
-at::Tensor allocate_cpu(int64_t num_bytes);
-/// Throws SettingsError for a negative size.
-void check_allocation(int64_t num_bytes);
-
 }  // namespace ddp::detail

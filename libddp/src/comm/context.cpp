@@ -137,13 +137,10 @@ void set_up_log(const LaunchEnvironment& launch) {
 }
 
 // Ranks capture steps without each other. With 1, the default, a captured call of NCCL may wait
-// until all ranks capture it, and runs otherwise than the same call outside of captures: the first
-// variable is for all memory, the second for that of nccl_algorithm=copy. NCCL reads them once.
-// Call it before threads start.
+// until all ranks capture it, and runs otherwise than the same call outside of captures. NCCL reads
+// the variable once. Call it before threads start.
 void keep_captures_apart() {
-  for (const char* variable : {"NCCL_GRAPH_REGISTER", "NCCL_LOCAL_REGISTER"}) {
-    setenv(variable, "0", /*overwrite=*/0);
-  }
+  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
 }
 
 }  // namespace

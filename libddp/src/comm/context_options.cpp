@@ -31,13 +31,6 @@ void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor) {
                  .min = 0,
                  .max = 64},
                 options.nccl_max_ctas);
-  visitor.field({.name = "nccl_algorithm",
-                 .doc = "Algorithm of gradient reductions. ring: NCCL's kernels. copy: the GPUs' "
-                        "copy engines for buckets of 1 MiB and more that backward hides, which "
-                        "leaves the multiprocessors to the computation; on one node with NCCL "
-                        "2.28.9 or later, elsewhere ring is used."},
-                options.nccl_algorithm,
-                {{"ring", NcclAlgorithm::Ring}, {"copy", NcclAlgorithm::Copy}});
   visitor.field({.name = "check_collectives",
                  .doc = "For debugging: compare the arguments of each collective across ranks "
                         "before it starts. A difference is an error that names both sides."},

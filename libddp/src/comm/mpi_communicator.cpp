@@ -136,10 +136,6 @@ class MpiCommunicator final : public Communicator {
   void group_start() override { ThreadGroup::enter(this); }
   void group_end() override { ThreadGroup::leave(); }
   CommunicatorPtr split(int color, int key) override;
-  at::Tensor allocate(int64_t num_bytes) override {
-    ThreadGroup::check(this, "allocate");
-    return allocate_cpu(num_bytes);
-  }
   void abort(const std::string& reason) override;
   void set_step(int64_t step) override { timeouts_->set_step(step); }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/create_communicator.hpp"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 
@@ -32,7 +31,7 @@ constexpr int64_t kMostReserved = 24;
 
 NcclCommunicator::NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& options,
                                    CollectiveFailureHandler on_failure,
-                                   std::shared_ptr<StepTimeouts> timeouts, std::string no_windows,
+                                   std::shared_ptr<StepTimeouts> timeouts,
                                    std::shared_ptr<CollectiveCheck> check,
                                    const Communicator* parent)
     : Communicator(parent),
@@ -40,15 +39,10 @@ NcclCommunicator::NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& 
       on_failure_(std::move(on_failure)),
       check_(std::move(check)),
       timeouts_(std::move(timeouts)),
-      no_windows_(std::move(no_windows)),
       handle_(std::move(comm)),
       info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, handle_.device()}},
       launcher_(handle_),
-      memory_(options_.nccl_algorithm == NcclAlgorithm::Copy && no_windows_.empty() &&
-                      info_.world_size > 1
-                  ? std::make_shared<NcclMemory>(handle_.get("start"), handle_.device())
-                  : nullptr),
-      reductions_(handle_, launcher_, memory_),
+      reductions_(handle_, launcher_),
       failures_({.name = "the nccl communicator",
                  .rank = info_.rank,
                  .world_size = info_.world_size,
@@ -87,17 +81,9 @@ void NcclCommunicator::start(std::string id, const AddProbe& add_probe) {
 NcclCommunicator::~NcclCommunicator() {
   watchdog_.reset();
   try {
-    const auto close = [memory = memory_] {
-      if (memory) {
-        memory->close();
-      }
-    };
-    if (!handle_.destroy(close)) {
+    if (!handle_.destroy()) {
       // A graph that captured collectives writes the counters in its next replay.
       launcher_.counters().abandon();
-      if (memory_) {
-        memory_->abandon();  // copies may still use it
-      }
     }
   } catch (const std::exception& error) {
     log_error(concat("at the end of the nccl communicator: ", error.what()));
@@ -110,13 +96,7 @@ void NcclCommunicator::abort(const std::string& reason) {
   }
   // A launching thread can block inside NCCL. Setting NCCL's abort flag unblocks it.
   const auto launching = launcher_.lock_within(1s);
-  handle_.abort([this] {
-    launcher_.counters().abandon();
-    if (memory_) {
-      memory_->abandon();
-      reductions_.release();
-    }
-  });
+  handle_.abort([this] { launcher_.counters().abandon(); });
   children_.abort(reason);
 }
 
@@ -142,7 +122,7 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   int num_ranks = 0;
   check_nccl(ncclCommCount(child.get(), &num_ranks), child.get(), "ncclCommCount");
   auto made = std::make_shared<NcclCommunicator>(
-      std::move(child), options_, on_failure_, timeouts_, no_windows_,
+      std::move(child), options_, on_failure_, timeouts_,
       check_ ? check_->of_group(call_number, color, num_ranks) : nullptr, this);
   made->start(concat(id_, "/", split_number, ":", color), add_probe_);
   children_.add(made);
@@ -154,17 +134,9 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
 }
 
 WorkPtr NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
-  return start_all_reduce(tensor, op, /*overlapped=*/false);
-}
-
-WorkPtr NcclCommunicator::all_reduce_overlapped(at::Tensor tensor, ReduceOp op) {
-  return start_all_reduce(tensor, op, /*overlapped=*/true);
-}
-
-WorkPtr NcclCommunicator::start_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
   check_all_reduce(info_, tensor, op);
-  compare(overlapped ? "all_reduce_overlapped" : "all_reduce", tensor, op);
-  return reductions_.all_reduce(tensor, op, overlapped);
+  compare("all_reduce", tensor, op);
+  return reductions_.all_reduce(tensor, op);
 }
 
 WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
@@ -222,24 +194,11 @@ void NcclCommunicator::barrier() {
   work->wait_host();
 }
 
-at::Tensor NcclCommunicator::allocate(int64_t num_bytes) {
-  const auto lock = launcher_.lock();
-  launcher_.check_usable("allocate");
-  check_allocation(num_bytes);
-  const c10::cuda::CUDAGuard guard(info_.device);
-  if (memory_ == nullptr || num_bytes == 0) {
-    return at::empty({num_bytes},
-                     at::device(info_.device).dtype(at::kByte));  // caching: 512-byte aligned
-  }
-  return reductions_.allocate(num_bytes);
-}
-
 Plan::Identity NcclCommunicator::plan_identity() const {
   int nccl = 0;
   check_nccl(ncclGetVersion(&nccl), nullptr, "ncclGetVersion");
   auto identity = kernels_identity(info_.device);
   identity["nccl"] = std::to_string(nccl);
-  identity["windows"] = memory_ ? "copies" : "no";  // "yes" of earlier versions: symmetric kernels
   identity["nccl_ctas"] = concat(options_.nccl_min_ctas, "-", options_.nccl_max_ctas);
   return identity;
 }
@@ -258,18 +217,10 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
   DDP_CHECK(device.is_cuda() && device.has_index(), device.str());
   const c10::cuda::CUDAGuard guard(device.index());
   auto comm = connect_nccl(control_plane, device.index(), options);
-  std::string no_windows;
-  if (options.nccl_algorithm == NcclAlgorithm::Copy && control_plane.world_size() > 1) {
-    no_windows = why_no_windows(control_plane);
-    if (!no_windows.empty() && control_plane.rank() == 0) {
-      log_info(
-          concat("context.communicator.nccl_algorithm=copy: ring is used, because ", no_windows));
-    }
-  }
   auto made = std::make_shared<NcclCommunicator>(
       std::move(comm), options, std::move(on_failure),
-      std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout),
-      std::move(no_windows), std::move(check), /*parent=*/nullptr);
+      std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout), std::move(check),
+      /*parent=*/nullptr);
   made->start("world", add_probe);
   return made;
 }

@@ -17,7 +17,6 @@
 #include "comm/group_choices.hpp"
 #include "comm/nccl_handle.hpp"
 #include "comm/nccl_launch.hpp"
-#include "comm/nccl_memory.hpp"
 #include "comm/nccl_reductions.hpp"
 #include "comm/watchdog.hpp"
 #include "core/plan.hpp"
@@ -28,17 +27,16 @@
 namespace ddp::detail {
 
 /// Checks and compares each call, then passes it to one of its parts: the handle (lifetime), the
-/// launcher (order), the reductions (algorithms), the memory (windows) or the failure detector.
+/// launcher (order), the reductions (dtypes and operations) or the failure detector.
 class NcclCommunicator final : public Communicator,
                                public CapturableCommunicator,
                                public BackendMeasurements,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
-  /// `no_windows`: why memory cannot be registered, see why_no_windows(). `check` may be null.
+  /// `check` may be null.
   NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& options,
                    CollectiveFailureHandler on_failure, std::shared_ptr<StepTimeouts> timeouts,
-                   std::string no_windows, std::shared_ptr<CollectiveCheck> check,
-                   const Communicator* parent);
+                   std::shared_ptr<CollectiveCheck> check, const Communicator* parent);
   ~NcclCommunicator() override;
   /// Starts the watchdog and reports positions. `id`: see GroupPosition.
   void start(std::string id, const AddProbe& add_probe);
@@ -50,7 +48,6 @@ class NcclCommunicator final : public Communicator,
   at::Device device() const override { return info_.device; }
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override;
-  WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op) override;
   WorkPtr broadcast(at::Tensor tensor, int root) override;
   WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr all_gather(at::Tensor output, at::Tensor input) override;
@@ -60,7 +57,6 @@ class NcclCommunicator final : public Communicator,
   void group_start() override { launcher_.group_start(); }
   void group_end() override { launcher_.group_end(); }
   CommunicatorPtr split(int color, int key) override;
-  at::Tensor allocate(int64_t num_bytes) override;
   void abort(const std::string& reason) override;
   void set_step(int64_t step) override { timeouts_->set_step(step); }
   bool compares_calls() const override { return check_ != nullptr; }
@@ -71,7 +67,6 @@ class NcclCommunicator final : public Communicator,
   std::vector<AllReduceRow> measure_all_reduce() override;
 
  private:
-  WorkPtr start_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped);
   /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on,
   /// outside captures. Returns its number among the compared calls.
   template <typename... Args>
@@ -88,11 +83,9 @@ class NcclCommunicator final : public Communicator,
   const CollectiveFailureHandler on_failure_;
   const std::shared_ptr<CollectiveCheck> check_;  // null: calls are not compared
   const std::shared_ptr<StepTimeouts> timeouts_;
-  const std::string no_windows_;
   NcclHandle handle_;
   const GroupInfo info_;
   NcclLauncher launcher_;
-  const std::shared_ptr<NcclMemory> memory_;  // null: windows are not requested or not available
   NcclReductions reductions_;
   at::Tensor barrier_buffer_;                                  // guarded by the launcher's lock
   std::optional<ops::MultiprocessorReservation> reservation_;  // held until destruction

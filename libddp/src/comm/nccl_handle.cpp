@@ -235,15 +235,14 @@ NcclCommPtr NcclHandle::take() {
   return std::move(comm_);
 }
 
-bool NcclHandle::destroy(const std::function<void()>& close) {
+bool NcclHandle::destroy() {
   auto comm = take();
   if (comm == nullptr) {
     return true;
   }
   auto code = std::make_shared<std::atomic<ncclResult_t>>(ncclSuccess);
-  if (!run_bounded(30s, [comm = comm.release(), code, device = device_, close] {
+  if (!run_bounded(30s, [comm = comm.release(), code, device = device_] {
         cudaSetDevice(device);
-        close();
         code->store(ncclCommDestroy(comm));
       })) {
     log_warning(

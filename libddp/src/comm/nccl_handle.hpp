@@ -64,9 +64,9 @@ class NcclHandle {
   /// Throws NCCL's own error of an earlier collective. Returns false after the communicator's end.
   bool poll_async_error() const;
 
-  /// Calls `close` in another thread, then frees NCCL's communicator. Does nothing if destroy() or
-  /// abort() was called. Returns false if NCCL did not end in time.
-  bool destroy(const std::function<void()>& close);
+  /// Frees NCCL's communicator in another thread. Does nothing if destroy() or abort() was called.
+  /// Returns false if NCCL did not end in time.
+  bool destroy();
   /// Calls `abandon`, even if the communicator has ended, then aborts.
   void abort(const std::function<void()>& abandon);
 

@@ -8,7 +8,7 @@
 //                                         └─ "n collectives ended" into mapped host memory
 //
 // The host never waits here. collective_counters.hpp explains the counting. Consecutive all_reduces
-// below 4 MiB share an event, unless overlapped, grouped or captured: launch_events.hpp.
+// below 4 MiB share an event, unless grouped or captured: launch_events.hpp.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>

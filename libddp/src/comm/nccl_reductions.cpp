@@ -7,13 +7,11 @@
 #include <utility>
 
 #include "comm/nccl_handle.hpp"
-#include "comm/nccl_kernels.hpp"
-#include "ops/tensor_launch.hpp"
+#include "ddp/core/error.hpp"
 
 namespace ddp::detail {
 namespace {
 
-constexpr size_t kLeastCopied = size_t{1} << 20;
 constexpr size_t kLargestSharingEvent =
     (size_t{4} << 20) - 1;  // larger ones take longer than a wait
 
@@ -61,70 +59,32 @@ ncclRedOp_t to_nccl(ReduceOp op, c10::ScalarType dtype) {
   throw InternalError("unknown ReduceOp");
 }
 
-bool can_be_copied(const at::Tensor& tensor, ReduceOp op) {
-  const auto dtype = tensor.scalar_type();
-  return (op == ReduceOp::Sum || op == ReduceOp::Avg) &&
-         (dtype == c10::kFloat || dtype == c10::kBFloat16 || dtype == c10::kHalf) &&
-         tensor.nbytes() >= kLeastCopied && ops::detail::is_aligned(tensor);
-}
-
-}  // namespace
-
-NcclReductions::NcclReductions(NcclHandle& handle, NcclLauncher& launcher,
-                               std::shared_ptr<NcclMemory> memory)
-    : handle_(handle), launcher_(launcher), memory_(std::move(memory)) {}
-
-// No rank writes into another's slots and flags before all of them are ready: a rank reduces in
-// memory that it registered later, for which NCCL waits for all ranks.
-at::Tensor NcclReductions::allocate(int64_t num_bytes) {
-  if (!slots_.defined()) {
-    const auto flags_bytes = CopyAllReduce::flags_bytes(handle_.world_size());
-    slots_ = memory_->allocate(static_cast<int64_t>(CopyAllReduce::kSlotsBytes));
-    flags_ = memory_->allocate(static_cast<int64_t>(flags_bytes)).zero_();
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    auto slots = memory_->find(slots_.const_data_ptr(), slots_.nbytes());
-    auto flags = memory_->find(flags_.const_data_ptr(), flags_bytes);
-    if (!slots.empty()) {
-      copies_ = std::make_unique<CopyAllReduce>(handle_.rank(), std::move(slots), std::move(flags));
-    }
-  }
-  return memory_->allocate(num_bytes);
-}
-
-// Beside computation copies are best, which take no multiprocessors. Alone, NCCL's kernels are
-// faster.
-ncclResult_t NcclReductions::call_all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped,
-                                             ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t call_all_reduce(const at::Tensor& tensor, ReduceOp op, ncclComm_t comm,
+                             cudaStream_t stream) {
   void* const data = tensor.data_ptr();
-  if (overlapped && copies_ != nullptr && can_be_copied(tensor, op)) {
-    if (const auto everywhere = memory_->find(data, tensor.nbytes()); !everywhere.empty()) {
-      copies_->run(everywhere, tensor.nbytes(), ops::detail::element_of(tensor.scalar_type()),
-                   op == ReduceOp::Avg, stream);
-      return ncclSuccess;
-    }
-  }
   return ncclAllReduce(data, data, static_cast<size_t>(tensor.numel()),
                        to_nccl(tensor.scalar_type()), to_nccl(op, tensor.scalar_type()), comm,
                        stream);
 }
 
+}  // namespace
+
 void NcclReductions::enqueue_all_reduce(const at::Tensor& tensor, ReduceOp op) {
   launcher_.enqueue("all_reduce", [&](ncclComm_t comm, cudaStream_t stream) {
-    return call_all_reduce(tensor, op, /*overlapped=*/false, comm, stream);
+    return call_all_reduce(tensor, op, comm, stream);
   });
 }
 
-WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op, bool overlapped) {
+WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op) {
   if (tensor.scalar_type() == at::kShort) {
     return reduce_int16("all_reduce", tensor, tensor, op);
   }
   const auto lock = launcher_.lock();
-  const bool shares_event =
-      !overlapped && !launcher_.in_group() && tensor.nbytes() <= kLargestSharingEvent;
+  const bool shares_event = !launcher_.in_group() && tensor.nbytes() <= kLargestSharingEvent;
   return launcher_.launch(
       "all_reduce", tensor, {tensor},
       [&](ncclComm_t comm, cudaStream_t stream) {
-        return call_all_reduce(tensor, op, overlapped, comm, stream);
+        return call_all_reduce(tensor, op, comm, stream);
       },
       /*after=*/nullptr, shares_event);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nccl_timing.hpp"
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <cuda_runtime_api.h>
 
@@ -86,9 +86,9 @@ std::vector<AllReduceRow> time_all_reduce(Communicator& communicator, NcclLaunch
   const auto lock = launcher.lock();
   const c10::cuda::CUDAGuard guard(communicator.device());
   // Allocated on the caller's stream, which continues to use the allocator's cached memory.
-  const auto buffer = communicator.allocate(kLargestMeasured);
-  buffer.record_stream(launcher.stream().unwrap());  // after an abort NCCL may still use it
-  const auto floats = buffer.view(at::kFloat).zero_();
+  const auto floats = at::zeros({kLargestMeasured / static_cast<int64_t>(sizeof(float))},
+                                at::device(communicator.device()).dtype(at::kFloat));
+  floats.record_stream(launcher.stream().unwrap());  // after an abort NCCL may still use it
   const c10::cuda::CUDAStreamGuard stream_guard(launcher.stream());
   // Without this, pending work of this rank or a slower one would be timed too.
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

@@ -10,9 +10,9 @@
 
 namespace ddp::detail {
 
-/// Measures all-reduces in memory of the communicator, in captures, on a communicator that nobody
-/// uses eagerly. Once a communicator was captured, NCCL orders its eager launches behind its
-/// captured ones. This costs small ones 1 us each.
+/// Measures all-reduces in captures, on a communicator that nobody uses eagerly. Once a
+/// communicator was captured, NCCL orders its eager launches behind its captured ones. This costs
+/// small ones 1 us each.
 ///
 /// `launcher` and `reductions` are parts of `communicator`. Returns this rank's times. Collective;
 /// the host waits.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The group of one. On CUDA it copies on the caller's current stream, at the same place in program
 // order as a collective.
-#include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -106,15 +105,6 @@ class SingleCommunicator final : public Communicator, public detail::BackendMeas
       return nullptr;
     }
     return std::make_shared<SingleCommunicator>(device_, this);
-  }
-  at::Tensor allocate(int64_t num_bytes) override {
-    check_usable("allocate");
-    if (device_.is_cpu()) {
-      return detail::allocate_cpu(num_bytes);
-    }
-    detail::check_allocation(num_bytes);
-    return at::empty({num_bytes},
-                     at::device(device_).dtype(at::kByte));  // caching: 512-byte aligned
   }
   void abort(const std::string& reason) override { state_.abort(reason); }
   Plan::Identity plan_identity() const override { return detail::kernels_identity(device_); }

@@ -34,6 +34,11 @@ std::string first_difference(const Plan::Identity& theirs, const Plan::Identity&
       return concat(name, ": ", other, ", here ", value);
     }
   }
+  // Earlier versions had other algorithms of reductions. "no" stands for NCCL's own.
+  const auto windows = theirs.find("windows");
+  if (windows != theirs.end() && windows->second != "no") {
+    return concat("windows: ", windows->second, ", here no");
+  }
   return {};
 }
 

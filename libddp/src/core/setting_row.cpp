@@ -108,7 +108,8 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
 }
 
 bool is_removed_setting(const std::string& key) {
-  return key == "optimizer.overlap_backward" || key == "optimizer.skip_dead_taps";
+  return key == "optimizer.overlap_backward" || key == "optimizer.skip_dead_taps" ||
+         key == "context.communicator.nccl_algorithm";
 }
 
 }  // namespace detail

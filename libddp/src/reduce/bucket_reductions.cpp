@@ -114,12 +114,9 @@ void BucketReductions::start(size_t first, size_t last) {
     mean_.finish();
   }
   const auto op = mean_.reduce_op();
-  const bool is_last_of_dtype =
-      last + 1 == reductions_.size();  // backward hides all buckets before
   for (size_t b = first; b <= last; ++b) {
     auto& bucket = gradients_.buckets()[b];
     mean_.describe(bucket);
-    bucket.is_last_of_dtype = is_last_of_dtype;
     bucket.loss_scale = loss_scale_;
     auto& work = reductions_[b].work;
     if (hook_) {
@@ -127,8 +124,7 @@ void BucketReductions::start(size_t first, size_t last) {
     } else if (gradients_.is_sharded()) {
       work = communicator_->reduce_scatter(bucket.shard, bucket.buffer, op);
     } else {
-      work = is_last_of_dtype ? communicator_->all_reduce(bucket.buffer, op)
-                              : communicator_->all_reduce_overlapped(bucket.buffer, op);
+      work = communicator_->all_reduce(bucket.buffer, op);
     }
     reductions_[b].is_started = true;
   }

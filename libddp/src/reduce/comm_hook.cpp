@@ -19,14 +19,7 @@ void scale_divided_sum(GradBucket& bucket) {
   }
 }
 
-WorkPtr reduce_sum(const GradBucket& bucket, const at::Tensor& tensor) {
-  return bucket.is_last_of_dtype
-             ? bucket.communicator->all_reduce(tensor, ReduceOp::Sum)
-             : bucket.communicator->all_reduce_overlapped(tensor, ReduceOp::Sum);
-}
-
-// Sends tensors in the communicator's own memory, allocated once per layout, where copy engines may
-// reduce them.
+// Allocates the tensors that it sends once per layout.
 class CompressHook final : public CommHook {
  public:
   explicit CompressHook(at::ScalarType wire_dtype) : wire_dtype_(wire_dtype) {}
@@ -40,14 +33,12 @@ class CompressHook final : public CommHook {
     buckets_.resize(std::max(buckets_.size(), static_cast<size_t>(bucket.index) + 1));
     auto& own = buckets_[static_cast<size_t>(bucket.index)];
     if (!own.wire.defined() || own.wire.numel() != bucket.buffer.numel()) {
-      const auto bytes =
-          bucket.buffer.numel() * static_cast<int64_t>(c10::elementSize(wire_dtype_));
-      own.wire = bucket.communicator->allocate(bytes).view(wire_dtype_);
+      own.wire = at::empty_like(bucket.buffer, at::dtype(wire_dtype_));
     }
     // Divides before the sum, so that the sum of many ranks stays within the wire dtype's range.
     // One kernel, one rounding.
     at::div_out(own.wire, bucket.buffer, at::scalar_tensor(bucket.divisor));
-    own.work = reduce_sum(bucket, own.wire);
+    own.work = bucket.communicator->all_reduce(own.wire, ReduceOp::Sum);
   }
 
   void finish(GradBucket& bucket) override {
@@ -58,7 +49,7 @@ class CompressHook final : public CommHook {
     scale_divided_sum(bucket);
   }
 
-  // Captured graphs write to the wires, and other ranks may replay while this one would allocate.
+  // Keeps the wires, because captured graphs write to them.
   void reset() override {
     for (auto& bucket : buckets_) {
       bucket.work = nullptr;
@@ -149,7 +140,7 @@ std::shared_ptr<CommHook> make_comm_hook(const DdpOptions& options) {
 std::shared_ptr<CommHook> make_all_reduce_hook() {
   const auto start = [](GradBucket& bucket) {
     bucket.buffer.div_(bucket.divisor);
-    return reduce_sum(bucket, bucket.buffer);
+    return bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Sum);
   };
   return std::make_shared<FunctionHook>("all_reduce", start, /*starts_in_group=*/true);
 }

@@ -92,7 +92,7 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
                       .element_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
                       .key = found->second});
     if (inserted) {
-      arenas_.push_back(at::empty({0}, tensor.options().dtype(dtype)));  // allocate() needs dtype
+      arenas_.push_back(at::empty({0}, tensor.options().dtype(dtype)));  // replaced by allocate()
     }
   }
   allocate(options);
@@ -122,11 +122,9 @@ void GradientArena::allocate(const DdpOptions& options) {
                                                        : bucket_limits_bytes(options),
                                    .world_size = communicator_->world_size()};
   for (size_t key = 0; key < arenas_.size(); ++key) {
-    const auto dtype = arenas_[key].scalar_type();
     const int64_t numel = max_arena_numel(specs_, limits, static_cast<int>(key));
-    const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-    arenas_[key] = communicator_->allocate(bytes).view(dtype);
-    arenas_[key].zero_();  // padding between gradients is reduced too
+    arenas_[key] =
+        at::zeros({numel}, arenas_[key].options());  // padding between gradients is reduced too
   }
 }
 

@@ -33,8 +33,8 @@ namespace ddp::detail {
 
 class GradientArena {
  public:
-  /// Allocates the arenas through the communicator, once. Later layouts move offsets inside this
-  /// memory, so its address stays valid for NCCL windows and captured graphs.
+  /// Allocates the arenas once. Later layouts move offsets inside this memory, so its address stays
+  /// valid for captured graphs.
   GradientArena(NamedParameters parameters, CommunicatorPtr communicator,
                 const DdpOptions& options);
   ~GradientArena();

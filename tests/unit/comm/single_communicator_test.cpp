@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 
-#include <cstdint>
-
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
@@ -52,21 +50,6 @@ TEST_CASE("copies keep the memory order, not the index order") {
   auto out = at::zeros({24}, at::kFloat);
   comm->all_gather(out, in)->wait();
   CHECK(out.equal(in.permute({0, 2, 3, 1}).reshape({24})));
-}
-
-TEST_CASE("allocate is aligned and outlives the communicator") {
-  at::Tensor memory;
-  {
-    auto comm = ddp::make_single_communicator(at::kCPU);
-    memory = comm->allocate(1000);
-    CHECK(comm->allocate(0).numel() == 0);
-    CHECK(contains(message_of([&] { comm->allocate(-1); }), "num_bytes=-1"));
-  }
-  CHECK(memory.numel() == 1000);
-  CHECK(memory.scalar_type() == at::kByte);
-  CHECK(reinterpret_cast<std::uintptr_t>(memory.data_ptr()) % 256 == 0);
-  memory.fill_(7);
-  CHECK(memory.sum().item<int64_t>() == 7000);
 }
 
 TEST_CASE("split and abort of a group of one") {

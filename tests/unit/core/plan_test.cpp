@@ -64,6 +64,19 @@ TEST_CASE("a plan of another system changes nothing, and the difference is told"
   CHECK(plan.adopt(older.to_json(), "a test") == "nccl: unknown, here 22809");
 }
 
+TEST_CASE("a plan of an earlier version is pinned if NCCL's own kernels were measured") {
+  for (const std::string windows : {"no", "copies", "yes"}) {
+    auto identity = kHere;
+    identity["windows"] = windows;
+    Plan earlier(identity);
+    earlier.set("all_reduce", "[]");
+    Plan plan(kHere);
+    const auto difference = plan.adopt(earlier.to_json(), "a test");
+    CHECK(difference == (windows == "no" ? "" : "windows: " + windows + ", here no"));
+    CHECK(plan.empty() == (windows != "no"));
+  }
+}
+
 TEST_CASE("what is no plan is refused by name") {
   Plan plan(kHere);
   const auto damaged = GENERATE(as<std::string>(), "", "{", "[]", R"({"choices": {}})",

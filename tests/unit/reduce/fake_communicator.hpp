@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "comm/argument_checks.hpp"
 #include "comm/group_choices.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
@@ -65,9 +64,6 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
   ddp::WorkPtr all_reduce(at::Tensor tensor, ddp::ReduceOp op) override {
     return reduce("all_reduce", tensor, op);
   }
-  ddp::WorkPtr all_reduce_overlapped(at::Tensor tensor, ddp::ReduceOp op) override {
-    return reduce("all_reduce_overlapped", tensor, op);
-  }
   ddp::WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, ddp::ReduceOp op) override {
     output.copy_(input.narrow(0, 0, output.numel()));
     return reduce("reduce_scatter", output, op);
@@ -88,7 +84,6 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
   }
   void barrier() override {}
   ddp::CommunicatorPtr split(int /*color*/, int /*key*/) override { return nullptr; }
-  at::Tensor allocate(int64_t num_bytes) override { return ddp::detail::allocate_cpu(num_bytes); }
   void abort(const std::string& /*reason*/) override {}
 
   std::vector<Call> calls;

@@ -139,6 +139,13 @@ TEST_CASE("wrong settings are refused before anything starts") {
   has(refusal({"optimizer.nesterov=true"}), "momentum");
 }
 
+TEST_CASE("removed settings are refused by name, whatever their value") {
+  for (const char* value : {"ring", "copy", "symmetric"}) {
+    const auto setting = concat("context.communicator.nccl_algorithm=", value);
+    has(refusal({setting.c_str()}), "context.communicator.nccl_algorithm was removed; delete it");
+  }
+}
+
 TEST_CASE("a program can read its own section later") {
   const Config config = parse({"mine.alpha=0.25"});
   CHECK_THROWS_AS(config.require_all_read(), SettingsError);

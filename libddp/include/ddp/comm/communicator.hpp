@@ -52,12 +52,6 @@ class Communicator : public detail::GroupParts {
   virtual at::Device device() const = 0;    ///< where its tensors live
 
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) = 0;  ///< in place
-  /// Use this if kernels run at the same time. It may be slower but occupies fewer multiprocessors.
-  /// All ranks must call it, at the same place of the same allocate(). Wait for its work before a
-  /// graph that captured others is replayed.
-  virtual WorkPtr all_reduce_overlapped(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) {
-    return all_reduce(std::move(tensor), op);
-  }
   virtual WorkPtr broadcast(at::Tensor tensor, int root = 0) = 0;  ///< root's elements, in place
   /// `input` has world_size times the elements of `output`. Rank r receives the reduced r-th part.
   /// `output` may be that part of `input`.
@@ -77,11 +71,6 @@ class Communicator : public detail::GroupParts {
   /// Collective. Ranks with equal `color` form a group, ordered by (`key`, rank). A negative color
   /// gives nullptr.
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
-
-  /// Memory that the backend reduces fastest: uint8 [num_bytes], 256-byte aligned, uninitialised.
-  /// The tensor may outlive the communicator. Collective: equal sizes in equal order on every rank.
-  /// Not inside a GroupScope or a capture.
-  virtual at::Tensor allocate(int64_t num_bytes) = 0;
 
   /// Ends all pending operations on this rank with an error. Later calls throw PeerLostError with
   /// `reason`. Any thread, idempotent.
@@ -112,11 +101,6 @@ class GroupScope {
 
 /// Auto: Single for one rank, else Nccl on GPUs and Mpi on CPUs.
 enum class CommBackend { Auto, Nccl, Mpi, Single };
-enum class NcclAlgorithm {
-  Ring,  ///< NCCL's kernels
-  Copy,  ///< overlapped ones of 1 MiB and more by the GPUs' copy engines, if all ranks are on one
-         ///< node; others by Ring
-};
 
 struct CommunicatorOptions {
   CommBackend backend = CommBackend::Auto;
@@ -126,8 +110,6 @@ struct CommunicatorOptions {
   std::chrono::milliseconds first_step_timeout{1'800'000};  ///< until the first step has ended
   int64_t nccl_min_ctas = 0;                                ///< 0: NCCL chooses
   int64_t nccl_max_ctas = 0;
-  /// Algorithm of all-reduces of float sums and means in memory from allocate().
-  NcclAlgorithm nccl_algorithm = NcclAlgorithm::Ring;
   /// Debugging: before each collective the host waits for the slowest rank and compares the ranks'
   /// calls. Does not check send() and recv(). A GraphedStep captures nothing meanwhile.
   bool check_collectives = false;

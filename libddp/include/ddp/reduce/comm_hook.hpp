@@ -16,10 +16,8 @@ namespace ddp {
 
 /// What a hook sees of a bucket.
 struct GradBucket {
-  int index = 0;                  ///< in launch order
-  bool is_last = false;           ///< the last bucket of this backward
-  bool is_last_of_dtype = false;  ///< these are reduced together after backward, where nothing
-                                  ///< overlaps with them
+  int index = 0;         ///< in launch order
+  bool is_last = false;  ///< the last bucket of this backward
   /// Flat 1-D, the undivided gradients with padding between them: zeros, or NaN after a mean that
   /// was NaN as a whole.
   at::Tensor buffer;

@@ -82,13 +82,7 @@ std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph) {
 
 bool has_type(cudaGraphNode_t node, cudaGraphNodeType type) {
   cudaGraphNodeType own{};
-  const auto code = cudaGraphNodeGetType(node, &own);
-  if (code ==
-      cudaErrorUnknown) {  // the runtime does not know the type of cuStreamBatchMemOp's nodes
-    cudaGetLastError();
-    return false;
-  }
-  check_cuda(code, "cudaGraphNodeGetType");
+  check_cuda(cudaGraphNodeGetType(node, &own), "cudaGraphNodeGetType");
   return own == type;
 }
 

@@ -280,12 +280,10 @@ class CudaStepRunner final : public StepRunner {
     if (is_joining()) {
       return "the step runs inside join(), which exchanges flags on the host before every forward";
     }
-    for (const char* variable : {"NCCL_GRAPH_REGISTER", "NCCL_LOCAL_REGISTER"}) {
-      const char* value = std::getenv(variable);
-      if (context_.world_size() > 1 && value != nullptr && std::string_view(value) != "0") {
-        return concat(variable, "=", value,
-                      " is set, with which a capture may wait for other ranks; unset it");
-      }
+    const char* registers = std::getenv("NCCL_GRAPH_REGISTER");
+    if (context_.world_size() > 1 && registers != nullptr && std::string_view(registers) != "0") {
+      return concat("NCCL_GRAPH_REGISTER=", registers,
+                    " is set, with which a capture may wait for other ranks; unset it");
     }
     if (c10::cuda::getCurrentCUDAStream(device_.index()) ==
         c10::cuda::getDefaultCUDAStream(device_.index())) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions in memory of the communicator: NCCL's kernels and copies, sums and means, alone, in
-// groups and in graphs. Data are small integers, so every result is exact.
+// Reductions by NCCL: sums and means, alone, in groups and in graphs, and their measured times.
+// Data are small integers, so every result is exact.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -31,14 +31,11 @@
 
 namespace {
 
-using ddp::NcclAlgorithm;
 using ddp::ReduceOp;
 using ddp::test::has_ranks;
 
-ddp::CommunicatorPtr make(NcclAlgorithm algorithm) {
+ddp::CommunicatorPtr make(const ddp::CommunicatorOptions& options = {}) {
   auto& context = ddp::test::context();
-  ddp::CommunicatorOptions options;
-  options.nccl_algorithm = algorithm;
   return ddp::detail::make_nccl_communicator(context.control_plane(), context.device(), options,
                                              nullptr);
 }
@@ -92,11 +89,9 @@ int count_stream_waits(const std::function<void()>& body) {
 
 }  // namespace
 
-TEST_CASE("sums and means in memory of the communicator, whatever the algorithm") {
-  const auto algorithm = GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Copy);
-  CAPTURE(algorithm);
-  const auto comm = make(algorithm);
-  const auto memory = comm->allocate(80 << 20);
+TEST_CASE("sums and means of parts of a tensor") {
+  const auto comm = make();
+  const auto memory = at::empty({80 << 20}, at::device(comm->device()).dtype(at::kByte));
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const auto typed = memory.view(dtype);
     for (const int64_t n : {int64_t{1}, int64_t{1000}, int64_t{100'000}, typed.numel() - 64}) {
@@ -105,33 +100,25 @@ TEST_CASE("sums and means in memory of the communicator, whatever the algorithm"
         part.copy_(data(n, dtype, rank()));
         comm->all_reduce(part, op)->wait();
         CHECK(part.equal(reduced(n, dtype, op)));
-        part.copy_(data(n, dtype, rank()));
-        comm->all_reduce_overlapped(part, op)->wait();
-        CHECK(part.equal(reduced(n, dtype, op)));
       }
     }
   }
-  auto doubles = memory.view(at::kDouble).narrow(0, 0, 100);  // are not copied
+  auto doubles = memory.view(at::kDouble).narrow(0, 0, 100);
   doubles.copy_(data(100, at::kDouble, rank()));
   comm->all_reduce(doubles)->wait();
   CHECK(doubles.equal(reduced(100, at::kDouble, ReduceOp::Sum)));
 }
 
 TEST_CASE("a mean of fp16 values whose sum is infinite") {
-  const auto algorithm = GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Copy);
-  CAPTURE(algorithm);
-  const auto comm = make(algorithm);
-  const auto values = comm->allocate(1 << 20).view(at::kHalf);
-  values.fill_(40000);
+  const auto comm = make();
+  const auto values = at::full({1 << 19}, 40000, at::device(comm->device()).dtype(at::kHalf));
   comm->all_reduce(values, ReduceOp::Avg)->wait();
   CHECK(values.eq(40000).all().item<bool>());
 }
 
-TEST_CASE("memory of the communicator in groups and graphs") {
-  const auto algorithm = GENERATE(NcclAlgorithm::Ring, NcclAlgorithm::Copy);
-  CAPTURE(algorithm);
-  const auto comm = make(algorithm);
-  auto memory = comm->allocate(4 << 20).view(at::kFloat);
+TEST_CASE("a sum and a mean in groups and graphs") {
+  const auto comm = make();
+  auto memory = at::empty({1 << 20}, at::device(comm->device()).dtype(at::kFloat));
   auto a = memory.narrow(0, 0, 1000);
   auto b = memory.narrow(0, 4096, 300'000);
   const auto a_data = data(1000, at::kFloat, rank());
@@ -144,7 +131,7 @@ TEST_CASE("memory of the communicator in groups and graphs") {
     {
       const ddp::GroupScope group(*comm);
       mean = comm->all_reduce(a, ReduceOp::Avg);
-      sum = comm->all_reduce_overlapped(b, ReduceOp::Sum);
+      sum = comm->all_reduce(b, ReduceOp::Sum);
     }
     mean->wait();
     sum->wait();
@@ -166,95 +153,15 @@ TEST_CASE("memory of the communicator in groups and graphs") {
   }
 }
 
-TEST_CASE("copy engines reduce parts of any size, in turns if they exceed the slots") {
-  const auto comm = make(NcclAlgorithm::Copy);
-  const auto memory = comm->allocate(200 << 20);
-  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    const auto typed = memory.view(dtype);
-    for (const int64_t n : {int64_t{600'001}, int64_t{5'000'003}, typed.numel() - 8}) {
-      for (const auto op : {ReduceOp::Sum, ReduceOp::Avg}) {
-        typed.zero_();
-        auto part = typed.narrow(0, 8, n);
-        part.copy_(data(n, dtype, rank()));
-        comm->all_reduce_overlapped(part, op)->wait();
-        CHECK(part.equal(reduced(n, dtype, op)));
-        CHECK(typed.narrow(0, 0, 8).eq(0).all().item<bool>());
-        CHECK(typed.narrow(0, 8 + n, typed.numel() - 8 - n).eq(0).all().item<bool>());
-      }
-    }
-  }
-}
-
-TEST_CASE("copies of an eager call meet those of another rank's graph") {
-  const auto comm = make(NcclAlgorithm::Copy);
-  auto values = comm->allocate(4 << 20).view(at::kFloat);
-  const auto own = data(values.numel(), at::kFloat, rank());
-  const auto step = [&] {
-    values.copy_(own);
-    comm->all_reduce_overlapped(values, ReduceOp::Avg)->wait();
-  };
-  at::cuda::CUDAGraph graph;
-  ddp::test::capture(graph, step);
-  for (int i = 0; i < 20; ++i) {
-    (i + rank()) % 3 == 0 ? step() : graph.replay();
-    synchronize();
-    REQUIRE(values.equal(reduced(values.numel(), at::kFloat, ReduceOp::Avg)));
-    values.zero_();
-  }
-}
-
-TEST_CASE("an abort ends copies that wait for a rank that never comes") {
+TEST_CASE("a plan with measured times is adopted by another communicator") {
   if (!has_ranks(2)) {
     return;
   }
-  const auto comm = make(NcclAlgorithm::Copy);
-  const auto values = comm->allocate(4 << 20).view(at::kFloat);
-  if (rank() == 0) {
-    comm->all_reduce_overlapped(values);
-    comm->all_reduce_overlapped(values);
-    comm->abort("rank 1 (node7) failed: out of memory");
-    synchronize();
-  }
-  ddp::test::context().control_plane().barrier();
-}
-
-TEST_CASE("windows end in any order, before and after their communicator") {
-  auto comm = make(NcclAlgorithm::Copy);
-  auto first = comm->allocate(1 << 20);
-  auto second = comm->allocate(3 << 20);
-  first = at::Tensor();
-  auto floats = second.view(at::kFloat);
-  floats.copy_(data(floats.numel(), at::kFloat, rank()));
-  comm->all_reduce(floats)->wait();
-  first = comm->allocate(1 << 20);
-  synchronize();
-  comm = nullptr;
-  CHECK(floats.equal(reduced(floats.numel(), at::kFloat, ReduceOp::Sum)));
-}
-
-TEST_CASE("without windows NCCL reduces") {
-  REQUIRE(setenv("NCCL_P2P_LEVEL", "LOC", 1) == 0);  // libddp reads it; NCCL did before
-  const auto comm = make(NcclAlgorithm::Copy);
-  REQUIRE(unsetenv("NCCL_P2P_LEVEL") == 0);
-  auto floats = comm->allocate(1 << 20).view(at::kFloat);
-  floats.copy_(data(floats.numel(), at::kFloat, rank()));
-  comm->all_reduce(floats, ReduceOp::Avg)->wait();
-  CHECK(floats.equal(reduced(floats.numel(), at::kFloat, ReduceOp::Avg)));
-  if (world_size() > 1) {
-    CHECK(comm->choices().plan().identity().at("windows") == "no");
-  }
-}
-
-TEST_CASE("a plan of a communicator that copies is adopted by another one") {
-  if (!has_ranks(2)) {
-    return;
-  }
-  const auto comm = make(NcclAlgorithm::Copy);
-  CHECK(comm->choices().plan().identity().at("windows") == "copies");
+  const auto comm = make();
   const auto& rows = comm->choices().all_reduce_table().rows();
   REQUIRE(rows.size() >= 4);
   CHECK(rows.back().us > rows.front().us);
-  const auto other = make(NcclAlgorithm::Copy);
+  const auto other = make();
   other->choices().adopt(comm->choices().plan().to_json(), "the test");
   CHECK((other->choices().all_reduce_table().rows() == rows));  // measures nothing
 }
@@ -274,8 +181,8 @@ TEST_CASE("a communicator that measured is none that was captured") {
       }
     });
   };
-  const auto fresh = make(NcclAlgorithm::Ring);
-  const auto measured = make(NcclAlgorithm::Ring);
+  const auto fresh = make();
+  const auto measured = make();
   REQUIRE_FALSE(measured->choices().all_reduce_table().empty());
   const int expected = waits(*fresh);
   CHECK(expected > 0);
@@ -294,7 +201,7 @@ TEST_CASE("what measuring takes of the caching allocator goes on with the caller
   };
   synchronize();
   allocator::emptyCache();
-  const auto comm = make(NcclAlgorithm::Ring);  // has no windows
+  const auto comm = make();
   comm->choices().all_reduce_table();
   const auto after = reserved();
   const auto other = at::empty({int64_t{64} << 20}, at::device(device).dtype(at::kByte));
@@ -307,7 +214,7 @@ TEST_CASE("a measurement whose peers went away ends with the reason of the abort
   }
   const bool peers_split = GENERATE(false, true);
   CAPTURE(peers_split);
-  const auto comm = make(NcclAlgorithm::Ring);
+  const auto comm = make();
   auto tensor = at::ones({1000}, at::device(comm->device()).dtype(at::kFloat));
   comm->all_reduce(tensor)->wait();
   synchronize();
@@ -336,12 +243,10 @@ TEST_CASE("a measurement whose peers went away ends with the reason of the abort
 }
 
 TEST_CASE("communicators reserve multiprocessors while they live, each for itself") {
-  auto& context = ddp::test::context();
-  const auto of = [&](int64_t max_ctas) {
+  const auto of = [](int64_t max_ctas) {
     ddp::CommunicatorOptions options;
     options.nccl_max_ctas = max_ctas;
-    return ddp::detail::make_nccl_communicator(context.control_plane(), context.device(), options,
-                                               nullptr);
+    return make(options);
   };
   const auto reserved = ddp::ops::reserved_multiprocessors;
   const int before = reserved();
