@@ -30,6 +30,10 @@ void visit_names(const Argument& argument, const Visit& visit) {
   }
 }
 
+void add_name(std::vector<Argument>& arguments, const std::string& name) {
+  arguments.emplace_back().value.emplace<ValueName>(ValueName{name});
+}
+
 /// The outermost module around `path` that a pattern matches, and this pattern.
 struct Match {
   std::string module;
@@ -133,15 +137,15 @@ class Enclosure {
     call.target = "torch.ops.higher_order.tag_activation_checkpoint";
     call.module = module;
     call.python_line = graph_.nodes[begin].python_line;
-    call.inputs.push_back({"", {std::shared_ptr<const Graph>(inner)}});
+    call.inputs.emplace_back().value.value = std::shared_ptr<const Graph>(inner);
     for (const auto& name : inputs) {
-      inner->inputs.push_back({ValueName{name}});
-      call.inputs.push_back(
-          {"", {ValueName{mutated_values_.count(name) != 0 ? copy_of(name, nodes) : name}}});
+      add_name(inner->inputs, name);
+      call.inputs.emplace_back().value.value.emplace<ValueName>(
+          ValueName{mutated_values_.count(name) != 0 ? copy_of(name, nodes) : name});
     }
     for (const auto& name : results) {
-      inner->outputs.push_back({ValueName{name}});
-      call.outputs.push_back({ValueName{name}});
+      add_name(inner->outputs, name);
+      add_name(call.outputs, name);
     }
     inner->nodes.assign(
         std::make_move_iterator(graph_.nodes.begin() + static_cast<std::ptrdiff_t>(begin)),
@@ -154,8 +158,10 @@ class Enclosure {
     Node copy;
     copy.name = concat("copy_", nodes.size(), '_', name);
     copy.target = "torch.ops.aten.clone.default";
-    copy.inputs.push_back({"self", {ValueName{name}}});
-    copy.outputs.push_back({ValueName{copy.name}});
+    auto& self = copy.inputs.emplace_back();
+    self.name = "self";
+    self.value.value.emplace<ValueName>(ValueName{name});
+    add_name(copy.outputs, copy.name);
     nodes.push_back(copy);
     return copy.name;
   }
