@@ -91,6 +91,19 @@ Programs::Programs(Pt2Archive& archive)
   }
 }
 
+Programs::Programs(const Programs& other, const Change& change)
+    : path_(other.path_),
+      main_name_(other.main_name_),
+      main_(other.main_),
+      eval_(other.eval_),
+      is_training_(other.is_training_),
+      is_changed_(true) {
+  change(main_, is_training_);
+  if (eval_) {
+    change(*eval_, false);
+  }
+}
+
 const ModeProgram& Programs::of_mode(bool training) const {
   const std::lock_guard lock(mutex_);
   auto& mode = modes_[training ? 1 : 0];
@@ -107,7 +120,7 @@ std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
     auto mode = std::make_unique<const ModeProgram>(
         !is_main ? *eval_ : is_as_exported ? main_ : with_mode(main_, training),
         is_main ? main_name_ : kEval);
-    if (is_as_exported) {
+    if (is_as_exported && !is_changed_) {  // the original has warned
       warn_of_guards(mode->guards, path_);
     }
     return mode;

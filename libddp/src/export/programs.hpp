@@ -2,6 +2,7 @@
 // The programs of an archive, ready to run in each mode.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -43,6 +44,10 @@ class Programs {
   /// Reads the program "model" (or "train", or the only one), and "eval" if there is one. Throws
   /// DataError naming the file.
   explicit Programs(Pt2Archive& archive);
+  /// Changes a program, whose mode is the second argument.
+  using Change = std::function<void(ExportedProgram&, bool)>;
+  /// Changed copies of the programs as the archive has them.
+  Programs(const Programs& other, const Change& change);
 
   const std::string& path() const { return path_; }
   const std::string& main_name() const { return main_name_; }
@@ -59,6 +64,7 @@ class Programs {
   ExportedProgram main_;
   std::optional<ExportedProgram> eval_;
   bool is_training_ = true;
+  bool is_changed_ = false;
   mutable std::mutex mutex_;
   mutable std::unique_ptr<const ModeProgram> modes_[2];
 };
