@@ -11,6 +11,7 @@
 #include <map>
 #include <string>
 
+#include "common/exported_adapters.hpp"
 #include "common/exported_language.hpp"
 #include "common/exported_settings.hpp"
 #include "common/image_trainer.hpp"
@@ -32,11 +33,15 @@ constexpr examples::ImageProgram kProgram{
         "train.epochs=30 checkpoint.dir=runs/exported_sample_30",
     .cifar10_config = "examples/configs/exported_sample.yaml"};
 
-void save_trained(const ddp::Context& ctx, const ExportedSettings& settings,
-                  const torch::nn::Module& module) {
-  if (ctx.is_main() && !settings.save_weights.empty()) {
-    ddp::save_weights(module, settings.save_weights);
-  }
+struct Run {
+  ExportedSettings settings;
+  examples::ExportedLora lora;
+};
+
+ddp::ExportedModule make_module(const ddp::Context& ctx, const ddp::Config& cfg, const Run& run) {
+  auto module = examples::make_exported(run.settings, cfg, ctx.communicator());
+  examples::add_adapters(module, run.settings, run.lora, ctx);
+  return module;
 }
 
 /// Adds the settings to errors about the shape of images.
@@ -50,9 +55,10 @@ auto with_image_shape(const Function& run) {
   }
 }
 
-void train_images(ddp::Context& ctx, ddp::Config cfg, const ExportedSettings& settings) {
+void train_images(ddp::Context& ctx, ddp::Config cfg, const Run& run) {
+  const auto& settings = run.settings;
   const auto data = examples::open_image_data(cfg.data);
-  auto module = examples::make_exported(settings, cfg, ctx.communicator());
+  auto module = make_module(ctx, cfg, run);
   const auto dtype = module->parameters().front().scalar_type();
   if (cfg.loader.image_dtype == ddp::ImageDtype::Auto) {  // the program knows its inputs' dtype
     cfg.loader.image_dtype =
@@ -89,13 +95,14 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const ExportedSettings& se
     });
   });
   examples::train_images(ctx, cfg, data, classifier, kProgram);
-  save_trained(ctx, settings, *module);
+  examples::save_trained(module, settings, run.lora, ctx);
 }
 
-void train_tokens(ddp::Context& ctx, const ddp::Config& cfg, const ExportedSettings& settings,
+void train_tokens(ddp::Context& ctx, const ddp::Config& cfg, const Run& run,
                   const examples::ExportedTokens& tokens) {
+  const auto& settings = run.settings;
   const auto data = examples::open_token_data(tokens);
-  const auto module = examples::make_exported(settings, cfg, ctx.communicator());
+  const auto module = make_module(ctx, cfg, run);
   if (ctx.is_main()) {
     std::cout << data.train->summary() << '\n' << data.eval->summary() << '\n' << std::flush;
   }
@@ -105,39 +112,41 @@ void train_tokens(ddp::Context& ctx, const ddp::Config& cfg, const ExportedSetti
   if (ctx.is_main()) {
     std::cout << examples::language_report(summary, trainer, ctx, cfg) << std::flush;
   }
-  save_trained(ctx, settings, *module);
+  examples::save_trained(module, settings, run.lora, ctx);
 }
 
-void train_tensors(ddp::Context& ctx, const ddp::Config& cfg, const ExportedSettings& settings,
+void train_tensors(ddp::Context& ctx, const ddp::Config& cfg, const Run& run,
                    const examples::TensorFiles& files) {
+  const auto& settings = run.settings;
   const auto data = examples::open_tensors(files, settings.loss);
-  auto module = examples::make_exported(settings, cfg, ctx.communicator());
+  auto module = make_module(ctx, cfg, run);
   Model model(module, ctx.communicator(), cfg.ddp);
   using Arguments = std::map<std::string, c10::IValue>;
-  const auto run = examples::train_tensors(
+  const auto report = examples::train_tensors(
       ctx, cfg, data, {.model = model, .module = *module, .ema_decay = settings.ema_decay},
       settings,
       {.wrapper = [&](const Arguments& arguments) { return model.forward(arguments); },
        .module = [&](const Arguments& arguments) { return module->forward(arguments); }});
   if (ctx.is_main()) {
-    std::cout << examples::sample_report(run, data.facts.num_per_sample > 1 ? "labels" : "samples",
-                                         "", ctx, cfg)
+    std::cout << examples::sample_report(
+                     report, data.facts.num_per_sample > 1 ? "labels" : "samples", "", ctx, cfg)
               << std::flush;
   }
-  save_trained(ctx, settings, *module);
+  examples::save_trained(module, settings, run.lora, ctx);
 }
 
 void train(ddp::Context& ctx, const ddp::Config& cfg) {
-  const auto settings = cfg.section<ExportedSettings>("model");
+  const Run run{.settings = cfg.section<ExportedSettings>("model"),
+                .lora = cfg.section<examples::ExportedLora>("lora")};
   const auto tokens = cfg.section<examples::ExportedTokens>("tokens");
   const auto tensors = cfg.section<examples::TensorFiles>("tensors");
-  switch (examples::choose_data(cfg, settings, tokens, tensors)) {
+  switch (examples::choose_data(cfg, run.settings, tokens, tensors)) {
     case ExportedData::Images:
-      return train_images(ctx, cfg, settings);
+      return train_images(ctx, cfg, run);
     case ExportedData::Tokens:
-      return train_tokens(ctx, cfg, settings, tokens);
+      return train_tokens(ctx, cfg, run, tokens);
     case ExportedData::Tensors:
-      return train_tensors(ctx, cfg, settings, tensors);
+      return train_tensors(ctx, cfg, run, tensors);
   }
 }
 

@@ -9,12 +9,14 @@
 #include <atomic>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "decoder_parts.hpp"
+#include "linear_layers.hpp"
 
 namespace models {
 namespace {
@@ -38,6 +40,102 @@ void check(const LoraOptions& options) {
   if (options.target_modules.empty()) {
     detail::refuse("LoRA: target_modules is empty");
   }
+}
+
+/// Draws the first values of an adapter.
+void reset_adapter(torch::Tensor& lora_a, torch::Tensor& lora_b) {
+  torch::nn::init::kaiming_uniform_(lora_a, std::sqrt(5.0));
+  torch::nn::init::zeros_(lora_b);
+}
+
+/// Adds in float32 or wider and rounds once; a bfloat16 product would round twice.
+void merge_into(torch::Tensor weight, const torch::Tensor& lora_a, const torch::Tensor& lora_b,
+                double scale) {
+  const torch::NoGradGuard no_grad;
+  const auto wide = c10::promoteTypes(
+      torch::kFloat, c10::promoteTypes(weight.scalar_type(), lora_a.scalar_type()));
+  const auto change = torch::mm(lora_b.to(wide), lora_a.to(wide));
+  weight.copy_(weight.to(wide).add(change, scale));
+}
+
+/// For the message about a pattern without linear layers: a module of another kind, if any.
+std::string other_layer(const torch::nn::Module& module, const std::string& pattern) {
+  constexpr std::string_view kWeight = ".weight";
+  for (const auto& name : module.named_parameters().keys()) {
+    const auto layer = name.ends_with(kWeight) ? name.substr(0, name.size() - kWeight.size()) : "";
+    if (!layer.empty() && matches(pattern, layer)) {
+      return ddp::concat("; ", layer, " has a weight, but is not a linear layer");
+    }
+  }
+  return "";
+}
+
+/// Names of the layers that get adapters.
+std::set<std::string> chosen_layers(const torch::nn::Module& module, const LoraOptions& options) {
+  std::vector<bool> used(options.target_modules.size(), false);
+  std::set<std::string> chosen;
+  for (const auto& layer : detail::linear_layers(module)) {
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      if (matches(options.target_modules[i], layer.name)) {
+        used[i] = true;
+        chosen.insert(layer.name);
+      }
+    }
+    if (chosen.count(layer.name) != 0 && layer.lora_a.defined()) {
+      detail::refuse("LoRA: the layer ", layer.name, " already has an adapter");
+    }
+  }
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (!used[i]) {
+      const auto& pattern = options.target_modules[i];
+      detail::refuse("LoRA: the target module \"", pattern,
+                     "\" matches no linear layer of this model", other_layer(module, pattern));
+    }
+  }
+  return chosen;
+}
+
+/// Returns the chosen layers of the owner with new adapters.
+std::vector<ddp::ops::LinearLayer> with_adapters(const ddp::ops::LinearOwner& owner,
+                                                 const std::string& prefix,
+                                                 const std::set<std::string>& chosen,
+                                                 const LoraOptions& options) {
+  std::vector<ddp::ops::LinearLayer> layers;
+  for (auto& layer : owner.linears()) {
+    if (chosen.count(prefix + layer.name) == 0) {
+      continue;
+    }
+    const auto memory = layer.weight.options().dtype(options.dtype).requires_grad(true);
+    layer.lora_a = torch::empty({options.rank, layer.weight.size(1)}, memory);
+    layer.lora_b = torch::empty({layer.weight.size(0), options.rank}, memory);
+    reset_adapter(layer.lora_a, layer.lora_b);
+    layer.lora_alpha = options.alpha;
+    layer.lora_dropout = options.dropout;
+    layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
+void merge_owner(ddp::ops::LinearOwner& owner) {
+  const auto layers = owner.linears();
+  const auto adapted = [](const auto& layer) { return layer.lora_a.defined(); };
+  if (std::none_of(layers.begin(), layers.end(), adapted)) {
+    return;
+  }
+  for (const auto& layer : layers) {
+    if (adapted(layer) && layer.shares_weight) {
+      detail::refuse("LoRA: the adapter of ", layer.name, " cannot be merged, because other ",
+                     "operators read its weight too, such as a tied embedding; fix: save the "
+                     "adapter");
+    }
+  }
+  for (const auto& layer : layers) {
+    if (adapted(layer)) {
+      merge_into(layer.weight, layer.lora_a, layer.lora_b,
+                 layer.lora_alpha / static_cast<double>(layer.lora_a.size(0)));
+    }
+  }
+  owner.remove_adapters();
 }
 
 }  // namespace
@@ -173,8 +271,7 @@ void LinearImpl::add_lora(const LoraOptions& options, const std::string& name) {
   };
   lora_a = add("lora_A", {options.rank, weight.size(1)});
   lora_b = add("lora_B", {weight.size(0), options.rank});
-  torch::nn::init::kaiming_uniform_(lora_a, std::sqrt(5.0));
-  torch::nn::init::zeros_(lora_b);
+  reset_adapter(lora_a, lora_b);
   lora_alpha_ = options.alpha;
   lora_scale_ = options.alpha / static_cast<double>(options.rank);
   lora_dropout_ = options.dropout;
@@ -187,12 +284,7 @@ void LinearImpl::merge_lora() {
   if (!has_lora()) {
     return;
   }
-  const torch::NoGradGuard no_grad;
-  // Adds in float32 or wider and rounds once; a bfloat16 product would round twice.
-  const auto wide = c10::promoteTypes(
-      torch::kFloat, c10::promoteTypes(weight.scalar_type(), lora_a.scalar_type()));
-  const auto change = torch::mm(lora_b.to(wide), lora_a.to(wide));
-  weight.copy_(weight.to(wide).add(change, lora_scale_));
+  merge_into(weight, lora_a, lora_b, lora_scale_);
   unregister_module("lora_A");
   unregister_module("lora_B");
   lora_a = torch::Tensor();
@@ -274,33 +366,38 @@ void refresh_fp8_base() {
 
 LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options) {
   check(options);
-  std::vector<bool> used(options.target_modules.size(), false);
+  const auto chosen = chosen_layers(module, options);
   LoraSummary summary;
+  const auto refuse_fp8 = [&](const ddp::ops::LinearOwner& owner, const std::string& prefix) {
+    for (const auto& layer : owner.linears()) {
+      if (options.fp8_base && chosen.count(prefix + layer.name) != 0) {
+        detail::refuse("LoRA: fp8_base needs models::Linear, and ", prefix, layer.name,
+                       " is a layer of an exported program; fix: fp8_base = false");
+      }
+    }
+  };
+  detail::visit_linears(
+      module, [](const LinearImpl&, const std::string&) {}, refuse_fp8);
   for (auto& parameter : module.parameters()) {
     parameter.requires_grad_(false);
   }
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    auto* linear = item.value()->as<LinearImpl>();
-    if (linear == nullptr) {
-      continue;
-    }
-    bool wanted = false;
-    for (std::size_t i = 0; i < used.size(); ++i) {
-      if (matches(options.target_modules[i], item.key())) {
-        used[i] = wanted = true;
-      }
-    }
-    if (wanted) {
-      linear->add_lora(options, item.key());
-      summary.layers.push_back(item.key());
-    }
-  }
-  for (std::size_t i = 0; i < used.size(); ++i) {
-    if (!used[i]) {
-      detail::refuse("LoRA: the target module \"", options.target_modules[i],
-                     "\" matches no linear layer of this model");
-    }
-  }
+  detail::visit_linears(
+      module,
+      [&](LinearImpl& linear, const std::string& name) {
+        if (chosen.count(name) != 0) {
+          linear.add_lora(options, name);
+          summary.layers.push_back(name);
+        }
+      },
+      [&](ddp::ops::LinearOwner& owner, const std::string& prefix) {
+        const auto layers = with_adapters(owner, prefix, chosen, options);
+        if (!layers.empty()) {
+          owner.add_adapters(layers);
+        }
+        for (const auto& layer : layers) {
+          summary.layers.push_back(prefix + layer.name);
+        }
+      });
   for (const auto& parameter : module.parameters()) {
     (parameter.requires_grad() ? summary.num_trainable : summary.num_frozen) += parameter.numel();
   }
@@ -308,11 +405,9 @@ LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options) {
 }
 
 void merge_lora(torch::nn::Module& module) {
-  for (const auto& child : module.modules()) {
-    if (auto* linear = child->as<LinearImpl>()) {
-      linear->merge_lora();
-    }
-  }
+  detail::visit_linears(
+      module, [](LinearImpl& linear, const std::string&) { linear.merge_lora(); },
+      [](ddp::ops::LinearOwner& owner, const std::string&) { merge_owner(owner); });
 }
 
 }  // namespace models

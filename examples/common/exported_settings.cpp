@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/data_path.hpp"
+#include "common/exported_adapters.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
 #include "ddp/train/weights.hpp"
@@ -99,7 +100,8 @@ void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
           s.weights);
   v.field({.name = "save_weights",
            .doc = "File for the trained weights, which Python's load_state_dict takes from "
-                  "safetensors.torch.load_file. Empty: none."},
+                  "safetensors.torch.load_file. Adapters of section lora are merged into them. "
+                  "Empty: none."},
           s.save_weights);
   v.field({.name = "ema_decay",
            .doc = "Decay of an exponential moving average of weights and buffers. Evaluation "
@@ -137,6 +139,7 @@ std::vector<ddp::Section> exported_sections() {
                                                "Token files, for programs that predict the next "
                                                "token."),
           ddp::declare_section<TensorFiles>("tensors", "Files of tensors, for any program."),
+          ddp::declare_section<ExportedLora>("lora", "Adapters on the program's linear layers."),
           ddp::uses({"train"})};
 }
 

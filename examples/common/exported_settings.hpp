@@ -44,7 +44,7 @@ struct TensorFiles {
 };
 void describe_fields(TensorFiles& files, ddp::FieldVisitor& visitor);
 
-/// The sections that exported_ddp adds: model, tokens, tensors.
+/// The sections that exported_ddp adds: model, tokens, tensors, lora.
 std::vector<ddp::Section> exported_sections();
 
 enum class ExportedData { Images, Tokens, Tensors };

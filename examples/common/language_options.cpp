@@ -237,7 +237,7 @@ void describe_fields(BertSettings& s, ddp::FieldVisitor& v) {
   describe_fields(s.common, v);
 }
 
-void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
+void describe_adapter_fields(LoraSettings& s, ddp::FieldVisitor& v) {
   auto& o = s.options;
   v.field({.name = "rank",
            .doc = "Rank of the adapters. 0: no adapters; the whole model is trained.",
@@ -259,6 +259,10 @@ void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
                   "Empty: new adapters.",
            .may_differ = true},
           s.adapter);
+}
+
+void describe_fields(LoraSettings& s, ddp::FieldVisitor& v) {
+  describe_adapter_fields(s, v);
   v.field({.name = "save_dir",
            .doc = "Folder for adapters in PEFT's layout (with lora.rank=0: whole models "
                   "in Hugging Face format). Two folders are written there: best "
@@ -375,7 +379,7 @@ void use_base_dtype(const Qwen2Settings& model, const ddp::Context& ctx, LoraSet
   }
 }
 
-models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings) {
+models::LoraSummary add_adapters(torch::nn::Module& module, const LoraSettings& settings) {
   if (settings.options.rank == 0) {
     if (!settings.adapter.empty()) {
       throw ddp::SettingsError("lora.adapter=" + settings.adapter +

@@ -69,6 +69,8 @@ struct LoraSettings {
   std::string adapter = "";
   std::string save_dir = "";
 };
+/// All fields but save_dir.
+void describe_adapter_fields(LoraSettings& settings, ddp::FieldVisitor& visitor);
 void describe_fields(LoraSettings& settings, ddp::FieldVisitor& visitor);
 
 /// Returns the sizes named by `size`. The vocabulary has `file_vocab` tokens if none is set and the
@@ -95,6 +97,6 @@ void use_base_dtype(const Qwen2Settings& model, const ddp::Context& ctx, LoraSet
 /// Calls models::add_lora and loads the weights of lora.adapter (PEFT's layout) if set. With
 /// lora.rank=0 it only counts the parameters. Throws SettingsError naming lora.target_modules if a
 /// pattern matches nothing, MismatchError for an adapter of another rank, alpha or base.
-models::LoraSummary add_adapters(models::CausalLm& module, const LoraSettings& settings);
+models::LoraSummary add_adapters(torch::nn::Module& module, const LoraSettings& settings);
 
 }  // namespace examples

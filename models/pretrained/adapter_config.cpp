@@ -107,7 +107,10 @@ AdapterConfig read_adapter_config(const std::string& path) {
 std::string adapter_config_json(const AdapterConfig& config) {
   nlohmann::ordered_json json;
   json["peft_type"] = "LORA";
-  json["task_type"] = "CAUSAL_LM";
+  json["task_type"] = nullptr;
+  if (config.is_causal_lm) {
+    json["task_type"] = "CAUSAL_LM";
+  }
   json["base_model_name_or_path"] = nullptr;
   if (!config.base_model.empty()) {
     json["base_model_name_or_path"] = config.base_model;

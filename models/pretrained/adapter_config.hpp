@@ -18,6 +18,7 @@ struct AdapterConfig {
   bool lists_modules = true;  ///< false: target_modules is a regular expression or "all-linear"
   std::vector<std::string> exclude_modules;  ///< PEFT's list of layers without adapters
   bool lists_excluded = true;                ///< false: exclude_modules is a regular expression
+  bool is_causal_lm = true;                  ///< false: PEFT's task_type is not known
 };
 
 /// See read_adapter().

@@ -13,6 +13,7 @@
 #include "ddp/core/logging.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/detail/files.hpp"
+#include "linear_layers.hpp"
 #include "pretrained/adapter_config.hpp"
 #include "pretrained/json_file.hpp"
 #include "pretrained/new_folder.hpp"
@@ -32,17 +33,7 @@ std::string key_of(const std::string& layer, std::string_view half) {
   return concat(kPrefix, layer, half);
 }
 
-using Linears = std::vector<std::pair<std::string, LinearImpl*>>;
-
-Linears find_linears(const torch::nn::Module& module) {
-  Linears linears;
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    if (auto* linear = item.value()->as<LinearImpl>()) {
-      linears.emplace_back(item.key(), linear);
-    }
-  }
-  return linears;
-}
+using Linears = std::vector<ddp::ops::LinearLayer>;
 
 ddp::NamedParameters base_parameters(const torch::nn::Module& module) {
   ddp::NamedParameters base;
@@ -179,10 +170,10 @@ ddp::TensorMap adapter_shapes(const Linears& linears, const std::set<std::string
                               int64_t rank) {
   ddp::TensorMap shapes;
   const auto meta = at::TensorOptions().device(at::kMeta);
-  for (const auto& [name, linear] : linears) {
-    if (layers.count(name) != 0) {
-      shapes[key_of(name, kA)] = at::empty({rank, linear->weight.size(1)}, meta);
-      shapes[key_of(name, kB)] = at::empty({linear->weight.size(0), rank}, meta);
+  for (const auto& linear : linears) {
+    if (layers.count(linear.name) != 0) {
+      shapes[key_of(linear.name, kA)] = at::empty({rank, linear.weight.size(1)}, meta);
+      shapes[key_of(linear.name, kB)] = at::empty({linear.weight.size(0), rank}, meta);
     }
   }
   return shapes;
@@ -197,28 +188,51 @@ void check_fit(const AdapterFiles& files, const ddp::TensorMap& shapes) {
 
 void copy_in(const AdapterFiles& files, const Linears& linears) {
   const torch::NoGradGuard no_grad;
-  for (const auto& [name, linear] : linears) {
-    if (linear->has_lora()) {
-      linear->lora_a.copy_(files.tensors.at(key_of(name, kA)));
-      linear->lora_b.copy_(files.tensors.at(key_of(name, kB)));
+  for (const auto& linear : linears) {
+    if (linear.lora_a.defined()) {
+      linear.lora_a.copy_(files.tensors.at(key_of(linear.name, kA)));
+      linear.lora_b.copy_(files.tensors.at(key_of(linear.name, kB)));
     }
   }
 }
 
+std::string last_part(const std::string& name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
+// The last parts of the names of modules without an adapter. PEFT would adapt these modules too if
+// target_modules listed such a part.
+std::set<std::string> ambiguous_parts(const torch::nn::Module& module, const Linears& linears) {
+  std::set<std::string> adapted, parts;
+  for (const auto& linear : linears) {
+    (linear.lora_a.defined() ? adapted : parts).insert(linear.name);
+  }
+  for (const auto& name : module.named_modules("", /*include_self=*/false).keys()) {
+    parts.insert(name);
+  }
+  std::set<std::string> ambiguous;
+  for (const auto& name : parts) {
+    if (adapted.count(name) == 0) {
+      ambiguous.insert(last_part(name));
+    }
+  }
+  return ambiguous;
+}
+
 // Describes all adapters in the module; throws std::invalid_argument if they differ.
-AdapterConfig adapter_of(const Linears& linears) {
+AdapterConfig adapter_of(const torch::nn::Module& module, const Linears& linears) {
   AdapterConfig config;
   config.lora.target_modules.clear();
-  std::map<std::string, bool> all_of_name;  // by last name part: every such layer has an adapter
-  for (const auto& [name, linear] : linears) {
-    const auto last = name.substr(name.rfind('.') + 1);
-    const auto [entry, added] = all_of_name.emplace(last, true);
-    entry->second = entry->second && linear->has_lora();
-    if (!linear->has_lora()) {
+  detail::visit_linears(
+      module, [](const LinearImpl&, const std::string&) {},
+      [&](const ddp::ops::LinearOwner&, const std::string&) { config.is_causal_lm = false; });
+  for (const auto& linear : linears) {
+    const auto& name = linear.name;
+    if (!linear.lora_a.defined()) {
       continue;
     }
-    const int64_t rank = linear->lora_a.size(0);
-    const double alpha = linear->lora_alpha();
+    const int64_t rank = linear.lora_a.size(0);
+    const double alpha = linear.lora_alpha;
     auto& layers = config.lora.target_modules;
     if (!layers.empty() && (rank != config.lora.rank || alpha != config.lora.alpha)) {
       throw std::invalid_argument("the adapters at " + layers.back() + " and " + name +
@@ -226,17 +240,18 @@ AdapterConfig adapter_of(const Linears& linears) {
     }
     config.lora.rank = rank;
     config.lora.alpha = alpha;
-    config.lora.dropout = linear->lora_dropout();
+    config.lora.dropout = linear.lora_dropout;
     layers.push_back(name);
   }
   if (config.lora.target_modules.empty()) {
     throw std::invalid_argument("the module has no adapter: call add_lora first");
   }
   // Uses short names if they select the same layers, in the order of the layers.
+  const auto ambiguous = ambiguous_parts(module, linears);
   std::vector<std::string> names;
   for (const auto& layer : config.lora.target_modules) {
-    const auto last = layer.substr(layer.rfind('.') + 1);
-    const auto& name = all_of_name.at(last) ? last : layer;
+    const auto last = last_part(layer);
+    const auto& name = ambiguous.count(last) == 0 ? last : layer;
     if (std::find(names.begin(), names.end(), name) == names.end()) {
       names.push_back(name);
     }
@@ -292,20 +307,19 @@ void require_base(const std::string& folder, const std::string& identity) {
 
 LoraSummary add_adapter(torch::nn::Module& module, const std::string& folder, torch::Dtype dtype) {
   const auto files = open_adapter(folder);
-  const auto linears = find_linears(module);
   const std::set<std::string> layers(files.layers.begin(), files.layers.end());
-  check_fit(files, adapter_shapes(linears, layers, files.config.lora.rank));
+  check_fit(files, adapter_shapes(detail::linear_layers(module), layers, files.config.lora.rank));
   auto options = files.config.lora;
   options.target_modules = files.layers;
   options.dtype = dtype;
   const auto summary = add_lora(module, options);
-  copy_in(files, linears);
+  copy_in(files, detail::linear_layers(module));
   return summary;
 }
 
 void load_adapter(torch::nn::Module& module, const std::string& folder) {
-  const auto linears = find_linears(module);
-  const auto own = adapter_of(linears).lora;
+  const auto linears = detail::linear_layers(module);
+  const auto own = adapter_of(module, linears).lora;
   const auto files = open_adapter(folder);
   const auto& stored = files.config.lora;
   if (stored.rank != own.rank) {
@@ -315,9 +329,9 @@ void load_adapter(torch::nn::Module& module, const std::string& folder) {
     fail_fit(files, concat("its lora_alpha is ", stored.alpha, ", the model's is ", own.alpha));
   }
   std::set<std::string> layers;
-  for (const auto& [name, linear] : linears) {
-    if (linear->has_lora()) {
-      layers.insert(name);
+  for (const auto& linear : linears) {
+    if (linear.lora_a.defined()) {
+      layers.insert(linear.name);
     }
   }
   check_fit(files, adapter_shapes(linears, layers, own.rank));
@@ -325,7 +339,7 @@ void load_adapter(torch::nn::Module& module, const std::string& folder) {
 }
 
 void require_adapter_fits(const torch::nn::Module& module, const std::string& folder) {
-  const auto config = adapter_of(find_linears(module));
+  const auto config = adapter_of(module, detail::linear_layers(module));
   // If a job ended between the two files, new weights would be read with the old rank, alpha or
   // layers.
   const std::string path = folder + "/" + detail::kAdapterConfig;
@@ -343,16 +357,16 @@ void require_adapter_fits(const torch::nn::Module& module, const std::string& fo
 
 void save_adapter(const torch::nn::Module& module, const std::string& folder,
                   const std::string& base_model, const std::string& base_identity) {
-  const auto linears = find_linears(module);
-  auto config = adapter_of(linears);
+  const auto linears = detail::linear_layers(module);
+  auto config = adapter_of(module, linears);
   config.base_model = base_model;
   const std::string json = detail::adapter_config_json(config);
   warn_of_others(module);
   ddp::TensorMap tensors;
-  for (const auto& [name, linear] : linears) {
-    if (linear->has_lora()) {
-      tensors[key_of(name, kA)] = linear->lora_a.detach();
-      tensors[key_of(name, kB)] = linear->lora_b.detach();
+  for (const auto& linear : linears) {
+    if (linear.lora_a.defined()) {
+      tensors[key_of(linear.name, kA)] = linear.lora_a.detach();
+      tensors[key_of(linear.name, kB)] = linear.lora_b.detach();
     }
   }
   std::map<std::string, std::string> metadata = {{"format", "pt"}};

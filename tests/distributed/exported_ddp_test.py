@@ -255,6 +255,40 @@ class ExportedDdp(unittest.TestCase):
                                  "train.max_steps=20")
         self.number(r"test loss +([0-9.]+) of 163 images", output)
 
+    def test_adapters(self):
+        try:
+            from peft import PeftModel
+        except ImportError as error:
+            self.skipTest(str(error))
+        text = (f"tokens.path={ROOT}/data/text-sample", "tokens.max_seq_len=32", "train.max_steps=60", f"train.batch_size={16 // RANKS}",
+                "lora.target_modules=[qkv,head]")
+        numbers = ("tensors.path=train.safetensors", "tensors.eval_path=eval.safetensors", "model.loss=mse", "train.epochs=4",
+                   f"train.batch_size={32 // RANKS}", "lora.target_modules=[first,head]")
+        for model, settings, layers in ((Language, text, ("qkv", "head")), (Regression, numbers, ("first", "head"))):
+            with self.subTest(model.__name__):
+                torch.manual_seed(3)  # as export() does
+                base, folder = model(), f"{model.__name__}_adapter"
+                before = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+                output, merged = self.trained(model, *settings, "lora.rank=4", "lora.alpha=8", f"lora.save_dir={folder}")
+                self.assertIn("adapters on 2 layers", output)
+                for name, tensor in merged.state_dict().items():
+                    is_adapted = name in [f"{layer}.weight" for layer in layers]
+                    self.assertEqual(torch.equal(tensor, before[name]), not is_adapted, name)
+                keys = load_file(f"{folder}/adapter_model.safetensors").keys()
+                self.assertEqual(sorted(keys), sorted(f"base_model.model.{layer}.lora_{half}.weight" for layer in layers for half in "AB"))
+                adapted = PeftModel.from_pretrained(base, folder).eval()
+                data = load_file("eval.safetensors")
+                inputs = (torch.arange(40).reshape(2, 20),) if model is Language else (data["x"], data["y"])
+                with torch.no_grad():
+                    torch.testing.assert_close(adapted(*inputs), merged(*inputs), rtol=1e-4, atol=1e-5)
+                if model is Regression:
+                    self.assert_test_loss(output, F.mse_loss(adapted(*inputs).squeeze(1), data["target"]), 103)
+                # Trained further, from these files.
+                again = self.run_on(RANKS, f"model.path={model.__name__}.pt2", *settings, "train.max_steps=1", "lora.rank=4",
+                                    "lora.alpha=8", f"lora.adapter={folder}", f"lora.save_dir={folder}", "lr_schedule.lr=0")
+                self.assertIn("adapters on 2 layers", again)
+                self.assertEqual(load_file(f"{folder}/adapter_model.safetensors").keys(), keys)
+
     def test_refusals(self):
         if RANKS > 1:
             self.skipTest("on one rank")
@@ -274,6 +308,8 @@ class ExportedDdp(unittest.TestCase):
                  "model.loss=in_graph"),
                 (64, "tokens.layout=pack", *tokens, "model.path=Language.pt2", "tokens.layout=pack"),
                 (64, "the size is 128, and the export allows 2 to 64", *tokens, "model.path=Language.pt2", "tokens.max_seq_len=128"),
+                (64, 'the target module "q_proj" matches no linear layer', *tensors, "model.loss=mse", "lora.rank=4"),
+                (64, "lora.save_dir=adapter has no effect with lora.rank=0", *tensors, "model.loss=mse", "lora.save_dir=adapter"),
                 (64, "model.loss=in_graph needs a scalar loss, but the output is Float [32]", "model.path=RegressionLoss.pt2",
                  *tensors[1:], "model.loss=in_graph", "model.output=prediction"),
         ):

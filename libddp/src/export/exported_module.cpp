@@ -13,6 +13,8 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/detail/files.hpp"
+#include "ddp/detail/model_weights.hpp"
+#include "export/adapters.hpp"
 #include "export/module_tree.hpp"
 #include "export/programs.hpp"
 #include "export/recurrent_weights.hpp"
@@ -26,11 +28,17 @@ using detail::OutputKind;
 using detail::printable;
 
 struct ExportedModuleImpl::State {
-  std::string archive;  // its absolute path
-  std::shared_ptr<const detail::Programs> programs;
+  struct Adapter {
+    double alpha, dropout;
+  };
+
+  std::string archive;                               // its absolute path
+  std::shared_ptr<const detail::Programs> exported;  // as the archive has them
+  std::shared_ptr<const detail::Programs> programs;  // with adapters, if any
   TensorMap tensors;                           // parameters and buffers by all of Python's names
   std::map<std::string, TensorMap> constants;  // by the name of their program
   detail::OperatorOverrides overrides;
+  std::map<std::string, Adapter> adapters;  // by layer
 
   void move_constants(at::Device device) {
     for (auto& [program, tensors_of_program] : constants) {
@@ -84,6 +92,46 @@ std::string with_path(const std::string& path, const std::string& message) {
   return message.find(path) == std::string::npos ? concat(path, ": ", message) : message;
 }
 
+using NamedTensors = std::vector<detail::NamedTensor>;
+
+// Parameters and buffers, each under its first name.
+std::pair<NamedTensors, NamedTensors> named_tensors(const ExportedProgram& program,
+                                                    const TensorMap& tensors) {
+  std::pair<NamedTensors, NamedTensors> named;
+  std::set<const at::TensorImpl*> seen;
+  for (const auto& input : program.inputs) {
+    if (input.is_state()) {
+      const auto& tensor = tensors.at(input.target);
+      if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
+        (input.kind == InputKind::Parameter ? named.first : named.second)
+            .push_back({input.target, tensor});
+      }
+    }
+  }
+  return named;
+}
+
+void check_adapter(const ops::LinearLayer& adapted, const std::vector<ops::LinearLayer>& linears,
+                   const TensorMap& tensors) {
+  const auto& name = adapted.name;
+  const auto &a = adapted.lora_a, &b = adapted.lora_b;
+  const auto found = std::find_if(linears.begin(), linears.end(),
+                                  [&](const auto& linear) { return linear.name == name; });
+  if (found == linears.end()) {
+    throw SettingsError(concat(printable(name), " is no linear layer of the program"));
+  }
+  if (tensors.count(detail::lora_a_name(name)) + tensors.count(detail::lora_b_name(name)) != 0) {
+    throw SettingsError(concat("the layer ", printable(name), " already has an adapter"));
+  }
+  const auto& weight = found->weight;
+  if (a.dim() != 2 || b.dim() != 2 || a.size(0) == 0 || b.size(1) != a.size(0) ||
+      a.size(1) != weight.size(1) || b.size(0) != weight.size(0)) {
+    throw SettingsError(concat("an adapter of ", a.sizes(), " and ", b.sizes(),
+                               " does not fit the layer ", printable(name), " of ",
+                               weight.sizes()));
+  }
+}
+
 const detail::Node* node_with_dtype(const detail::Graph& graph) {
   for (const auto& node : graph.nodes) {
     for (const auto& input : node.inputs) {
@@ -112,7 +160,7 @@ ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
     const auto programs =
         std::make_shared<const detail::Programs>(archive, options.checkpoint_blocks);
     const auto& main = programs->main();
-    state_->programs = programs;
+    state_->exported = state_->programs = programs;
     state_->constants[programs->main_name()] = archive.constants(programs->main_name());
     const auto& constants = state_->constants[programs->main_name()];
     check_constants(main, constants, path);
@@ -147,17 +195,7 @@ ExportedModuleImpl::ExportedModuleImpl(std::unique_ptr<State> state)
 ExportedModuleImpl::~ExportedModuleImpl() = default;
 
 void ExportedModuleImpl::register_tensors() {
-  std::vector<detail::NamedTensor> parameters, buffers;
-  std::set<const at::TensorImpl*> seen;
-  for (const auto& input : state_->programs->main().inputs) {
-    if (input.is_state()) {
-      const auto& tensor = state_->tensors.at(input.target);
-      if (seen.insert(tensor.unsafeGetTensorImpl()).second) {
-        (input.kind == InputKind::Parameter ? parameters : buffers)
-            .push_back({input.target, tensor});
-      }
-    }
-  }
+  const auto [parameters, buffers] = named_tensors(state_->programs->main(), state_->tensors);
   detail::register_tree(*this, parameters, buffers);
 }
 
@@ -273,14 +311,10 @@ void ExportedModuleImpl::to(at::ScalarType dtype, bool) {
 
 std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
     const std::optional<at::Device>& device) const {
-  auto state = std::make_unique<State>();
-  state->archive = state_->archive;
-  state->programs = state_->programs;
-  state->constants = state_->constants;
-  state->overrides = state_->overrides;
+  auto state = std::make_unique<State>(*state_);
   const auto copies = detail::copies_of(state_->tensors, device, std::nullopt);
   for (const auto& [name, tensor] : state_->tensors) {
-    state->tensors.emplace(name, copies.at(tensor.unsafeGetTensorImpl()));
+    state->tensors.at(name) = copies.at(tensor.unsafeGetTensorImpl());
   }
   if (device) {
     state->move_constants(*device);
@@ -302,6 +336,12 @@ TensorMap ExportedModuleImpl::state_dict() const {
 }
 
 void ExportedModuleImpl::save_archive(const std::string& path) const {
+  if (!state_->adapters.empty()) {
+    throw SettingsError(concat("save_archive: the module has an adapter at ",
+                               printable(state_->adapters.begin()->first),
+                               ", which an archive does not hold; fix: call models::merge_lora() "
+                               "first, or save the adapter with models::save_adapter()"));
+  }
   detail::Pt2Archive archive(state_->archive);
   replace_file(system_file_ops(), path,
                {archive.with_weights(state_->programs->main_name(), state_->tensors)});
@@ -321,6 +361,70 @@ bool ExportedModuleImpl::has_operator(const std::string& name) const {
 
 bool ExportedModuleImpl::overrides(const std::string& name) const {
   return state_->overrides.count(name) != 0;
+}
+
+std::vector<ops::LinearLayer> ExportedModuleImpl::linears() const {
+  std::vector<ops::LinearLayer> layers;
+  for (const auto& linear : detail::find_linears(state_->exported->main(), state_->tensors)) {
+    ops::LinearLayer layer{.name = linear.layer,
+                           .weight = state_->tensors.at(*linear.weights.begin()),
+                           .shares_weight = linear.has_other_uses};
+    const auto adapter = state_->adapters.find(linear.layer);
+    if (adapter != state_->adapters.end()) {
+      layer.lora_a = state_->tensors.at(detail::lora_a_name(linear.layer));
+      layer.lora_b = state_->tensors.at(detail::lora_b_name(linear.layer));
+      layer.lora_alpha = adapter->second.alpha;
+      layer.lora_dropout = adapter->second.dropout;
+    }
+    layers.push_back(std::move(layer));
+  }
+  return layers;
+}
+
+void ExportedModuleImpl::add_adapters(const std::vector<ops::LinearLayer>& layers) {
+  const auto known = linears();
+  auto state = std::make_unique<State>(*state_);
+  for (const auto& layer : layers) {
+    check_adapter(layer, known, state->tensors);
+    state->tensors[detail::lora_a_name(layer.name)] = layer.lora_a;
+    state->tensors[detail::lora_b_name(layer.name)] = layer.lora_b;
+    state->adapters[layer.name] = {layer.lora_alpha, layer.lora_dropout};
+  }
+  std::vector<detail::ProgramAdapter> adapters;
+  for (auto& linear : detail::find_linears(state->exported->main(), state->tensors)) {
+    const auto found = state->adapters.find(linear.layer);
+    if (found != state->adapters.end()) {
+      const auto rank = state->tensors.at(detail::lora_a_name(linear.layer)).size(0);
+      adapters.push_back({.linear = std::move(linear),
+                          .scale = found->second.alpha / static_cast<double>(rank),
+                          .dropout = found->second.dropout});
+    }
+  }
+  state->programs = std::make_shared<const detail::Programs>(
+      *state->exported, [&](ExportedProgram& program, bool training) {
+        detail::add_adapters(program, adapters, training);
+      });
+  replace_state(std::move(state));
+}
+
+void ExportedModuleImpl::remove_adapters() {
+  auto state = std::make_unique<State>(*state_);
+  for (const auto& [layer, adapter] : state->adapters) {
+    state->tensors.erase(detail::lora_a_name(layer));
+    state->tensors.erase(detail::lora_b_name(layer));
+  }
+  state->adapters.clear();
+  state->programs = state->exported;
+  replace_state(std::move(state));
+}
+
+void ExportedModuleImpl::replace_state(std::unique_ptr<State> state) {
+  state->programs->of_mode(is_training());  // its errors leave the module as it was
+  state_ = std::move(state);
+  const auto [parameters, buffers] = named_tensors(state_->programs->main(), state_->tensors);
+  detail::replace_children(*this, parameters, buffers);
+  torch::nn::Module::train(is_training());  // the new children too
+  ops::invalidate_graphs();
 }
 
 void ExportedModuleImpl::pretty_print(std::ostream& stream) const {

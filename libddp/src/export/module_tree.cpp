@@ -66,13 +66,9 @@ void add(Place& root, const std::vector<NamedTensor>& list, std::vector<NamedTen
   }
 }
 
-void register_place(torch::nn::Module& module, const Place& place) {
-  for (const auto& [name, tensor] : place.parameters) {
-    module.register_parameter(name, tensor, tensor.requires_grad());
-  }
-  for (const auto& [name, tensor] : place.buffers) {
-    module.register_buffer(name, tensor);
-  }
+void register_place(torch::nn::Module& module, const Place& place);
+
+void register_children(torch::nn::Module& module, const Place& place) {
   for (const auto& child : place.children) {
     const auto submodule = std::make_shared<torch::nn::Module>(child.name);
     register_place(*submodule, child);
@@ -80,14 +76,37 @@ void register_place(torch::nn::Module& module, const Place& place) {
   }
 }
 
+void register_place(torch::nn::Module& module, const Place& place) {
+  for (const auto& [name, tensor] : place.parameters) {
+    module.register_parameter(name, tensor, tensor.requires_grad());
+  }
+  for (const auto& [name, tensor] : place.buffers) {
+    module.register_buffer(name, tensor);
+  }
+  register_children(module, place);
+}
+
+Place tree_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers) {
+  Place tree;
+  add(tree, parameters, &Place::parameters);
+  add(tree, buffers, &Place::buffers);
+  return tree;
+}
+
 }  // namespace
 
 void register_tree(torch::nn::Module& root, const std::vector<NamedTensor>& parameters,
                    const std::vector<NamedTensor>& buffers) {
-  Place tree;
-  add(tree, parameters, &Place::parameters);
-  add(tree, buffers, &Place::buffers);
-  register_place(root, tree);
+  register_place(root, tree_of(parameters, buffers));
+}
+
+void replace_children(torch::nn::Module& root, const std::vector<NamedTensor>& parameters,
+                      const std::vector<NamedTensor>& buffers) {
+  const auto tree = tree_of(parameters, buffers);
+  for (const auto& child : root.named_children().keys()) {
+    root.unregister_module(child);
+  }
+  register_children(root, tree);
 }
 
 }  // namespace ddp::detail

@@ -19,5 +19,8 @@ struct NamedTensor {
 /// is no path.
 void register_tree(torch::nn::Module& root, const std::vector<NamedTensor>& parameters,
                    const std::vector<NamedTensor>& buffers);
+/// The same for a root that has children, which it replaces. The root's own tensors are the same.
+void replace_children(torch::nn::Module& root, const std::vector<NamedTensor>& parameters,
+                      const std::vector<NamedTensor>& buffers);
 
 }  // namespace ddp::detail

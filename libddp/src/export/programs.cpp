@@ -120,6 +120,19 @@ Programs::Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_bloc
   }
 }
 
+Programs::Programs(const Programs& other, const Change& change)
+    : path_(other.path_),
+      main_name_(other.main_name_),
+      main_(other.main_),
+      eval_(other.eval_),
+      is_training_(other.is_training_),
+      is_changed_(true) {
+  change(main_, is_training_);
+  if (eval_) {
+    change(*eval_, false);
+  }
+}
+
 const ModeProgram& Programs::of_mode(bool training) const {
   const std::lock_guard lock(mutex_);
   auto& mode = modes_[training ? 1 : 0];
@@ -137,7 +150,7 @@ std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
     checkpoint_blocks(program, checkpoint_blocks_);
     auto mode =
         std::make_unique<const ModeProgram>(std::move(program), is_main ? main_name_ : kEval);
-    if (is_as_exported) {
+    if (is_as_exported && !is_changed_) {  // the original has warned
       warn_of_guards(mode->guards, path_);
     }
     return mode;

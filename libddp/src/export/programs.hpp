@@ -2,6 +2,7 @@
 // The programs of an archive, ready to run in each mode.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -45,6 +46,10 @@ class Programs {
   /// DataError naming the file, and SettingsError for a pattern that matches nothing.
   /// `checkpoint_blocks`: see ExportedModuleOptions.
   explicit Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_blocks = {});
+  /// Changes a program, whose mode is the second argument.
+  using Change = std::function<void(ExportedProgram&, bool)>;
+  /// Changed copies of the programs as the archive has them.
+  Programs(const Programs& other, const Change& change);
 
   const std::string& path() const { return path_; }
   const std::string& main_name() const { return main_name_; }
@@ -62,6 +67,7 @@ class Programs {
   ExportedProgram main_;
   std::optional<ExportedProgram> eval_;
   bool is_training_ = true;
+  bool is_changed_ = false;
   mutable std::mutex mutex_;
   mutable std::unique_ptr<const ModeProgram> modes_[2];
 };

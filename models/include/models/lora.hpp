@@ -123,12 +123,15 @@ struct LoraSummary {
   int64_t num_frozen = 0;           ///< elements of all other parameters
 };
 
-/// Adds an adapter to every matching Linear below `module` and freezes all other parameters. Draws
-/// A from the default generator, layer by layer in order of registration. Throws
-/// std::invalid_argument if a pattern matches nothing or the rank is not positive.
+/// Adds an adapter to every matching linear layer below `module` and freezes all other parameters.
+/// Layers are models::Linear and those of a ddp::ops::LinearOwner, such as a ddp::ExportedModule
+/// (not with fp8_base). Draws A from the default generator, layer by layer in order of
+/// registration. Throws std::invalid_argument if a pattern matches nothing, a layer already has an
+/// adapter, or the rank is not positive. An error leaves the module unchanged.
 LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options);
 
-/// Merges all adapters below `module`; the weights can then be saved as a full model.
+/// Merges all adapters below `module`; the weights can then be saved as a full model. Throws
+/// std::invalid_argument if another operator of an exported program reads an adapted weight too.
 void merge_lora(torch::nn::Module& module);
 
 }  // namespace models

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "ddp/core/safetensors.hpp"
+#include "ddp/ops/linear_owner.hpp"
 
 namespace ddp {
 
@@ -50,7 +51,11 @@ struct ExportedModuleOptions {
 /// program with random operators, because it cannot know whether they belong to training only.
 ///
 /// Devices in the program follow the module. Control flow of Python is as it was at the export.
-class ExportedModuleImpl : public torch::nn::Module {
+///
+/// Adapters. models::add_lora(*module, options) adds adapters to the linear layers, which have
+/// Python's names; PEFT's files and merge_lora() work too. Add them before the module is wrapped:
+/// the submodules become other objects.
+class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
  public:
   /// Reads the archive at `path`. Nothing in it is unpickled. Throws ReadError for a file that is
   /// no archive, DataError for one that this library cannot run; the message names the node and its
@@ -95,7 +100,7 @@ class ExportedModuleImpl : public torch::nn::Module {
   /// Writes an archive with the present parameters and persistent buffers, in the dtypes of the
   /// archive that the module was read from; that file must still be there. Python's
   /// torch.export.load() opens it. `path` is the old or the new file, never a part. Throws
-  /// WriteError.
+  /// WriteError, and SettingsError if the module has adapters, which an archive does not hold.
   void save_archive(const std::string& path) const;
 
   /// Calls `function` in place of every operator `name` ("aten::batch_norm") of the program. It
@@ -106,12 +111,20 @@ class ExportedModuleImpl : public torch::nn::Module {
   bool has_operator(const std::string& name) const;  ///< in the program of any mode
   bool overrides(const std::string& name) const;  ///< whether override_operator() was called
 
+  /// The modules of Python whose parameter `weight` is the weight of torch.ops.aten.linear.default.
+  std::vector<ops::LinearLayer> linears() const override;
+  /// Throws SettingsError for a layer that linears() lacks, that has an adapter, or whose lora_a or
+  /// lora_b has another shape.
+  void add_adapters(const std::vector<ops::LinearLayer>& layers) override;
+  void remove_adapters() override;
+
   void pretty_print(std::ostream& stream) const override;  ///< one line, with the archive's path
 
  private:
   struct State;
   explicit ExportedModuleImpl(std::unique_ptr<State> state);
   void register_tensors();
+  void replace_state(std::unique_ptr<State> state);
   void move(std::optional<at::Device> device, std::optional<at::ScalarType> dtype);
   at::Device device_of(const std::vector<c10::IValue>& leaves) const;
   void check_dtype(at::ScalarType dtype) const;

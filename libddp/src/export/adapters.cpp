@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "export/adapters.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace ddp::detail {
+namespace {
+
+constexpr std::string_view kLinear = "torch.ops.aten.linear.default";
+constexpr std::string_view kWeight = ".weight";
+
+/// A layer's index by the name of its weight's value in a graph.
+using LayersByValue = std::map<std::string, std::size_t>;
+
+const std::size_t* find_layer(const LayersByValue& layers, const Argument* argument) {
+  const auto* name = argument ? argument->name() : nullptr;
+  const auto found = name ? layers.find(name->name) : layers.end();
+  return found == layers.end() ? nullptr : &found->second;
+}
+
+const std::size_t* called_layer(const Node& node, const LayersByValue& layers) {
+  return node.target == kLinear ? find_layer(layers, node.input("weight")) : nullptr;
+}
+
+bool has_graph(const Node& node) {
+  return std::any_of(node.inputs.begin(), node.inputs.end(),
+                     [](const NamedArgument& input) { return input.value.graph() != nullptr; });
+}
+
+// The values that a node with graphs passes unchanged to every run of them. They are the last
+// inputs of each graph: cond, while_loop, scan and map end with a list of them, and the other
+// operators with the values themselves.
+std::vector<const Argument*> shared_operands(const Node& node) {
+  std::vector<const Argument*> operands;
+  if (const auto* list = node.inputs.back().value.list()) {
+    for (const auto& item : *list) {
+      operands.push_back(&item);
+    }
+    return operands;
+  }
+  for (const auto& input : node.inputs) {
+    if (input.value.graph() != nullptr) {
+      operands.clear();
+    } else {
+      operands.push_back(&input.value);
+    }
+  }
+  return operands;
+}
+
+// The layers by the names that their weights have in a graph of the node.
+LayersByValue layers_inside(const Node& node, const Graph& inner, const LayersByValue& layers) {
+  LayersByValue inside;
+  const auto operands = shared_operands(node);
+  const auto count = std::min(operands.size(), inner.inputs.size());
+  for (std::size_t i = 1; i <= count; ++i) {  // from the end
+    const auto* layer = find_layer(layers, operands[operands.size() - i]);
+    const auto* name = inner.inputs[inner.inputs.size() - i].name();
+    if (layer != nullptr && name != nullptr) {
+      inside.emplace(name->name, *layer);
+    }
+  }
+  return inside;
+}
+
+/// Who reads the weights.
+class WeightUses {
+ public:
+  struct Uses {
+    bool is_linear = false;
+    bool is_other = false;
+    std::set<std::string> modules;  // whose forward called aten.linear
+  };
+
+  explicit WeightUses(std::size_t num_weights) : uses_(num_weights) {}
+  const Uses& of(std::size_t weight) const { return uses_[weight]; }
+
+  void search(const Graph& graph, const LayersByValue& weights) {
+    for (const auto& node : graph.nodes) {
+      const auto* weight = called_layer(node, weights);
+      if (weight != nullptr) {
+        uses_[*weight].is_linear = true;
+        uses_[*weight].modules.insert(node.module);
+      }
+      std::vector<const Argument*> passed;
+      if (has_graph(node)) {
+        passed = shared_operands(node);
+        search_inside(node, weights);
+      }
+      for (const auto& input : node.inputs) {
+        if (weight == nullptr || input.name != "weight") {
+          note_others(input.value, passed, weights);
+        }
+      }
+    }
+    for (const auto& output : graph.outputs) {
+      note_others(output, {}, weights);
+    }
+  }
+
+ private:
+  void search_inside(const Node& node, const LayersByValue& weights) {
+    for (const auto& input : node.inputs) {
+      if (const auto* inner = input.value.graph()) {
+        search(**inner, layers_inside(node, **inner, weights));
+      }
+    }
+  }
+
+  // `passed` are operands whose uses are in the node's graphs.
+  void note_others(const Argument& argument, const std::vector<const Argument*>& passed,
+                   const LayersByValue& weights) {
+    if (std::find(passed.begin(), passed.end(), &argument) != passed.end()) {
+      return;
+    }
+    if (const auto* weight = find_layer(weights, &argument)) {
+      uses_[*weight].is_other = true;
+    }
+    if (const auto* list = argument.list()) {
+      for (const auto& item : *list) {
+        note_others(item, passed, weights);
+      }
+    }
+  }
+
+  std::vector<Uses> uses_;
+};
+
+// "fc.weight": "fc". Empty for a parameter of another name.
+std::string layer_of(const std::string& parameter) {
+  return parameter.ends_with(kWeight) ? parameter.substr(0, parameter.size() - kWeight.size()) : "";
+}
+
+// Empty if no name is a layer's weight.
+std::string layer_name(const std::vector<std::string>& parameters,
+                       const std::set<std::string>& modules) {
+  std::string first;
+  for (const auto& parameter : parameters) {
+    const auto layer = layer_of(parameter);
+    if (!layer.empty() && modules.count(layer) != 0) {
+      return layer;
+    }
+    first = first.empty() ? layer : first;
+  }
+  return first;
+}
+
+/// Adds the nodes of adapters to graphs.
+class BranchInsertion {
+ public:
+  BranchInsertion(const std::vector<ProgramAdapter>& adapters, bool training)
+      : adapters_(adapters), training_(training) {}
+
+  // Returns the adapters that the graph or a graph in it calls. Their parameters must become inputs
+  // of the graph.
+  std::set<std::size_t> insert(Graph& graph, const LayersByValue& layers) const {
+    std::set<std::size_t> used;
+    std::vector<Node> nodes;
+    for (auto& node : graph.nodes) {
+      if (has_graph(node)) {
+        used.merge(insert_inside(node, layers));
+      }
+      const auto* layer = called_layer(node, layers);
+      const bool has_result = node.outputs.size() == 1 && node.outputs[0].name() != nullptr;
+      if (layer != nullptr && has_result) {
+        used.insert(*layer);
+        add_branch(std::move(node), adapters_[*layer], nodes);
+      } else {
+        nodes.push_back(std::move(node));
+      }
+    }
+    graph.nodes = std::move(nodes);
+    return used;
+  }
+
+ private:
+  // All graphs of a node take the same operands.
+  std::set<std::size_t> insert_inside(Node& node, const LayersByValue& layers) const {
+    std::set<std::size_t> used;
+    std::vector<std::pair<Argument*, std::shared_ptr<Graph>>> copies;
+    for (auto& input : node.inputs) {
+      if (const auto* inner = input.value.graph()) {
+        auto copy = std::make_shared<Graph>(**inner);
+        used.merge(insert(*copy, layers_inside(node, **inner, layers)));
+        copies.emplace_back(&input.value, std::move(copy));
+      }
+    }
+    if (used.empty()) {
+      return used;
+    }
+    for (auto& [argument, copy] : copies) {
+      for (const auto& name : parameter_names(used)) {
+        copy->inputs.push_back({ValueName{name}});
+      }
+      argument->value = std::shared_ptr<const Graph>(std::move(copy));
+    }
+    for (const auto& name : parameter_names(used)) {
+      if (auto* list = std::get_if<Argument::List>(&node.inputs.back().value.value)) {
+        list->push_back({ValueName{name}});
+      } else {
+        node.inputs.push_back({"", {ValueName{name}}});
+      }
+    }
+    return used;
+  }
+
+  std::vector<std::string> parameter_names(const std::set<std::size_t>& used) const {
+    std::vector<std::string> names;
+    for (const auto adapter : used) {
+      names.push_back(lora_a_name(adapters_[adapter].linear.layer));
+      names.push_back(lora_b_name(adapters_[adapter].linear.layer));
+    }
+    return names;
+  }
+
+  // x and its dropped copy may have another dtype than A and B: as in ops::lora_linear(), the
+  // branch computes in the dtype of x. aten.to.other names no dtype, so the module can still change
+  // its own.
+  void add_branch(Node node, const ProgramAdapter& adapter, std::vector<Node>& nodes) const {
+    const Argument x = *node.input("input");
+    const auto result = node.outputs[0].name()->name;
+    const auto value = [&](const char* part) { return Argument{ValueName{result + part}}; };
+    const auto call = [&](std::string_view target, std::vector<NamedArgument> inputs,
+                          Argument output) {
+      Node added;
+      added.name = output.name()->name;
+      added.target = target;
+      added.inputs = std::move(inputs);
+      added.outputs = {std::move(output)};
+      added.python_line = node.python_line;
+      added.module = node.module;
+      nodes.push_back(std::move(added));
+    };
+    const auto cast = [&](const std::string& parameter, const char* part) {
+      call("torch.ops.aten.to.other", {{"self", {ValueName{parameter}}}, {"other", x}},
+           value(part));
+    };
+    const auto linear = [&](Argument input, const char* weight, const char* part) {
+      call(kLinear, {{"input", std::move(input)}, {"weight", value(weight)}}, value(part));
+    };
+    node.outputs[0] = value(".base");
+    nodes.push_back(node);
+    const bool drops = adapter.dropout > 0;
+    if (drops) {
+      call("torch.ops.aten.dropout.default",
+           {{"input", x},
+            {"p", {c10::IValue(adapter.dropout)}},
+            {"train", {c10::IValue(training_)}}},
+           value(".dropped"));
+    }
+    cast(lora_a_name(adapter.linear.layer), ".lora_A");
+    cast(lora_b_name(adapter.linear.layer), ".lora_B");
+    linear(drops ? value(".dropped") : x, ".lora_A", ".low_rank");
+    linear(value(".low_rank"), ".lora_B", ".branch");
+    call("torch.ops.aten.add.Tensor",
+         {{"self", value(".base")},
+          {"other", value(".branch")},
+          {"alpha", {c10::IValue(adapter.scale)}}},
+         {ValueName{result}});
+  }
+
+  const std::vector<ProgramAdapter>& adapters_;
+  bool training_;
+};
+
+// Position behind the weight's input. Empty if the program does not have the weight.
+std::optional<std::size_t> place_of(const ProgramLinear& linear, const ExportedProgram& program) {
+  std::optional<std::size_t> place;
+  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
+    const auto& input = program.inputs[i];
+    if (input.kind != InputKind::Parameter || linear.weights.count(input.target) == 0) {
+      continue;
+    }
+    if (layer_of(input.target) == linear.layer) {
+      return i + 1;
+    }
+    place = place ? place : i + 1;
+  }
+  return place;
+}
+
+void add_inputs(ExportedProgram& program, const std::vector<ProgramAdapter>& adapters) {
+  for (const auto& adapter : adapters) {
+    const auto& linear = adapter.linear;
+    const auto place = place_of(linear, program);
+    for (const auto& name : {lora_b_name(linear.layer), lora_a_name(linear.layer)}) {
+      if (place) {
+        const auto offset = static_cast<std::ptrdiff_t>(*place);
+        program.graph.inputs.insert(program.graph.inputs.begin() + offset, {ValueName{name}});
+        program.inputs.insert(program.inputs.begin() + offset,
+                              {InputKind::Parameter, name, true, {}});
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::string lora_a_name(const std::string& layer) {
+  return layer + ".lora_A.weight";
+}
+
+std::string lora_b_name(const std::string& layer) {
+  return layer + ".lora_B.weight";
+}
+
+std::vector<ProgramLinear> find_linears(const ExportedProgram& program, const TensorMap& tensors) {
+  std::map<const at::TensorImpl*, std::size_t> weights;
+  std::vector<std::vector<std::string>> names;  // of each weight
+  LayersByValue by_value;
+  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
+    const auto& input = program.inputs[i];
+    const auto* value = program.graph.inputs[i].name();
+    if (input.kind != InputKind::Parameter || tensors.at(input.target).dim() != 2) {
+      continue;
+    }
+    const auto* tensor = tensors.at(input.target).unsafeGetTensorImpl();
+    const auto weight = weights.emplace(tensor, names.size()).first->second;
+    names.resize(std::max(names.size(), weight + 1));
+    names[weight].push_back(input.target);
+    if (value != nullptr) {
+      by_value.emplace(value->name, weight);
+    }
+  }
+  WeightUses uses(names.size());
+  uses.search(program.graph, by_value);
+  std::vector<ProgramLinear> linears;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const auto layer = layer_name(names[i], uses.of(i).modules);
+    if (uses.of(i).is_linear && !layer.empty()) {
+      linears.push_back({layer, {names[i].begin(), names[i].end()}, uses.of(i).is_other});
+    }
+  }
+  return linears;
+}
+
+void add_adapters(ExportedProgram& program, const std::vector<ProgramAdapter>& adapters,
+                  bool training) {
+  LayersByValue layers;
+  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
+    const auto* value = program.graph.inputs[i].name();
+    for (std::size_t k = 0; k < adapters.size(); ++k) {
+      if (value != nullptr && program.inputs[i].kind == InputKind::Parameter &&
+          adapters[k].linear.weights.count(program.inputs[i].target) != 0) {
+        layers.emplace(value->name, k);
+      }
+    }
+  }
+  BranchInsertion(adapters, training).insert(program.graph, layers);
+  add_inputs(program, adapters);
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The linear layers of a program, and low-rank adapters on them as nodes of its graphs.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ddp/core/safetensors.hpp"
+#include "export/graph.hpp"
+
+namespace ddp::detail {
+
+/// A module of Python whose parameter `weight` is the weight of aten.linear.
+struct ProgramLinear {
+  std::string layer;              ///< "model.layers.0.self_attn.q_proj"
+  std::set<std::string> weights;  ///< Python's names of the weight: several if it is tied
+  bool has_other_uses = false;    ///< another operator reads the weight too
+};
+
+/// In the order of the program's inputs, also from graphs in the graph. `tensors` says which names
+/// are tied. Of several names, the layer has that of the module that made the call, else the first.
+std::vector<ProgramLinear> find_linears(const ExportedProgram& program, const TensorMap& tensors);
+
+struct ProgramAdapter {
+  ProgramLinear linear;
+  double scale;
+  double dropout;
+};
+
+/// Names of the adapter's parameters. Python's FX has no values with a dot in their name, so these
+/// are also the names of the parameters' values.
+std::string lora_a_name(const std::string& layer);
+std::string lora_b_name(const std::string& layer);
+
+/// Adds the adapters' parameters to the program's inputs, and the adapters' branches behind all
+/// calls of the layers. `training` is the mode of the program.
+void add_adapters(ExportedProgram& program, const std::vector<ProgramAdapter>& adapters,
+                  bool training);
+
+}  // namespace ddp::detail
