@@ -156,8 +156,7 @@ ROWS = {
         {2: Goal(0.65, 0.58), 4: Goal(0.57, 0.47), 8: Goal(0.50, 0.38)}, strong=True, steps=200, eager_steps=40),
     "resnet18_3x3": resnet(
         "ResNet-18, 3x3 stem, 32 px, global batch 512", "resnet18", 32, 512, "ms", (1, 2, 4, 8), {4: Goal(1.75, 1.70)},
-        strong=True, stem="cifar", steps=80, eager_steps=40,
-        reductions=("bucket_cap_mb=auto", "nccl_max_ctas=8")),
+        strong=True, stem="cifar", steps=80, eager_steps=40),
     "vit_b_16": StepRow(
         "ViT-B/16, 224 px, batch 256", "vit_b_16", 256, ("image_size=224", "num_classes=1000"), "img_s",
         (1, 2, 4, 8), {1: Goal(4000, 4250), **TRANSFORMER_SCALING}, steps=20, eager_steps=20, programs=VIT, before=(),

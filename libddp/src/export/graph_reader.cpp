@@ -169,9 +169,11 @@ std::string innermost_module(const std::string& stack) {
   const auto entry = stack.substr(stack.rfind(';') + 1);  // npos + 1 is 0
   const auto start = entry.find(',');
   const auto end = entry.find(',', start + 1);
-  return start == std::string::npos || end == std::string::npos
-             ? ""
-             : entry.substr(start + 1, end - start - 1);
+  if (start == std::string::npos || end == std::string::npos) {
+    return "";
+  }
+  const auto path = entry.substr(start + 1, end - start - 1);
+  return path.starts_with("_empty_nn_module_stack") ? "" : path;  // a node of no module
 }
 
 Node read_node(const Json& json) {

@@ -59,14 +59,20 @@ void check_blocks(ExportedProgram program, const std::vector<std::string>& patte
   }
   std::set<std::string> modules;
   for (const auto& node : program.graph.nodes) {
-    modules.insert(node.module);
+    if (!node.module.empty()) {
+      modules.insert(node.module);
+    }
   }
   const auto counts = checkpoint_blocks(program, patterns);
   for (std::size_t i = 0; i < patterns.size(); ++i) {
     if (counts[i] == 0) {
       std::string some;
-      for (auto module = modules.begin(); module != modules.end() && some.size() < 200; ++module) {
+      for (auto module = modules.begin(); module != modules.end(); ++module) {
         some += concat(some.empty() ? "" : ", ", printable(*module));
+        if (some.size() > 200) {
+          some += ", …";
+          break;
+        }
       }
       throw SettingsError(concat(path, ": checkpoint_blocks: ", printable(patterns[i]),
                                  " matches no module of Python that another pattern leaves; the "

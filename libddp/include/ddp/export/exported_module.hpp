@@ -109,7 +109,7 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
   bool override_operator(const std::string& name,
                          std::function<void(std::vector<c10::IValue>&)> function);
   bool has_operator(const std::string& name) const;  ///< in the program of any mode
-  bool overrides(const std::string& name) const;  ///< whether override_operator() was called
+  bool overrides(const std::string& name) const;     ///< whether override_operator() was called
 
   /// The modules of Python whose parameter `weight` is the weight of torch.ops.aten.linear.default.
   std::vector<ops::LinearLayer> linears() const override;
