@@ -104,8 +104,8 @@ std::vector<c10::IValue> CallArguments::flat(
         values.push_back(leaf->constant);
       }
     } else {
-      throw SettingsError(
-          concat("the exported module lacks the argument ", printable(parameter.name)));
+      throw SettingsError(concat("the call lacks the argument ", printable(parameter.name),
+                                 " of the exported module; it has: ", names()));
     }
   }
   return values;

@@ -233,7 +233,17 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
   }
   mode.shapes.check(inputs);
   mode.guards.check(inputs);
-  const auto outputs = mode.plan.run(std::move(inputs), context);
+  const auto other_dtypes = mode.shapes.other_dtypes(inputs);
+  const auto outputs = [&] {
+    try {
+      return mode.plan.run(std::move(inputs), context);
+    } catch (c10::Error& error) {
+      if (!other_dtypes.empty()) {
+        error.add_context(other_dtypes);
+      }
+      throw;
+    }
+  }();
   detail::ValueStack results;
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& output = program.outputs[i];

@@ -70,6 +70,7 @@ struct Graph {
   std::vector<Node> nodes;
   std::vector<Argument> outputs;
   std::map<std::string, std::vector<Dimension>> input_sizes;  ///< of tensors; of a number its value
+  std::map<std::string, at::ScalarType> input_dtypes;  ///< of tensors, where the archive says it
   std::set<std::string> number_inputs;  ///< names of the inputs that are symbolic integers
 };
 

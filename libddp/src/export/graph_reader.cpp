@@ -217,6 +217,9 @@ Graph read_graph(const Json& json) {
       const auto& values = json.at("tensor_values");
       if (const auto meta = values.find(name->name); meta != values.end()) {
         graph.input_sizes.emplace(name->name, read_sizes(meta->at("sizes")));
+        if (meta->contains("dtype")) {
+          graph.input_dtypes.emplace(name->name, scalar_type(meta->at("dtype")));
+        }
       } else if (json.contains("sym_int_values") && json["sym_int_values"].contains(name->name)) {
         graph.input_sizes.emplace(name->name,
                                   read_sizes(Json::array({json["sym_int_values"][name->name]})));

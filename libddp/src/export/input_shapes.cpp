@@ -192,7 +192,11 @@ InputShapes::InputShapes(const ExportedProgram& program) : ranges_(program.range
     if (program.inputs[i].kind != InputKind::User || sizes == program.graph.input_sizes.end()) {
       continue;
     }
-    Input input{i, name->name, program.graph.number_inputs.count(name->name) != 0, {}};
+    Input input{i, name->name, program.graph.number_inputs.count(name->name) != 0, {}, {}};
+    if (const auto dtype = program.graph.input_dtypes.find(name->name);
+        dtype != program.graph.input_dtypes.end()) {
+      input.dtype = dtype->second;
+    }
     for (const auto& dimension : sizes->second) {
       input.sizes.push_back(
           {dimension.size, dimension.expression.empty()
@@ -204,19 +208,20 @@ InputShapes::InputShapes(const ExportedProgram& program) : ranges_(program.range
 }
 
 void InputShapes::check_range(const std::string& where, const std::string& symbol, int64_t value,
-                              SymbolValues& symbols) const {
-  const auto [bound, is_new] = symbols.emplace(symbol, value);
-  if (bound->second != value) {
-    throw SettingsError(concat(where, ": the size is ", value, ", but ", bound->second,
-                               " in another place that has the same symbol ", symbol,
-                               " at the export; fix: pass equal sizes"));
+                              std::map<std::string, Bound>& symbols) const {
+  const auto& bound = symbols.try_emplace(symbol, Bound{value, where}).first->second;
+  if (bound.value != value) {
+    throw SettingsError(concat(where, ": the size is ", value, ", and that of ", bound.place,
+                               " is ", bound.value, ", but the export has the same (", symbol,
+                               ") in both places; fix: pass equal sizes"));
   }
   const auto range = ranges_.find(symbol);
   if (range != ranges_.end() &&
       (value < range->second.min.value_or(0) || value > range->second.max.value_or(INT64_MAX))) {
-    throw SettingsError(
-        concat(where, ": the size is ", value, ", and the export allows ", words(range->second),
-               "; fix: pass such a size, or export with a wider range in dynamic_shapes"));
+    throw SettingsError(concat(
+        where, ": the size is ", value, ", and the export allows ", words(range->second),
+        "; fix: pass such a size (a loader with drop_last leaves out a smaller last batch), or "
+        "export with a wider range in dynamic_shapes"));
   }
 }
 
@@ -243,14 +248,18 @@ std::vector<int64_t> InputShapes::values_of(const Input& input, const c10::IValu
 }
 
 void InputShapes::check(const std::vector<c10::IValue>& inputs) const {
-  SymbolValues symbols;
+  std::map<std::string, Bound> bounds;
   for (const auto& input : inputs_) {
     const auto sizes = values_of(input, inputs[input.index]);
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       if (const auto& expression = input.sizes[i].expression) {
-        check_range(place(input.name, i), readable(*expression), sizes[i], symbols);
+        check_range(place(input.name, i), readable(*expression), sizes[i], bounds);
       }
     }
+  }
+  SymbolValues symbols;
+  for (const auto& [symbol, bound] : bounds) {
+    symbols.emplace(symbol, bound.value);
   }
   for (const auto& input : inputs_) {  // expressions, now that their symbols are known
     const auto sizes = values_of(input, inputs[input.index]);
@@ -265,6 +274,18 @@ void InputShapes::check(const std::vector<c10::IValue>& inputs) const {
       }
     }
   }
+}
+
+std::string InputShapes::other_dtypes(const std::vector<c10::IValue>& inputs) const {
+  std::string said;
+  for (const auto& input : inputs_) {
+    const auto& value = inputs[input.index];
+    if (input.dtype && value.isTensor() && value.toTensor().scalar_type() != *input.dtype) {
+      said += concat(said.empty() ? "" : ", ", "input ", printable(input.name), " has dtype ",
+                     value.toTensor().scalar_type(), ", and ", *input.dtype, " at the export");
+    }
+  }
+  return said;
 }
 
 }  // namespace ddp::detail

@@ -39,6 +39,9 @@ class InputShapes {
   /// `inputs` has one value per input of the graph. Throws SettingsError naming the input, the
   /// dimension, the value and the range.
   void check(const std::vector<c10::IValue>& inputs) const;
+  /// For messages of operators that fail: inputs whose dtype differs from the export's. Usually
+  /// empty.
+  std::string other_dtypes(const std::vector<c10::IValue>& inputs) const;
 
  private:
   struct Size {
@@ -50,11 +53,17 @@ class InputShapes {
     std::string name;
     bool is_number;  // whose one "size" is its value
     std::vector<Size> sizes;
+    std::optional<at::ScalarType> dtype;
+  };
+  /// The value of a symbol, and where it was first.
+  struct Bound {
+    int64_t value;
+    std::string place;
   };
   static std::vector<int64_t> values_of(const Input& input, const c10::IValue& value);
   /// `symbol` is the text of a symbol or of an expression, which has a range of its own.
   void check_range(const std::string& where, const std::string& symbol, int64_t value,
-                   SymbolValues& symbols) const;
+                   std::map<std::string, Bound>& symbols) const;
 
   std::vector<Input> inputs_;
   std::map<std::string, Range> ranges_;

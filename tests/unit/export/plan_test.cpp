@@ -115,6 +115,18 @@ TEST_CASE("A size outside the export's range is refused by name", "[export]") {
              Contains("tensor at the export"));
 }
 
+TEST_CASE("An operator that fails on another dtype names the input", "[export]") {
+  auto archive = linear_relu();
+  archive.values["x"]["dtype"] = 7;
+  auto module = load(archive);
+  CHECK_THAT(message_of<c10::Error>([&] {
+               module->forward(at::zeros({4, 3}, at::kDouble));
+             }),
+             Contains("input x has dtype Double, and Float at the export"));
+  module->to(at::kDouble);
+  CHECK_NOTHROW(module->forward(at::zeros({4, 3}, at::kDouble)));
+}
+
 TEST_CASE("Inputs that share a symbol have the same size", "[export]") {
   ArchiveBuilder archive;
   const Json twice = {
@@ -126,9 +138,10 @@ TEST_CASE("Inputs that share a symbol have the same size", "[export]") {
       .output(tensor("y"));
   auto module = load(archive);
   CHECK_NOTHROW(module->forward(at::zeros({6}), at::zeros({3}), at::zeros({3})));
-  CHECK_THAT(message_of<ddp::SettingsError>(
-                 [&] { module->forward(at::zeros({6}), at::zeros({3}), at::zeros({1})); }),
-             Contains("input c, dimension 0") && Contains("is 1, but 3"));
+  CHECK_THAT(
+      message_of<ddp::SettingsError>(
+          [&] { module->forward(at::zeros({6}), at::zeros({3}), at::zeros({1})); }),
+      Contains("input c, dimension 0") && Contains("is 1, and that of input b, dimension 0 is 3"));
   CHECK_THAT(message_of<ddp::SettingsError>(
                  [&] { module->forward(at::zeros({7}), at::zeros({3}), at::zeros({3})); }),
              Contains("input a, dimension 0") && Contains("only 6 (2*s0)"));
