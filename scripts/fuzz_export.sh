@@ -14,7 +14,8 @@ install_python_parts
 torch=$LIBTORCH_ROOT
 mkdir -p build-fuzz/corpus
 say "building build-fuzz/fuzz_export"
-sources=(tests/export/fuzz_program.cpp libddp/src/export/*.cpp libddp/src/core/{file_mapping,file_ops,file_content,text}.cpp)
+sources=(tests/export/fuzz_program.cpp libddp/src/export/*.cpp libddp/src/core/{file_mapping,file_ops,file_content,text}.cpp
+  libddp/src/ops/{checkpoint,weight_copies}.cpp)
 objects=()
 for source in "${sources[@]}"; do
   object=build-fuzz/$(basename "${source%.cpp}").o

@@ -10,12 +10,18 @@
 #include <string>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "ddp/export/exported_module.hpp"
+#include "export/checkpoint_blocks.hpp"
 #include "export/graph.hpp"
 #include "export/graph_plan.hpp"
+#include "export/guards.hpp"
 #include "export/input_shapes.hpp"
 #include "export/training_mode.hpp"
 #include "nlohmann/json.hpp"
+
+// Instead of the library's log, which would print a line for most inputs.
+void ddp::log_warning(const std::string& /*message*/) {}
 
 namespace {
 
@@ -23,7 +29,11 @@ namespace {
 void read(const std::string& text) {
   const auto program = ddp::detail::read_program(text);
   const ddp::detail::InputShapes shapes(program);
+  const ddp::detail::Guards guards(program);
   const ddp::detail::GraphPlan plan(program.graph);
+  auto blocks = program;
+  ddp::detail::checkpoint_blocks(blocks, {"*"});
+  const ddp::detail::GraphPlan plan_of_blocks(blocks.graph);
   const bool training = ddp::detail::is_training_graph(program.graph, true);
   ddp::detail::GraphPlan(ddp::detail::with_mode(program, !training).graph);
 }

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "ddp/core/error.hpp"
+
 namespace ddp::detail {
 namespace {
 
@@ -350,6 +352,17 @@ void add_adapters(ExportedProgram& program, const std::vector<ProgramAdapter>& a
           adapters[k].linear.weights.count(program.inputs[i].target) != 0) {
         layers.emplace(value->name, k);
       }
+    }
+  }
+  WeightUses uses(adapters.size());
+  uses.search(program.graph, layers);
+  for (std::size_t k = 0; k < adapters.size(); ++k) {
+    if (!uses.of(k).is_linear && uses.of(k).is_other) {
+      throw SettingsError(concat("the layer ", printable(adapters[k].linear.layer),
+                                 " is no aten.linear in the program of ",
+                                 training ? "training" : "evaluation",
+                                 ", so its adapter would have no effect there; fix: export both "
+                                 "modes without run_decompositions()"));
     }
   }
   BranchInsertion(adapters, training).insert(program.graph, layers);

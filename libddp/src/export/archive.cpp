@@ -35,7 +35,7 @@ std::map<std::string, std::size_t> entry_sizes(caffe2::serialize::PyTorchStreamR
     const auto bytes = reader.getRecordSize(name);
     if (bytes > rest) {
       throw DataError(concat("its entry ", printable(name), " claims ", bytes,
-                             " bytes, and the entries are longer than the file then"));
+                             " bytes; together the entries exceed the file"));
     }
     rest -= bytes;
     sizes.emplace(name, bytes);

@@ -19,17 +19,6 @@ namespace {
 
 using Names = std::vector<std::string>;
 
-template <typename Visit>
-void visit_names(const Argument& argument, const Visit& visit) {
-  if (const auto* name = argument.name()) {
-    visit(name->name);
-  }
-  const auto* list = argument.list();
-  for (const auto& item : list ? *list : Argument::List()) {
-    visit_names(item, visit);
-  }
-}
-
 void add_name(std::vector<Argument>& arguments, const std::string& name) {
   arguments.emplace_back().value.emplace<ValueName>(ValueName{name});
 }

@@ -30,30 +30,14 @@ std::vector<std::set<std::string>> own_names(const Graph& graph) {
 }
 
 bool mentions(const Argument& argument, const std::set<std::string>& names) {
-  if (const auto* name = argument.name()) {
-    return names.count(name->name) != 0;
-  }
-  const auto* list = argument.list();
-  for (const auto& item : list ? *list : Argument::List()) {
-    if (mentions(item, names)) {
-      return true;
-    }
-  }
-  return false;
+  bool found = false;
+  visit_names(argument, [&](const std::string& name) { found = found || names.count(name) != 0; });
+  return found;
 }
 
 void add_results(const Node& node, std::set<std::string>& names) {
-  const auto add = [&](const auto& self, const Argument& argument) -> void {
-    if (const auto* name = argument.name()) {
-      names.insert(name->name);
-    }
-    const auto* list = argument.list();
-    for (const auto& item : list ? *list : Argument::List()) {
-      self(self, item);
-    }
-  };
   for (const auto& output : node.outputs) {
-    add(add, output);
+    visit_names(output, [&](const std::string& name) { names.insert(name); });
   }
 }
 

@@ -430,9 +430,9 @@ void ExportedModuleImpl::remove_adapters() {
 
 void ExportedModuleImpl::replace_state(std::unique_ptr<State> state) {
   state->programs->of_mode(is_training());  // its errors leave the module as it was
-  state_ = std::move(state);
-  const auto [parameters, buffers] = named_tensors(state_->programs->main(), state_->tensors);
+  const auto [parameters, buffers] = named_tensors(state->programs->main(), state->tensors);
   detail::replace_children(*this, parameters, buffers);
+  state_ = std::move(state);
   torch::nn::Module::train(is_training());  // the new children too
   ops::invalidate_graphs();
 }

@@ -42,6 +42,18 @@ struct Argument {
   const List* list() const { return std::get_if<List>(&value); }
 };
 
+/// Calls visit(name) for the value, or each value of the list, that the argument is.
+template <typename Visit>
+void visit_names(const Argument& argument, const Visit& visit) {
+  if (const auto* name = argument.name()) {
+    visit(name->name);
+  } else if (const auto* list = argument.list()) {
+    for (const auto& item : *list) {
+      visit_names(item, visit);
+    }
+  }
+}
+
 struct NamedArgument {
   std::string name;  ///< in the operator's schema; empty for a higher-order operator
   Argument value;

@@ -19,6 +19,7 @@ namespace {
 using Kind = GuardTerm::Kind;
 
 constexpr int kMaxDepth = 100;
+constexpr int kMaxTerms = 1000;  // a chain a + b + … makes a tree that is as deep
 
 struct Operation {
   const char* symbol;
@@ -33,14 +34,6 @@ constexpr Operation kProducts[] = {{"*", "_operator.mul"},
 constexpr Operation kComparisons[] = {{"==", "_operator.eq"}, {"!=", "_operator.ne"},
                                       {"<=", "_operator.le"}, {">=", "_operator.ge"},
                                       {"<", "_operator.lt"},  {">", "_operator.gt"}};
-
-GuardTerm call(const std::string& target, std::vector<GuardTerm> operands) {
-  auto function = number_function(target);
-  if (!function) {
-    throw DataError("unknown function " + printable(target));
-  }
-  return {.kind = Kind::Call, .function = std::move(function), .operands = std::move(operands)};
-}
 
 // A recursive descent by Python's precedence.
 class GuardReader {
@@ -61,6 +54,37 @@ class GuardReader {
   [[noreturn]] static void fail() { throw DataError("the condition is not readable"); }
 
   void skip_blanks() { rest_.remove_prefix(std::min(rest_.find_first_not_of(' '), rest_.size())); }
+
+  GuardTerm made(GuardTerm term) {
+    return ++num_terms_ <= kMaxTerms ? std::move(term) : throw DataError("it has too many terms");
+  }
+
+  GuardTerm of_kind(Kind kind, GuardTerm left, GuardTerm right) {
+    GuardTerm term{.kind = kind};
+    term.operands.push_back(std::move(left));
+    term.operands.push_back(std::move(right));
+    return made(std::move(term));
+  }
+
+  GuardTerm call(const std::string& target, std::vector<GuardTerm> operands) {
+    GuardTerm term{.kind = Kind::Call, .function = number_function(target)};
+    if (!term.function) {
+      throw DataError("unknown function " + printable(target));
+    }
+    term.operands = std::move(operands);
+    return made(std::move(term));
+  }
+  GuardTerm call(const std::string& target, GuardTerm operand) {
+    std::vector<GuardTerm> operands;
+    operands.push_back(std::move(operand));
+    return call(target, std::move(operands));
+  }
+  GuardTerm call(const std::string& target, GuardTerm left, GuardTerm right) {
+    std::vector<GuardTerm> operands;
+    operands.push_back(std::move(left));
+    operands.push_back(std::move(right));
+    return call(target, std::move(operands));
+  }
 
   bool take(std::string_view symbol) {
     skip_blanks();
@@ -115,7 +139,7 @@ class GuardReader {
     }
     auto term = conjunction();
     while (take_word("or")) {
-      term = {.kind = Kind::Or, .operands = {std::move(term), conjunction()}};
+      term = of_kind(Kind::Or, std::move(term), conjunction());
     }
     --depth_;
     return term;
@@ -124,7 +148,7 @@ class GuardReader {
   GuardTerm conjunction() {
     auto term = negation();
     while (take_word("and")) {
-      term = {.kind = Kind::And, .operands = {std::move(term), negation()}};
+      term = of_kind(Kind::And, std::move(term), negation());
     }
     return term;
   }
@@ -135,7 +159,7 @@ class GuardReader {
       is_negated = !is_negated;
     }
     auto term = comparison();
-    return is_negated ? call("torch.sym_not", {std::move(term)}) : term;
+    return is_negated ? call("torch.sym_not", std::move(term)) : term;
   }
 
   // a < b < c is a < b and b < c.
@@ -144,10 +168,9 @@ class GuardReader {
     std::optional<GuardTerm> all;
     while (const auto* operation = take_any(kComparisons)) {
       auto right = sum();
-      auto term = call(operation->target, {std::move(left), right});
+      auto term = call(operation->target, std::move(left), right);
       left = std::move(right);
-      all = all ? GuardTerm{.kind = Kind::And, .operands = {std::move(*all), std::move(term)}}
-                : std::move(term);
+      all = all ? of_kind(Kind::And, std::move(*all), std::move(term)) : std::move(term);
     }
     return all ? std::move(*all) : left;
   }
@@ -155,7 +178,7 @@ class GuardReader {
   GuardTerm sum() {
     auto term = product();
     while (const auto* operation = take_any(kSums)) {
-      term = call(operation->target, {std::move(term), product()});
+      term = call(operation->target, std::move(term), product());
     }
     return term;
   }
@@ -163,7 +186,7 @@ class GuardReader {
   GuardTerm product() {
     auto term = signed_power();
     while (const auto* operation = take_any(kProducts)) {
-      term = call(operation->target, {std::move(term), signed_power()});
+      term = call(operation->target, std::move(term), signed_power());
     }
     return term;
   }
@@ -172,14 +195,14 @@ class GuardReader {
     if (++depth_ > kMaxDepth) {
       fail();
     }
-    auto term = take("-") ? call("_operator.neg", {signed_power()}) : power();
+    auto term = take("-") ? call("_operator.neg", signed_power()) : power();
     --depth_;
     return term;
   }
 
   GuardTerm power() {
     auto term = atom();
-    return take("**") ? call("_operator.pow", {std::move(term), signed_power()}) : term;
+    return take("**") ? call("_operator.pow", std::move(term), signed_power()) : term;
   }
 
   GuardTerm atom() {
@@ -231,8 +254,9 @@ class GuardReader {
         fail();
       }
       if (operands.size() == 3 && name.starts_with("torch.sym_m")) {  // max(a, b, c)
-        auto first_two = call(name, {std::move(operands[0]), std::move(operands[1])});
-        operands = {std::move(first_two), std::move(operands[2])};
+        operands[0] = call(name, std::move(operands[0]), std::move(operands[1]));
+        operands[1] = std::move(operands[2]);
+        operands.pop_back();
       }
     }
     return call(name, std::move(operands));
@@ -291,6 +315,7 @@ class GuardReader {
   std::string_view rest_;
   const GuardSources& sources_;
   int depth_ = 0;
+  int num_terms_ = 0;
 };
 
 c10::IValue of_tensor(const GuardTerm& term, const c10::IValue& input) {

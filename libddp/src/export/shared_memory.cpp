@@ -27,25 +27,16 @@ bool has_same_elements(const at::Tensor& a, const at::Tensor& b) {
          a.requires_grad() == b.requires_grad() && a.numel() > 0;
 }
 
-void add_names(const Argument& argument, std::set<std::string>& names) {
-  if (const auto* name = argument.name()) {
-    names.insert(name->name);
-  } else if (const auto* list = argument.list()) {
-    for (const auto& item : *list) {
-      add_names(item, names);
-    }
-  }
-}
-
 std::set<std::string> used_values(const Graph& graph) {
   std::set<std::string> names;
+  const auto add = [&](const std::string& name) { names.insert(name); };
   for (const auto& node : graph.nodes) {
     for (const auto& input : node.inputs) {
-      add_names(input.value, names);
+      visit_names(input.value, add);
     }
   }
   for (const auto& output : graph.outputs) {
-    add_names(output, names);
+    visit_names(output, add);
   }
   return names;
 }

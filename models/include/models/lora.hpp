@@ -127,7 +127,7 @@ struct LoraSummary {
 /// Layers are models::Linear and those of a ddp::ops::LinearOwner, such as a ddp::ExportedModule
 /// (not with fp8_base). Draws A from the default generator, layer by layer in order of
 /// registration. Throws std::invalid_argument if a pattern matches nothing, a layer already has an
-/// adapter, or the rank is not positive. An error leaves the module unchanged.
+/// adapter, or the rank is not positive. Wrong options leave the module unchanged.
 LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options);
 
 /// Merges all adapters below `module`; the weights can then be saved as a full model. Throws

@@ -222,6 +222,29 @@ TEST_CASE("The dropout of adapters follows the mode", "[export]") {
   CHECK_FALSE(at::allclose(expected(true), expected(false)));
 }
 
+TEST_CASE("A layer that only the evaluation decomposes has no adapter", "[export]") {
+  const auto with_product = [](const char* target, const char* weight) {
+    ArchiveBuilder archive;
+    archive.parameter("up.weight", at::eye(3)).input("x", {symbol("s0"), integer(3)});
+    archive.node(
+        target,
+        {{target[15] == 'l' ? "input" : "self", tensor("x")}, {weight, tensor("p_up_weight")}},
+        {tensor("y")});
+    archive.output(tensor("y"));
+    return archive;
+  };
+  auto archive = with_product("torch.ops.aten.linear.default", "weight");
+  archive.others["models/eval.json"] =
+      with_product("torch.ops.aten.mm.default", "mat2").program().dump();
+  archive.others["data/constants/eval_constants_config.json"] =
+      Json{{"config", Json::object()}}.dump();
+  auto module = load(archive);
+  CHECK_THAT(message_of<ddp::SettingsError>(
+                 [&] { models::add_lora(*module, {.rank = 1, .target_modules = {"up"}}); }),
+             Contains("up is no aten.linear in the program of evaluation"));
+  CHECK(module->named_parameters().size() == 1);
+}
+
 TEST_CASE("A merged adapter is in the weights, and the program is as before", "[export]") {
   const TemporaryFolder folder;
   perceptron().write(folder.file("net.pt2"));

@@ -3,6 +3,7 @@
 // twice.
 #include <torch/torch.h>
 
+#include "models/lora.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 #include "unit/export/archive_builder.hpp"
@@ -246,6 +247,43 @@ TEST_CASE("A block runs again with the buffer as it was before the first run", "
   loss.backward();
   CHECK(at::equal(x.grad(), at::full({2}, 8.0)));
   CHECK(module->buffers()[0].item<double>() == 4);
+}
+
+TEST_CASE("Adapters leave blocks checkpointed", "[export]") {
+  auto module = load_blocks(two_blocks(), {"layers.*"});
+  const auto count = count_gelu(module);
+  models::add_lora(*module, {.rank = 1, .alpha = 1, .dropout = 0, .target_modules = {"layers.*"}});
+  step(module);
+  CHECK(*count == 4);
+}
+
+// The block's results: a sum with a gradient, integers, and a size.
+TEST_CASE("A block returns values without a gradient, and sizes", "[export]") {
+  ArchiveBuilder archive;
+  archive.parameter("w", at::full({3}, 2.0)).input("x", {symbol("s0"), integer(3)});
+  archive.node("torch.ops.aten.sym_size.int", {{"self", tensor("x")}, {"dim", integer(0)}},
+               {size_name("rows")});
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("x")}, {"other", tensor("p_w")}},
+               {tensor("y")});
+  archive.node("torch.ops.aten.argmax.default", {{"self", tensor("x")}, {"dim", integer(1)}},
+               {tensor("best")});
+  archive.node("torch.ops.aten.gelu.default", {{"self", tensor("y")}}, {tensor("unused")});
+  for (std::size_t i = 0; i < 4; ++i) {
+    set_module(archive, i, "block");
+  }
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("y")}, {"other", size_name("rows")}},
+               {tensor("scaled")});
+  archive.output(tensor("scaled")).output(tensor("best")).output(tensor("unused"));
+  auto plain = load_blocks(archive, {}), module = load_blocks(archive, {"block"});
+  const auto count = count_gelu(module);
+  for (auto* net : {&*plain, &*module}) {
+    const auto outputs = net->forward(at::arange(6, at::kFloat).view({2, 3})).toTuple();
+    outputs->elements()[0].toTensor().sum().backward();
+    CHECK(at::equal(outputs->elements()[0].toTensor(), at::arange(6, at::kFloat).view({2, 3}) * 4));
+    CHECK(at::equal(outputs->elements()[1].toTensor(), at::full({2}, 2, at::kLong)));
+  }
+  CHECK(at::equal(plain->parameters()[0].grad(), module->parameters()[0].grad()));
+  CHECK(*count == 2);
 }
 
 TEST_CASE("A pattern without a module is refused", "[export]") {

@@ -126,6 +126,16 @@ TEST_CASE("Conditions that cannot be read are listed and do not end a load", "[e
   }
   CHECK(Guards(program(std::string(100000, '('))).unreadable().size() == 1);
   CHECK(Guards(program(std::string(100000, '-') + "1")).unreadable().size() == 1);
+  for (const std::string link : {"+1", " and 1", " or 0", " < 1", "*1"}) {
+    INFO(link);
+    std::string chain = "1", long_chain = "1";
+    for (int i = 0; i < 100000; ++i) {
+      chain += i < 100 ? link : "";
+      long_chain += link;
+    }
+    CHECK(Guards(program(chain)).unreadable().empty());
+    CHECK(Guards(program(long_chain)).unreadable().size() == 1);
+  }
 }
 
 TEST_CASE("A module checks the conditions of its archive at each call", "[export]") {

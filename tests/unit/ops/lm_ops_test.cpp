@@ -295,6 +295,21 @@ TEST_CASE("checkpoint gives the same gradients, dropout included, and keeps noth
   }
 }
 
+TEST_CASE("checkpoint takes functions with several results") {
+  const std::function<std::vector<torch::Tensor>(const std::vector<torch::Tensor>&)> body =
+      [](const std::vector<torch::Tensor>& in) {
+        return std::vector<torch::Tensor>{in[0] * in[0], in[0].argmax(), in[0].sin(), in[0].cos()};
+      };
+  const auto x = input({3}), y = x.detach().clone().requires_grad_();
+  const auto results = ddp::ops::checkpoint(body, {x}), expected = body({y});
+  REQUIRE(results.size() == 4);
+  (results[0].sum() + 2 * results[3].sum()).backward();  // the third has no part in it
+  (expected[0].sum() + 2 * expected[3].sum()).backward();
+  CHECK(torch::equal(results[1], expected[1]));
+  CHECK_FALSE(results[1].requires_grad());
+  CHECK(torch::equal(x.grad(), y.grad()));
+}
+
 TEST_CASE("checkpoint runs its function again only in a backward") {
   int runs = 0;
   const auto body = [&](const std::vector<torch::Tensor>& in) {

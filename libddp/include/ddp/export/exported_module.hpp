@@ -33,9 +33,10 @@ struct ExportedModuleOptions {
   std::vector<std::string> libraries = {};
   /// Activation checkpointing: patterns of the shell for paths of Python's modules ("layers.*").
   /// Activations of a module that matches are not kept; the backward computes them again, with the
-  /// same random numbers. A module inside of one that matches belongs to that. Such a module must
-  /// not change a value from outside that needs a gradient, or it runs as without. Not with
-  /// torch::autograd::grad().
+  /// same random numbers. Matching modules inside of a matching module are part of its block. `*`
+  /// also matches dots; alone it makes one block of each top-level module. A block that writes into
+  /// a value from outside that requires a gradient is not checkpointed. torch::autograd::grad()
+  /// throws.
   std::vector<std::string> checkpoint_blocks = {};
 };
 
@@ -59,14 +60,15 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
  public:
   /// Reads the archive at `path`. Nothing in it is unpickled. Throws ReadError for a file that is
   /// no archive, DataError for one that this library cannot run; the message names the node and its
-  /// line of Python.
+  /// line of Python. Throws SettingsError for a library that does not load, and for a pattern of
+  /// checkpoint_blocks that matches nothing.
   explicit ExportedModuleImpl(const std::string& path, const ExportedModuleOptions& options = {});
   ~ExportedModuleImpl() override;
 
   /// Python's forward. Lists, tuples and dicts are IValues of the same structure as at the export;
   /// a dataclass is a dict of its fields. So is the result. An argument that was None or a number
   /// at the export keeps its value and may be left out. Throws SettingsError for another structure,
-  /// and for sizes outside of the export's ranges.
+  /// for sizes outside of the export's ranges, and for sizes that break one of its conditions.
   c10::IValue forward(std::vector<c10::IValue> positional,
                       const std::map<std::string, c10::IValue>& keywords = {});
   /// The same with all arguments by name.

@@ -26,9 +26,10 @@ struct LinearLayer {
 class LinearOwner {
  public:
   virtual ~LinearOwner() = default;
-  virtual std::vector<LinearLayer> linears() const = 0;  ///< in the order of their weights
+  virtual std::vector<LinearLayer> linears() const = 0;  ///< in the order of parameters()
   /// Registers each layer's lora_a and lora_b as "<name>.lora_A.weight" and "<name>.lora_B.weight".
-  /// From then on they take part in forward. The other members of `layers` are as in linears().
+  /// From then on they take part in forward. Reads name, lora_a, lora_b, lora_alpha and
+  /// lora_dropout.
   virtual void add_adapters(const std::vector<LinearLayer>& layers) = 0;
   virtual void remove_adapters() = 0;  ///< of all layers; the weights stay as they are
 };
