@@ -77,9 +77,11 @@ class Enclosure {
     }
     for (std::size_t i = 0; i < program.inputs.size(); ++i) {
       const auto* name = program.graph.inputs[i].name();
-      if (name != nullptr && program.inputs[i].kind == InputKind::Buffer &&
-          mutated_.count(program.inputs[i].target) != 0) {
-        mutated_values_.insert(name->name);
+      if (name != nullptr && program.inputs[i].kind == InputKind::Buffer) {
+        buffers_.insert(name->name);
+        if (mutated_.count(program.inputs[i].target) != 0) {
+          mutated_values_.insert(name->name);
+        }
       }
     }
     for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
@@ -129,6 +131,9 @@ class Enclosure {
     call.inputs.emplace_back().value.value = std::shared_ptr<const Graph>(inner);
     for (const auto& name : inputs) {
       add_name(inner->inputs, name);
+      if (buffers_.count(name) != 0) {
+        inner->buffers.insert(name);
+      }
       call.inputs.emplace_back().value.value.emplace<ValueName>(
           ValueName{mutated_values_.count(name) != 0 ? copy_of(name, nodes) : name});
     }
@@ -156,7 +161,7 @@ class Enclosure {
   }
 
   Graph& graph_;
-  std::set<std::string> mutated_, mutated_values_;
+  std::set<std::string> buffers_, mutated_, mutated_values_;
   std::map<std::string, std::size_t> last_use_;  // the node's index
 };
 

@@ -1,93 +1,132 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activation checkpointing of a graph.
+#include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "export/stack_functions.hpp"
+#include "ops/random_states.hpp"
 
 namespace ddp::detail {
 namespace {
 
-// For each input of the graph, the names of values that may share its memory.
-std::vector<std::set<std::string>> own_names(const Graph& graph) {
-  std::vector<std::set<std::string>> names;
-  for (const auto& input : graph.inputs) {
-    names.emplace_back();
-    if (const auto* name = input.name()) {
-      names.back().insert(name->name);
+/// A checkpointed graph.
+struct Block {
+  GraphPlan plan;
+  std::vector<bool> are_buffers = {};  // by input
+  // Normalization writes its running statistics without a trace in their versions.
+  std::vector<bool> are_statistics = {};
+  std::string name;  // for messages
+};
+
+bool has_statistics(const Graph& graph) {
+  for (const auto& node : graph.nodes) {
+    for (const auto& argument : node.inputs) {
+      const auto* inner = argument.value.graph();
+      if (argument.name.starts_with("running_") || (inner != nullptr && has_statistics(**inner))) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// A graph in the graph may normalize with any of its inputs.
+std::set<std::string> statistics_of(const Graph& graph) {
+  std::set<std::string> names;
+  const auto add = [&](const std::string& name) { names.insert(name); };
+  for (const auto& node : graph.nodes) {
+    bool normalizes_inside = false;
+    for (const auto& argument : node.inputs) {
+      const auto* inner = argument.value.graph();
+      normalizes_inside = normalizes_inside || (inner != nullptr && has_statistics(**inner));
+      if (normalizes_inside || argument.name.starts_with("running_")) {
+        visit_names(argument.value, add);
+      }
     }
   }
   return names;
 }
 
-bool mentions(const Argument& argument, const std::set<std::string>& names) {
-  bool found = false;
-  visit_names(argument, [&](const std::string& name) { found = found || names.count(name) != 0; });
-  return found;
-}
-
-void add_results(const Node& node, std::set<std::string>& names) {
-  for (const auto& output : node.outputs) {
-    visit_names(output, [&](const std::string& name) { names.insert(name); });
+Block make_block(const Node& node, const Graph& graph) {
+  Block block{.plan = GraphPlan(graph), .name = node.module.empty() ? node.name : node.module};
+  const auto statistics = statistics_of(graph);
+  for (const auto& input : graph.inputs) {
+    const auto* name = input.name();
+    block.are_buffers.push_back(name != nullptr && graph.buffers.count(name->name) != 0);
+    block.are_statistics.push_back(name != nullptr && statistics.count(name->name) != 0);
   }
-}
-
-// What a node does with the memory behind one of its arguments.
-enum class Access { Read, View, Write };
-
-// Normalization writes its running statistics, and its schema does not say so. A graph in the node
-// may do anything.
-Access access(const Node& node, const std::string& argument) {
-  const auto handle = find_operator(node.target);
-  if (!handle) {
-    return node.target.starts_with("torch.ops.") ? Access::Write : Access::Read;
-  }
-  if (argument.starts_with("running_")) {
-    return Access::Write;
-  }
-  for (const auto& parameter : handle->schema().arguments()) {
-    if (parameter.name() == argument && parameter.alias_info() != nullptr) {
-      return parameter.alias_info()->isWrite() ? Access::Write : Access::View;
-    }
-  }
-  return Access::Read;
-}
-
-std::vector<bool> written_inputs(const Graph& graph) {
-  auto names = own_names(graph);
-  std::vector<bool> written(graph.inputs.size(), false);
-  for (const auto& node : graph.nodes) {
-    for (const auto& argument : node.inputs) {
-      const auto kind = access(node, argument.name);
-      for (std::size_t i = 0; kind != Access::Read && i < names.size(); ++i) {
-        if (mentions(argument.value, names[i])) {
-          written[i] = written[i] || kind == Access::Write;
-          add_results(node, names[i]);
-        }
-      }
-    }
-  }
-  return written;
+  return block;
 }
 
 bool is_tensor(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined();
 }
 
+const void* memory_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+/// What a run on copies of the inputs showed.
+struct Trial {
+  std::vector<bool> written;  // by input
+  std::string obstacle;       // why the block cannot run again; empty: it can
+};
+
+// Schemas do not say all that a graph does with its inputs: a dropout of 0 returns its input, and
+// an operator in place may follow. Overridden operators may communicate, so they are left out.
+Trial try_out(const Block& block, const ValueStack& inputs, at::Device device) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> copies(inputs.size()), given;
+  std::vector<int64_t> versions(inputs.size());
+  auto values = inputs;
+  std::set<const void*> memory;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (is_tensor(inputs[i])) {
+      given.push_back(inputs[i].toTensor());
+      copies[i] = inputs[i].toTensor().detach().clone();
+      versions[i] = copies[i]._version();
+      values[i] = copies[i];
+      memory.insert(memory_of(copies[i]));
+    }
+  }
+  const auto random = ops::detail::RandomStates::of_devices(given);
+  const ops::detail::RandomStatesAs keep(random);
+  const auto outputs = block.plan.run(std::move(values), {device, nullptr});
+  Trial trial;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_written =
+        copies[i].defined() && (block.are_statistics[i] || copies[i]._version() != versions[i]);
+    trial.written.push_back(is_written);
+    if (is_written && !block.are_buffers[i] && !block.are_statistics[i]) {
+      trial.obstacle = "it changes a value from outside";
+    }
+  }
+  for (const auto& output : outputs) {
+    if (is_tensor(output) && !memory.insert(memory_of(output.toTensor())).second) {
+      trial.obstacle = "its results share memory with each other or with its inputs";
+    }
+  }
+  return trial;
+}
+
 /// One call: what the second run needs beside the tensors that autograd saves.
 class Call {
  public:
-  Call(std::shared_ptr<const GraphPlan> plan, const CallContext& context)
-      : plan_(std::move(plan)), device_(context.device) {
+  Call(std::shared_ptr<const Block> block, const CallContext& context)
+      : block_(std::move(block)), device_(context.device) {
     if (context.overrides != nullptr) {
       overrides_ = *context.overrides;
     }
@@ -116,8 +155,10 @@ class Call {
 
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& tensors) {
     auto inputs = inputs_;
+    std::vector<int64_t> versions;
     for (std::size_t k = 0; k < places_.size(); ++k) {
       inputs[places_[k]] = tensors[k];
+      versions.push_back(tensors[k]._version());
     }
     for (std::size_t i = 0; ops::is_recomputing() && i < copies_.size(); ++i) {
       if (copies_[i].defined()) {
@@ -125,21 +166,16 @@ class Call {
       }
     }
     auto outputs =
-        plan_->run(std::move(inputs), {device_, overrides_.empty() ? nullptr : &overrides_});
-    std::vector<at::Tensor> results;
-    std::vector<std::size_t> places;
-    for (std::size_t i = 0; i < outputs.size(); ++i) {
-      if (is_tensor(outputs[i])) {
-        places.push_back(i);
-        results.push_back(outputs[i].toTensor());
-        outputs[i] = c10::IValue();
+        block_->plan.run(std::move(inputs), {device_, overrides_.empty() ? nullptr : &overrides_});
+    for (std::size_t k = 0; k < tensors.size(); ++k) {
+      if (tensors[k]._version() != versions[k]) {
+        throw SettingsError(concat("the block ", printable(block_->name),
+                                   " changes a value from outside, which it did not at its first "
+                                   "call, so it cannot be computed again; fix: leave it out of "
+                                   "checkpoint_blocks"));
       }
     }
-    if (!ops::is_recomputing()) {
-      results_ = std::move(outputs);
-      result_places_ = std::move(places);
-    }
-    return results;
+    return tensors_in(std::move(outputs));
   }
 
   /// The graph's results: `tensors` among its other values.
@@ -152,7 +188,24 @@ class Call {
   }
 
  private:
-  std::shared_ptr<const GraphPlan> plan_;
+  std::vector<at::Tensor> tensors_in(ValueStack outputs) {
+    std::vector<at::Tensor> tensors;
+    std::vector<std::size_t> places;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      if (is_tensor(outputs[i])) {
+        places.push_back(i);
+        tensors.push_back(outputs[i].toTensor());
+        outputs[i] = c10::IValue();
+      }
+    }
+    if (!ops::is_recomputing()) {
+      results_ = std::move(outputs);
+      result_places_ = std::move(places);
+    }
+    return tensors;
+  }
+
+  std::shared_ptr<const Block> block_;
   at::Device device_;
   OperatorOverrides overrides_;
   ValueStack inputs_, results_;                      // None where tensors go
@@ -160,52 +213,91 @@ class Call {
   std::vector<at::Tensor> copies_;                   // of written inputs
 };
 
-// A recorded value must not change inside: autograd would not see it.
-bool can_run_again(const ValueStack& inputs, const std::vector<bool>& written) {
-  bool is_recorded = false;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    if (is_tensor(inputs[i]) && inputs[i].toTensor().requires_grad()) {
-      if (written[i]) {
-        return false;
-      }
-      is_recorded = true;
+bool needs_gradient(const ValueStack& inputs) {
+  for (const auto& input : inputs) {
+    if (is_tensor(input) && input.toTensor().requires_grad()) {
+      return at::GradMode::is_enabled();
     }
   }
-  return is_recorded && at::GradMode::is_enabled();
+  return false;
 }
 
-}  // namespace
-
-StackFunction checkpointed_call(const Node& node) {
-  std::shared_ptr<const GraphPlan> plan;
-  std::vector<bool> written;
-  for (const auto& input : node.inputs) {
-    if (const auto* graph = input.value.graph()) {
-      if (plan != nullptr) {
-        throw DataError("activation checkpointing takes one graph");
+// A buffer that needs a gradient, or shares memory with another input, is not changed alone.
+bool changes_buffers_alone(const ValueStack& inputs, const std::vector<bool>& written) {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (!written[i]) {
+      continue;
+    }
+    const auto& buffer = inputs[i].toTensor();
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      const bool shares =
+          k != i && is_tensor(inputs[k]) && memory_of(inputs[k].toTensor()) == memory_of(buffer);
+      if (shares || buffer.requires_grad()) {
+        return false;
       }
-      plan = std::make_shared<const GraphPlan>(**graph);
-      written = written_inputs(**graph);
     }
   }
-  if (plan == nullptr) {
-    throw DataError("activation checkpointing takes one graph");
-  }
-  return [plan, written](ValueStack& stack, const CallContext& context) {
-    if (stack.size() != plan->num_inputs()) {
+  return true;
+}
+
+/// Calls a block, from several threads too.
+class Caller {
+ public:
+  explicit Caller(Block block) : block_(std::make_shared<const Block>(std::move(block))) {}
+
+  void operator()(ValueStack& stack, const CallContext& context) {
+    if (stack.size() != block_->plan.num_inputs()) {
       throw DataError("its arguments do not fit the graph");
     }
-    if (!can_run_again(stack, written)) {
-      stack = plan->run(std::move(stack), context);
+    const auto* trial = needs_gradient(stack) ? &tried(stack, context.device) : nullptr;
+    if (trial == nullptr || !trial->obstacle.empty() ||
+        !changes_buffers_alone(stack, trial->written)) {
+      stack = block_->plan.run(std::move(stack), context);
       return;
     }
-    const auto call = std::make_shared<Call>(plan, context);
-    const auto inputs = call->take(std::move(stack), written);
+    const auto call = std::make_shared<Call>(block_, context);
+    const auto inputs = call->take(std::move(stack), trial->written);
     const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> body =
         [call](const std::vector<at::Tensor>& tensors) { return call->run(tensors); };
     const auto tensors = ops::checkpoint(body, inputs);
     stack = call->results(tensors);
-  };
+  }
+
+ private:
+  const Trial& tried(const ValueStack& inputs, at::Device device) {
+    const std::lock_guard lock(mutex_);
+    if (!trial_) {
+      trial_ = try_out(*block_, inputs, device);
+      if (!trial_->obstacle.empty()) {
+        log_warning(concat("checkpoint_blocks: the activations of ", printable(block_->name),
+                           " are kept, because ", trial_->obstacle));
+      }
+    }
+    return *trial_;
+  }
+
+  const std::shared_ptr<const Block> block_;
+  std::mutex mutex_;
+  std::optional<Trial> trial_;  // of the first call
+};
+
+}  // namespace
+
+StackFunction checkpointed_call(const Node& node) {
+  const std::shared_ptr<const Graph>* graph = nullptr;
+  for (const auto& input : node.inputs) {
+    if (input.value.graph() != nullptr) {
+      if (graph != nullptr) {
+        throw DataError("activation checkpointing takes one graph");
+      }
+      graph = input.value.graph();
+    }
+  }
+  if (graph == nullptr) {
+    throw DataError("activation checkpointing takes one graph");
+  }
+  const auto caller = std::make_shared<Caller>(make_block(node, **graph));
+  return [caller](ValueStack& stack, const CallContext& context) { (*caller)(stack, context); };
 }
 
 }  // namespace ddp::detail

@@ -84,6 +84,7 @@ struct Graph {
   std::map<std::string, std::vector<Dimension>> input_sizes;  ///< of tensors; of a number its value
   std::map<std::string, at::ScalarType> input_dtypes;  ///< of tensors, where the archive says it
   std::set<std::string> number_inputs;  ///< names of the inputs that are symbolic integers
+  std::set<std::string> buffers;        ///< of a checkpointed block: inputs that are buffers
 };
 
 enum class InputKind { User, Constant, Parameter, Buffer, TensorConstant };

@@ -74,10 +74,11 @@ void check_blocks(ExportedProgram program, const std::vector<std::string>& patte
           break;
         }
       }
-      throw SettingsError(concat(path, ": checkpoint_blocks: ", printable(patterns[i]),
-                                 " matches no module of Python that another pattern leaves; the "
-                                 "program has ",
-                                 some.empty() ? "none" : some));
+      throw SettingsError(
+          concat(path, ": checkpoint_blocks: ", printable(patterns[i]),
+                 " matches no module outside of other patterns' blocks; the program "
+                 "has: ",
+                 some.empty() ? "none" : some, "; fix: name one of these, or remove the pattern"));
     }
   }
 }
@@ -129,6 +130,7 @@ Programs::Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_bloc
 Programs::Programs(const Programs& other, const Change& change)
     : path_(other.path_),
       main_name_(other.main_name_),
+      checkpoint_blocks_(other.checkpoint_blocks_),
       main_(other.main_),
       eval_(other.eval_),
       is_training_(other.is_training_),

@@ -18,8 +18,9 @@ StackFunction number_function(const std::string& target);
 StackFunction higher_order_function(const Node& node);
 
 /// A graph whose activations are not saved: the backward runs it again (ops::checkpoint()). A graph
-/// that writes a value which needs a gradient runs as any other. Throws DataError unless the node
-/// has one graph.
+/// that changes values from outside, other than buffers, or whose results share memory, runs as any
+/// other, and this is logged. A run on copies at the first call finds that out. Throws DataError
+/// unless the node has one graph.
 StackFunction checkpointed_call(const Node& node);
 
 }  // namespace ddp::detail

@@ -13,79 +13,17 @@
 #include <vector>
 
 #include "ddp/detail/model_weights.hpp"
+#include "ops/random_states.hpp"
 #include "ops/tensor_launch.hpp"
 
 namespace ddp::ops {
 namespace {
 
+using detail::DeviceStates;
+using detail::RandomStates;
+using detail::RandomStatesAs;
+
 using Body = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
-
-/// The states of several devices. `State` is made for one device, reads its state then, and writes
-/// it back in restore().
-template <typename State>
-class DeviceStates {
- public:
-  /// Of the CPU, whose draws may decide what a function computes on a GPU, and of `inputs`'
-  /// devices.
-  static DeviceStates of_devices(at::TensorList inputs) {
-    DeviceStates states;
-    states.add(at::kCPU);
-    for (const auto& input : inputs) {
-      if (input.defined()) {
-        states.add(input.device());
-      }
-    }
-    return states;
-  }
-
-  /// The same devices' states now.
-  DeviceStates now() const {
-    DeviceStates states;
-    for (const auto& state : states_) {
-      states.states_.emplace_back(state.device());
-    }
-    return states;
-  }
-  void restore() const {
-    for (const auto& state : states_) {
-      state.restore();
-    }
-  }
-
- private:
-  void add(at::Device device) {
-    const auto is_known = [device](const State& state) { return state.device() == device; };
-    if (std::none_of(states_.begin(), states_.end(), is_known)) {
-      states_.emplace_back(device);
-    }
-  }
-
-  std::vector<State> states_;
-};
-
-/// Of a device's default generator.
-class RandomState {
- public:
-  explicit RandomState(at::Device device) : device_(device) {
-    use_generator([this](at::Generator& generator) { state_ = generator.get_state(); });
-  }
-  at::Device device() const { return device_; }
-  void restore() const {
-    use_generator([this](at::Generator& generator) { generator.set_state(state_); });
-  }
-
- private:
-  template <typename Use>
-  void use_generator(const Use& use) const {
-    auto generator = at::globalContext().defaultGenerator(device_);
-    const std::lock_guard<std::mutex> lock(generator.mutex());
-    use(generator);
-  }
-
-  at::Device device_;
-  at::Tensor state_;
-};
-using RandomStates = DeviceStates<RandomState>;
 
 /// Whether autocast is enabled for a device's type, and its dtype.
 class AutocastState {
@@ -106,18 +44,6 @@ class AutocastState {
   at::ScalarType dtype_;
 };
 using AutocastStates = DeviceStates<AutocastState>;
-
-/// Restores the generators' later states, also after an exception.
-class RandomStatesAs {
- public:
-  explicit RandomStatesAs(const RandomStates& states) : later_(states.now()) { states.restore(); }
-  ~RandomStatesAs() { later_.restore(); }
-  RandomStatesAs(const RandomStatesAs&) = delete;
-  RandomStatesAs& operator=(const RandomStatesAs&) = delete;
-
- private:
-  RandomStates later_;
-};
 
 /// Backward runs on the engine's thread, which has a separate autocast state.
 class AutocastAs {
@@ -162,12 +88,16 @@ struct SavedCall : torch::CustomClassHolder {
 class Checkpoint : public torch::autograd::Function<Checkpoint> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* ctx,
-                                                const Body& body, at::TensorList inputs) {
+                                                const Body& body, bool has_one_result,
+                                                at::TensorList inputs) {
     auto call = c10::make_intrusive<SavedCall>();
     call->body = body;
     call->random = RandomStates::of_devices(inputs);
     call->autocast = AutocastStates::of_devices(inputs);
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
+    // As in PyTorch, a lone result without a gradient has a gradient of zeros. Results beside
+    // others, which a loss may not use, have none.
+    ctx->set_materialize_grads(has_one_result);
     ctx->save_for_backward(inputs.vec());
     // Inside a function that is recomputed, this result is read.
     const RecomputingAs first_run(false);
@@ -200,13 +130,13 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
     }
     std::vector<at::Tensor> roots, root_gradients;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      if (outputs[i].requires_grad()) {
+      if (grad_outputs[i].defined() && outputs[i].requires_grad()) {
         roots.push_back(outputs[i]);
         root_gradients.push_back(grad_outputs[i]);
       }
     }
     torch::autograd::backward(roots, root_gradients);
-    torch::autograd::variable_list gradients{at::Tensor()};  // for `body`
+    torch::autograd::variable_list gradients(2);  // for `body` and `has_one_result`
     for (const auto& input : inputs) {
       gradients.push_back(input.grad());
     }
@@ -216,13 +146,22 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint(const Body& function, const std::vector<at::Tensor>& inputs) {
+namespace {
+
+std::vector<at::Tensor> run(const Body& body, bool has_one_result,
+                            const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK(!inputs.empty(), "checkpoint: at least one input tensor is needed");
   if (!at::GradMode::is_enabled()) {
     const RecomputingAs first_run(false);
-    return function(inputs);
+    return body(inputs);
   }
-  return Checkpoint::apply(function, at::TensorList(inputs));
+  return Checkpoint::apply(body, has_one_result, at::TensorList(inputs));
+}
+
+}  // namespace
+
+std::vector<at::Tensor> checkpoint(const Body& function, const std::vector<at::Tensor>& inputs) {
+  return run(function, /*has_one_result=*/false, inputs);
 }
 
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
@@ -230,7 +169,7 @@ at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tenso
   const Body body = [function](const std::vector<at::Tensor>& given) {
     return std::vector<at::Tensor>{function(given)};
   };
-  return checkpoint(body, inputs)[0];
+  return run(body, /*has_one_result=*/true, inputs)[0];
 }
 
 bool is_recomputing() {

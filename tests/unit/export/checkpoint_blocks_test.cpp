@@ -249,6 +249,127 @@ TEST_CASE("A block runs again with the buffer as it was before the first run", "
   CHECK(module->buffers()[0].item<double>() == 4);
 }
 
+// h = dropout(x, 0), which is x; h *= 2; y = h * w. The schema of dropout does not say so.
+TEST_CASE("A block that changes its input through an alias runs once", "[export]") {
+  ArchiveBuilder archive;
+  archive.parameter("w", at::full({3}, 2.0)).input("x", {symbol("s0"), integer(3)});
+  archive.node("torch.ops.aten.dropout.default",
+               {{"input", tensor("x")}, {"p", number(0)}, {"train", truth(true)}}, {tensor("h")});
+  archive.node("torch.ops.aten.mul_.Tensor", {{"self", tensor("h")}, {"other", integer(2)}},
+               {tensor("twice")});
+  archive.node("torch.ops.aten.gelu.default", {{"self", tensor("twice")}}, {tensor("g")});
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("g")}, {"other", tensor("p_w")}},
+               {tensor("y")});
+  for (std::size_t i = 0; i < 4; ++i) {
+    set_module(archive, i, "block");
+  }
+  archive.output(tensor("y"));
+  auto plain = load_blocks(archive, {}), module = load_blocks(archive, {"block"});
+  const auto count = count_gelu(module);
+  for (auto* net : {&*plain, &*module}) {
+    net->forward(at::arange(6, at::kFloat).view({2, 3})).toTensor().sum().backward();
+  }
+  CHECK(at::equal(plain->parameters()[0].grad(), module->parameters()[0].grad()));
+  CHECK(*count == 1);
+}
+
+// out = zeros; out[0] = x * w in the block; the loss is of out alone.
+TEST_CASE("A block that writes a value from outside keeps its gradient", "[export]") {
+  ArchiveBuilder archive;
+  archive.parameter("w", at::full({3}, 2.0)).input("x", {symbol("s0"), integer(3)});
+  archive.node("torch.ops.aten.zeros_like.default", {{"self", tensor("x")}}, {tensor("out")});
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("x")}, {"other", tensor("p_w")}},
+               {tensor("y")});
+  archive.node("torch.ops.aten.select.int",
+               {{"self", tensor("out")}, {"dim", integer(0)}, {"index", integer(0)}},
+               {tensor("row")});
+  archive.node("torch.ops.aten.select.int",
+               {{"self", tensor("y")}, {"dim", integer(0)}, {"index", integer(1)}},
+               {tensor("source")});
+  archive.node("torch.ops.aten.copy_.default", {{"self", tensor("row")}, {"src", tensor("source")}},
+               {tensor("copied")});
+  archive.node("torch.ops.aten.gelu.default", {{"self", tensor("y")}}, {tensor("g")});
+  for (std::size_t i = 1; i < 6; ++i) {
+    set_module(archive, i, "block");
+  }
+  archive.output(tensor("out")).output(tensor("g"));
+  auto plain = load_blocks(archive, {}), module = load_blocks(archive, {"block"});
+  for (auto* net : {&*plain, &*module}) {
+    const auto outputs = net->forward(at::arange(6, at::kFloat).view({2, 3})).toTuple();
+    (outputs->elements()[0].toTensor().square().sum() + outputs->elements()[1].toTensor().sum())
+        .backward();
+  }
+  CHECK(at::equal(plain->parameters()[0].grad(), module->parameters()[0].grad()));
+}
+
+// The block changes a buffer and one of its own views from outside; y = x * the sum of the buffer.
+TEST_CASE("A block whose inputs share memory and change runs once", "[export]") {
+  ArchiveBuilder archive;
+  archive.buffer("u", at::ones({4})).input("x", {symbol("s0")});
+  archive.node(
+      "torch.ops.aten.slice.Tensor",
+      {{"self", tensor("b_u")}, {"dim", integer(0)}, {"start", integer(0)}, {"end", integer(2)}},
+      {tensor("part")});
+  archive.node("torch.ops.aten.mul_.Tensor", {{"self", tensor("b_u")}, {"other", integer(3)}},
+               {tensor("tripled")});
+  archive.node("torch.ops.aten.sum.default", {{"self", tensor("part")}}, {tensor("total")});
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("x")}, {"other", tensor("total")}},
+               {tensor("y")});
+  for (std::size_t i = 1; i < 4; ++i) {
+    set_module(archive, i, "block");
+  }
+  archive.output(tensor("y"));
+  auto module = load_blocks(archive, {"block"});
+  const auto x = at::ones({2}).requires_grad_();
+  module->forward(x).toTensor().sum().backward();
+  CHECK(at::equal(x.grad(), at::full({2}, 6.0)));
+}
+
+// The block returns y = x w and sqrt(0 w), whose gradient is not finite, and the loss uses y alone.
+TEST_CASE("Results of a block that the loss does not use have no gradient", "[export]") {
+  ArchiveBuilder archive;
+  archive.parameter("w", at::full({3}, 2.0)).parameter("v", at::ones({3}));
+  archive.input("x", {symbol("s0"), integer(3)});
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("x")}, {"other", tensor("p_w")}},
+               {tensor("y")});
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("p_w")}, {"other", tensor("p_v")}},
+               {tensor("product")});
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("product")}, {"other", integer(0)}},
+               {tensor("zero")});
+  archive.node("torch.ops.aten.sqrt.default", {{"self", tensor("zero")}}, {tensor("root")});
+  for (std::size_t i = 0; i < 4; ++i) {
+    set_module(archive, i, "block");
+  }
+  archive.output(tensor("y")).output(tensor("root"));
+  auto module = load_blocks(archive, {"block"});
+  const auto outputs = module->forward(at::ones({2, 3})).toTuple();
+  outputs->elements()[0].toTensor().sum().backward();
+  CHECK(at::equal(module->parameters()[0].grad(), at::full({3}, 2.0)));
+  CHECK_FALSE(module->parameters()[1].grad().defined());
+}
+
+// ema *= 0.5 in the block, which also returns it; y = x * ema outside.
+TEST_CASE("A block that returns the buffer that it changes runs once", "[export]") {
+  ArchiveBuilder archive;
+  archive.parameter("w", at::full({1}, 2.0)).buffer("ema", at::full({1}, 8.0));
+  archive.input("x", {symbol("s0")});
+  archive.node("torch.ops.aten.mul_.Tensor", {{"self", tensor("b_ema")}, {"other", number(0.5)}},
+               {tensor("changed")});
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("x")}, {"other", tensor("p_w")}},
+               {tensor("h")});
+  set_module(archive, 0, "block");
+  set_module(archive, 1, "block");
+  archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("h")}, {"other", tensor("changed")}},
+               {tensor("y")});
+  archive.output(tensor("y"));
+  auto module = load_blocks(archive, {"block"});
+  for (const double expected : {4.0, 6.0}) {  // gradients add up
+    module->forward(at::ones({1})).toTensor().sum().backward();
+    CHECK(module->parameters()[0].grad().item<double>() == expected);
+    CHECK_FALSE(module->buffers()[0].requires_grad());
+  }
+}
+
 TEST_CASE("Adapters leave blocks checkpointed", "[export]") {
   auto module = load_blocks(two_blocks(), {"layers.*"});
   const auto count = count_gelu(module);

@@ -262,7 +262,8 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
 /// gradient, or no gradient flows.
 at::Tensor checkpoint(const std::function<at::Tensor(const std::vector<at::Tensor>&)>& function,
                       const std::vector<at::Tensor>& inputs);
-/// The same for a function with several results.
+/// The same for a function with several results. Results that the loss does not use have no
+/// gradient.
 std::vector<at::Tensor> checkpoint(
     const std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& function,
     const std::vector<at::Tensor>& inputs);
