@@ -180,6 +180,37 @@ TEST_CASE("batch norms of an exported module take the statistics of all ranks") 
   CHECK(torch::allclose(model.forward(x).toTensor(), plain->forward(x).toTensor(), 1e-5, 1e-6));
 }
 
+// A block of x -> x w, and w v, which the loss does not use.
+TEST_CASE("a checkpointed block may have parameters that the loss does not use") {
+  ArchiveBuilder archive;
+  archive.parameter("w", torch::full({4}, 2.0)).parameter("v", torch::ones({4}));
+  archive.input("x", {symbol("s0"), integer(4)});
+  archive.node("torch.ops.aten.mul.Tensor", Parts{{"self", tensor("x")}, {"other", tensor("p_w")}},
+               {tensor("y")});
+  archive.node("torch.ops.aten.mul.Tensor",
+               Parts{{"self", tensor("p_w")}, {"other", tensor("p_v")}}, {tensor("product")});
+  for (auto& node : archive.nodes) {
+    node["metadata"]["nn_module_stack"] = "L__self__,,net.Net;L__self__block,block,net.Block";
+  }
+  archive.output(tensor("y")).output(tensor("product"));
+  const testing::TemporaryFolder folder;
+  archive.write(folder.file("net.pt2"));
+  ExportedModule module(folder.file("net.pt2"),
+                        ExportedModuleOptions{.checkpoint_blocks = {"block"}});
+  module->to(context().device());
+  auto options = with_cap(0.0001);
+  options.find_unused_parameters = true;
+  DistributedDataParallel model(module, group(), options);
+  for (int64_t step = 0; step < 2; ++step) {
+    module->zero_grad();
+    const auto outputs = model.forward(batch_of(rank(), step, 4)).toTuple();
+    outputs->elements()[0].toTensor().sum().backward();
+    CHECK(torch::allclose(module->parameters()[0].grad(), concatenated(step, 4).sum(0) / world()));
+    CHECK((!module->parameters()[1].grad().defined() ||
+           module->parameters()[1].grad().eq(0).all().item<bool>()));
+  }
+}
+
 TEST_CASE("norms whose statistics cannot be shared are refused") {
   auto decomposed = batch_norm();
   decomposed.node("torch.ops.aten._native_batch_norm_legit_functional.default",
