@@ -34,9 +34,9 @@ struct ExportedModuleOptions {
   /// Activation checkpointing: patterns of the shell for paths of Python's modules ("layers.*").
   /// Activations of a module that matches are not kept; the backward computes them again, with the
   /// same random numbers. Matching modules inside of a matching module are part of its block. `*`
-  /// also matches dots; alone it makes one block of each top-level module. A block that writes into
-  /// a value from outside that requires a gradient is not checkpointed. torch::autograd::grad()
-  /// throws.
+  /// also matches dots; alone it makes one block of each top-level module. A block that changes
+  /// values from outside, other than buffers, or whose results share memory, keeps its activations,
+  /// and this is logged. torch::autograd::grad() throws.
   std::vector<std::string> checkpoint_blocks = {};
 };
 
