@@ -58,11 +58,6 @@ ArchiveBuilder perceptron() {
   return archive;
 }
 
-// A call of a higher-order operator with a graph.
-Json graph_argument(const ArchiveBuilder& inner) {
-  return {{"as_graph", {{"name", "region"}, {"graph", inner.program()["graph_module"]["graph"]}}}};
-}
-
 at::Tensor input_rows() {
   return values({6, 4}, 0.3);
 }

@@ -178,6 +178,11 @@ class ArchiveBuilder {
   }
 };
 
+/// The graph of a program as an argument of a higher-order operator.
+inline Json graph_argument(const ArchiveBuilder& inner) {
+  return {{"as_graph", {{"name", "region"}, {"graph", inner.program()["graph_module"]["graph"]}}}};
+}
+
 /// The module of an archive that is removed again.
 inline ddp::ExportedModule load(const ArchiveBuilder& archive) {
   const testing::TemporaryFolder folder;
