@@ -370,14 +370,16 @@ LoraSummary add_lora(torch::nn::Module& module, const LoraOptions& options) {
   LoraSummary summary;
   const auto refuse_fp8 = [&](const ddp::ops::LinearOwner& owner, const std::string& prefix) {
     for (const auto& layer : owner.linears()) {
-      if (options.fp8_base && chosen.count(prefix + layer.name) != 0) {
+      if (chosen.count(prefix + layer.name) != 0) {
         detail::refuse("LoRA: fp8_base needs models::Linear, and ", prefix, layer.name,
                        " is a layer of an exported program; fix: fp8_base = false");
       }
     }
   };
-  detail::visit_linears(
-      module, [](const LinearImpl&, const std::string&) {}, refuse_fp8);
+  if (options.fp8_base) {
+    detail::visit_linears(
+        module, [](const LinearImpl&, const std::string&) {}, refuse_fp8);
+  }
   for (auto& parameter : module.parameters()) {
     parameter.requires_grad_(false);
   }

@@ -54,6 +54,17 @@ ArchiveBuilder mlp(bool has_unused) {
   return archive;
 }
 
+Parts norm_arguments() {
+  return {{"input", tensor("x")},
+          {"weight", tensor("p_norm_weight")},
+          {"bias", tensor("p_norm_bias")},
+          {"running_mean", tensor("b_norm_running_mean")},
+          {"running_var", tensor("b_norm_running_var")},
+          {"training", truth(true)},
+          {"momentum", number(0.25)},
+          {"eps", number(1e-5)}};
+}
+
 // Batch normalization of x [batch, 4].
 ArchiveBuilder batch_norm() {
   ArchiveBuilder archive;
@@ -64,17 +75,9 @@ ArchiveBuilder batch_norm() {
   archive.node("torch.ops.aten.add_.Tensor",
                Parts{{"self", tensor("b_norm_num_batches_tracked")}, {"other", integer(1)}},
                {tensor("counted")});
-  archive.node("torch.ops.aten.batch_norm.default",
-               Parts{{"input", tensor("x")},
-                     {"weight", tensor("p_norm_weight")},
-                     {"bias", tensor("p_norm_bias")},
-                     {"running_mean", tensor("b_norm_running_mean")},
-                     {"running_var", tensor("b_norm_running_var")},
-                     {"training", truth(true)},
-                     {"momentum", number(0.25)},
-                     {"eps", number(1e-5)},
-                     {"cudnn_enabled", truth(false)}},
-               {tensor("y")});
+  auto arguments = norm_arguments();
+  arguments.emplace_back("cudnn_enabled", truth(false));
+  archive.node("torch.ops.aten.batch_norm.default", arguments, {tensor("y")});
   archive.output(tensor("y"));
   return archive;
 }
@@ -189,10 +192,7 @@ TEST_CASE("a checkpointed block may have parameters that the loss does not use")
                {tensor("y")});
   archive.node("torch.ops.aten.mul.Tensor",
                Parts{{"self", tensor("p_w")}, {"other", tensor("p_v")}}, {tensor("product")});
-  for (auto& node : archive.nodes) {
-    node["metadata"]["nn_module_stack"] = "L__self__,,net.Net;L__self__block,block,net.Block";
-  }
-  archive.output(tensor("y")).output(tensor("product"));
+  archive.module("block").output(tensor("y")).output(tensor("product"));
   const testing::TemporaryFolder folder;
   archive.write(folder.file("net.pt2"));
   ExportedModule module(folder.file("net.pt2"),
@@ -213,15 +213,7 @@ TEST_CASE("a checkpointed block may have parameters that the loss does not use")
 
 TEST_CASE("norms whose statistics cannot be shared are refused") {
   auto decomposed = batch_norm();
-  decomposed.node("torch.ops.aten._native_batch_norm_legit_functional.default",
-                  Parts{{"input", tensor("x")},
-                        {"weight", tensor("p_norm_weight")},
-                        {"bias", tensor("p_norm_bias")},
-                        {"running_mean", tensor("b_norm_running_mean")},
-                        {"running_var", tensor("b_norm_running_var")},
-                        {"training", truth(true)},
-                        {"momentum", number(0.25)},
-                        {"eps", number(1e-5)}},
+  decomposed.node("torch.ops.aten._native_batch_norm_legit_functional.default", norm_arguments(),
                   {tensor("z"), tensor("a"), tensor("b"), tensor("c"), tensor("d")});
   auto module = on_device(decomposed);
   CHECK_THAT(message_of<SettingsError>([&] { convert_sync_batchnorm(*module, group()); }),

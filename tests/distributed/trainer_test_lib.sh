@@ -62,16 +62,23 @@ kill_when_saved() { # kill_when_saved PID
   wait "$1" 2> /dev/null
 }
 
-# check_resumes SETTING…: a run killed after a save and resumed ends as one that was never interrupted. Each rank saves a
-# random state of its own. Needs `run` and `ranks`, and trains an image classifier.
-check_resumes() {
-  local saving states
+# check_cut_run LINE SETTING…: a run killed after a save and resumed ends as one that was never interrupted. LINE is that of
+# check_resumed. Needs `run`.
+check_cut_run() {
+  local line=$1 saving
+  shift
   saving=("$@" checkpoint.dir="$work/checkpoints" checkpoint.every_steps=4 checkpoint.stop_check_seconds=0.05)
   (run "$work/whole.log" "$@") || fail "exit code $?"
   (run "$work/cut.log" "${saving[@]}") &
   kill_when_saved $!
   (run "$work/resumed.log" "${saving[@]}") || fail "exit code $? of the resumed run"
-  check_resumed "test accuracy"
+  check_resumed "$line"
+}
+
+# check_resumes SETTING…: check_cut_run of an image classifier. Each rank saves a random state of its own. Needs `ranks` too.
+check_resumes() {
+  local states
+  check_cut_run "test accuracy" "$@"
   if [ "$ranks" -gt 1 ]; then
     states=$(find "$work/checkpoints" -name rank_00000.safetensors | sort | head -n 1)
     [ -s "${states/rank_00000/rank_00001}" ] || fail "no random state of rank 1"

@@ -17,6 +17,21 @@ bool is_same(const c10::IValue& a, const c10::IValue& b) {
 
 }  // namespace
 
+std::vector<ForwardArgument> forward_arguments(const ExportedProgram& program) {
+  std::vector<ForwardArgument> arguments;
+  const auto& positional = program.in_spec.children[0];
+  const auto& keywords = program.in_spec.children[1];
+  for (std::size_t i = 0; i < positional.children.size(); ++i) {
+    arguments.push_back(
+        {i < program.argument_names.size() ? program.argument_names[i] : concat("argument ", i),
+         &positional.children[i]});
+  }
+  for (std::size_t i = 0; i < keywords.children.size(); ++i) {
+    arguments.push_back({keywords.keys[i], &keywords.children[i]});
+  }
+  return arguments;
+}
+
 CallArguments::CallArguments(const ExportedProgram& program) {
   std::vector<const InputSpec*> leaves;
   for (const auto& input : program.inputs) {
@@ -25,19 +40,10 @@ CallArguments::CallArguments(const ExportedProgram& program) {
     }
   }
   auto next = leaves.begin();
-  const auto add = [&](const TreeSpec& spec, std::string name) {
-    const auto end = next + static_cast<std::ptrdiff_t>(spec.num_leaves());
-    parameters_.push_back({std::move(name), &spec, {next, end}});
+  for (auto& argument : forward_arguments(program)) {
+    const auto end = next + static_cast<std::ptrdiff_t>(argument.spec->num_leaves());
+    parameters_.push_back({std::move(argument), {next, end}});
     next = end;
-  };
-  const auto& positional = program.in_spec.children[0];
-  const auto& keywords = program.in_spec.children[1];
-  for (std::size_t i = 0; i < positional.children.size(); ++i) {
-    add(positional.children[i],
-        i < program.argument_names.size() ? program.argument_names[i] : concat("argument ", i));
-  }
-  for (std::size_t i = 0; i < keywords.children.size(); ++i) {
-    add(keywords.children[i], keywords.keys[i]);
   }
 }
 

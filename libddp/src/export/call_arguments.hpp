@@ -10,6 +10,14 @@
 
 namespace ddp::detail {
 
+/// An argument of Python's forward, and its containers.
+struct ForwardArgument {
+  std::string name;
+  const TreeSpec* spec;  ///< of the program
+};
+/// The positional ones, then those by name.
+std::vector<ForwardArgument> forward_arguments(const ExportedProgram& program);
+
 class CallArguments {
  public:
   /// `program` outlives it.
@@ -22,10 +30,7 @@ class CallArguments {
                                 const std::map<std::string, c10::IValue>& keywords) const;
 
  private:
-  // An argument of Python's forward: its name, its containers, and the specs of its leaves.
-  struct Parameter {
-    std::string name;
-    const TreeSpec* spec;
+  struct Parameter : ForwardArgument {
     std::vector<const InputSpec*> leaves;
 
     bool is_fixed() const;

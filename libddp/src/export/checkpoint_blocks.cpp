@@ -70,16 +70,17 @@ std::size_t end_of(const std::vector<Node>& nodes, std::size_t begin, const std:
 class Enclosure {
  public:
   explicit Enclosure(ExportedProgram& program) : graph_(program.graph) {
-    for (std::size_t i = 0; i < program.outputs.size(); ++i) {
-      if (program.outputs[i].kind == OutputKind::BufferMutation) {
-        mutated_.insert(program.outputs[i].target);
+    std::set<std::string> mutated;
+    for (const auto& output : program.outputs) {
+      if (output.kind == OutputKind::BufferMutation) {
+        mutated.insert(output.target);
       }
     }
     for (std::size_t i = 0; i < program.inputs.size(); ++i) {
       const auto* name = program.graph.inputs[i].name();
       if (name != nullptr && program.inputs[i].kind == InputKind::Buffer) {
         buffers_.insert(name->name);
-        if (mutated_.count(program.inputs[i].target) != 0) {
+        if (mutated.count(program.inputs[i].target) != 0) {
           mutated_values_.insert(name->name);
         }
       }
@@ -161,7 +162,7 @@ class Enclosure {
   }
 
   Graph& graph_;
-  std::set<std::string> buffers_, mutated_, mutated_values_;
+  std::set<std::string> buffers_, mutated_values_;
   std::map<std::string, std::size_t> last_use_;  // the node's index
 };
 

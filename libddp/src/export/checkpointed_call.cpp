@@ -104,7 +104,7 @@ Trial try_out(const Block& block, const ValueStack& inputs, at::Device device) {
   }
   const auto random = ops::detail::RandomStates::of_devices(given);
   const ops::detail::RandomStatesAs keep(random);
-  const auto outputs = block.plan.run(std::move(values), {device, nullptr});
+  const auto outputs = block.plan.run(std::move(values), {device});
   Trial trial;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const bool is_written =
@@ -125,12 +125,8 @@ Trial try_out(const Block& block, const ValueStack& inputs, at::Device device) {
 /// One call: what the second run needs beside the tensors that autograd saves.
 class Call {
  public:
-  Call(std::shared_ptr<const Block> block, const CallContext& context)
-      : block_(std::move(block)), device_(context.device) {
-    if (context.overrides != nullptr) {
-      overrides_ = *context.overrides;
-    }
-  }
+  Call(std::shared_ptr<const Block> block, CallContext context)
+      : block_(std::move(block)), context_(std::move(context)) {}
 
   /// Returns the tensors among `inputs` that the graph only reads. Of the others the second run
   /// gets copies as they are now.
@@ -165,8 +161,7 @@ class Call {
         inputs[i] = copies_[i].clone();  // a retained graph may be run again
       }
     }
-    auto outputs =
-        block_->plan.run(std::move(inputs), {device_, overrides_.empty() ? nullptr : &overrides_});
+    auto outputs = block_->plan.run(std::move(inputs), context_);
     for (std::size_t k = 0; k < tensors.size(); ++k) {
       if (tensors[k]._version() != versions[k]) {
         throw SettingsError(concat("the block ", printable(block_->name),
@@ -206,8 +201,7 @@ class Call {
   }
 
   std::shared_ptr<const Block> block_;
-  at::Device device_;
-  OperatorOverrides overrides_;
+  CallContext context_;
   ValueStack inputs_, results_;                      // None where tensors go
   std::vector<std::size_t> places_, result_places_;  // of these tensors
   std::vector<at::Tensor> copies_;                   // of written inputs

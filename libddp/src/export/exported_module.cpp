@@ -37,8 +37,8 @@ struct ExportedModuleImpl::State {
   std::shared_ptr<const detail::Programs> programs;  // with adapters, if any
   TensorMap tensors;                           // parameters and buffers by all of Python's names
   std::map<std::string, TensorMap> constants;  // by the name of their program
-  detail::OperatorOverrides overrides;
-  std::map<std::string, Adapter> adapters;  // by layer
+  std::shared_ptr<const detail::OperatorOverrides> overrides;  // null: none
+  std::map<std::string, Adapter> adapters;                     // by layer
 
   void move_constants(at::Device device) {
     for (auto& [program, tensors_of_program] : constants) {
@@ -63,7 +63,7 @@ void load_libraries(const std::vector<std::string>& libraries) {
 
 // Buffers that are not persistent are among the constants of the archive.
 TensorMap state_tensors(const ExportedProgram& program, const TensorMap& weights,
-                        const TensorMap& constants, const std::string& path) {
+                        const TensorMap& constants) {
   TensorMap tensors;
   for (const auto& input : program.inputs) {
     if (!input.is_state()) {
@@ -72,18 +72,17 @@ TensorMap state_tensors(const ExportedProgram& program, const TensorMap& weights
     const auto& source = input.is_persistent ? weights : constants;
     const auto found = source.find(input.target);
     if (found == source.end()) {
-      throw DataError(concat(path, ": the weights lack ", printable(input.target)));
+      throw DataError("the weights lack " + printable(input.target));
     }
     tensors.emplace(input.target, found->second);
   }
   return tensors;
 }
 
-void check_constants(const ExportedProgram& program, const TensorMap& constants,
-                     const std::string& path) {
+void check_constants(const ExportedProgram& program, const TensorMap& constants) {
   for (const auto& input : program.inputs) {
     if (input.kind == InputKind::TensorConstant && constants.count(input.target) == 0) {
-      throw DataError(concat(path, ": the constants lack ", printable(input.target)));
+      throw DataError("the constants lack " + printable(input.target));
     }
   }
 }
@@ -163,12 +162,12 @@ ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
     state_->exported = state_->programs = programs;
     state_->constants[programs->main_name()] = archive.constants(programs->main_name());
     const auto& constants = state_->constants[programs->main_name()];
-    check_constants(main, constants, path);
+    check_constants(main, constants);
     if (programs->eval_program()) {
       state_->constants["eval"] = archive.constants("eval");
-      check_constants(*programs->eval_program(), state_->constants["eval"], path);
+      check_constants(*programs->eval_program(), state_->constants["eval"]);
     }
-    state_->tensors = state_tensors(main, archive.weights(programs->main_name()), constants, path);
+    state_->tensors = state_tensors(main, archive.weights(programs->main_name()), constants);
     detail::tie_names(main, state_->tensors);
     programs->of_mode(programs->is_training());  // so that a fault of the archive shows now
     if (programs->eval_program()) {
@@ -217,8 +216,7 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
   const auto& program = mode.program;
   auto leaves = mode.arguments.flat(positional, keywords);
   positional.clear();
-  const detail::CallContext context{device_of(leaves),
-                                    state_->overrides.empty() ? nullptr : &state_->overrides};
+  const detail::CallContext context{device_of(leaves), state_->overrides};
   detail::ValueStack inputs;
   std::size_t next_leaf = 0;
   for (const auto& input : program.inputs) {
@@ -226,7 +224,8 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
       inputs.emplace_back(state_->tensors.at(input.target));
     } else if (input.kind == InputKind::TensorConstant) {
       const auto& constant = state_->constants.at(mode.constants_of).at(input.target);
-      inputs.emplace_back(constant.to(context.device));  // another one only without parameters
+      const bool is_here = constant.device() == context.device;  // not so only without parameters
+      inputs.emplace_back(is_here ? constant : constant.to(context.device));
     } else {
       inputs.push_back(std::move(leaves[next_leaf++]));
     }
@@ -359,7 +358,9 @@ void ExportedModuleImpl::save_archive(const std::string& path) const {
 
 bool ExportedModuleImpl::override_operator(
     const std::string& name, std::function<void(std::vector<c10::IValue>&)> function) {
-  state_->overrides[name] = std::move(function);
+  auto overrides = state_->overrides ? *state_->overrides : detail::OperatorOverrides();
+  overrides[name] = std::move(function);
+  state_->overrides = std::make_shared<const detail::OperatorOverrides>(std::move(overrides));
   return has_operator(name);
 }
 
@@ -370,7 +371,7 @@ bool ExportedModuleImpl::has_operator(const std::string& name) const {
 }
 
 bool ExportedModuleImpl::overrides(const std::string& name) const {
-  return state_->overrides.count(name) != 0;
+  return state_->overrides != nullptr && state_->overrides->count(name) != 0;
 }
 
 std::vector<ops::LinearLayer> ExportedModuleImpl::linears() const {

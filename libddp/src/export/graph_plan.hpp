@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,7 +28,8 @@ using OperatorOverrides = std::map<std::string, std::function<void(ValueStack&)>
 struct CallContext {
   /// Devices in the graph follow it, because an export records the device that it ran on.
   at::Device device;
-  const OperatorOverrides* overrides = nullptr;  ///< called in place of LibTorch's operators
+  /// Called in place of LibTorch's operators; null: none.
+  std::shared_ptr<const OperatorOverrides> overrides = {};
 };
 
 /// Takes its arguments from the stack and leaves its results.

@@ -11,7 +11,9 @@
 
 #include "core/parse_number.hpp"
 #include "ddp/core/error.hpp"
+#include "export/call_arguments.hpp"
 #include "export/stack_functions.hpp"
+#include "export/text_scanner.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -36,10 +38,10 @@ constexpr Operation kComparisons[] = {{"==", "_operator.eq"}, {"!=", "_operator.
                                       {"<", "_operator.lt"},  {">", "_operator.gt"}};
 
 // A recursive descent by Python's precedence.
-class GuardReader {
+class GuardReader : private TextScanner {
  public:
   GuardReader(std::string_view text, const GuardSources& sources)
-      : rest_(text), sources_(sources) {}
+      : TextScanner(text), sources_(sources) {}
 
   GuardTerm read_all() {
     auto term = disjunction();
@@ -53,46 +55,23 @@ class GuardReader {
  private:
   [[noreturn]] static void fail() { throw DataError("the condition is not readable"); }
 
-  void skip_blanks() { rest_.remove_prefix(std::min(rest_.find_first_not_of(' '), rest_.size())); }
-
-  GuardTerm made(GuardTerm term) {
-    return ++num_terms_ <= kMaxTerms ? std::move(term) : throw DataError("it has too many terms");
+  template <typename... Terms>
+  GuardTerm made(Kind kind, StackFunction function, Terms... operands) {
+    if (++num_terms_ > kMaxTerms) {
+      throw DataError("it has too many terms");
+    }
+    GuardTerm term{.kind = kind, .function = std::move(function)};
+    (term.operands.push_back(std::move(operands)), ...);  // a list in braces would copy them
+    return term;
   }
 
-  GuardTerm of_kind(Kind kind, GuardTerm left, GuardTerm right) {
-    GuardTerm term{.kind = kind};
-    term.operands.push_back(std::move(left));
-    term.operands.push_back(std::move(right));
-    return made(std::move(term));
-  }
-
-  GuardTerm call(const std::string& target, std::vector<GuardTerm> operands) {
-    GuardTerm term{.kind = Kind::Call, .function = number_function(target)};
-    if (!term.function) {
+  template <typename... Terms>
+  GuardTerm call(const std::string& target, Terms... operands) {
+    auto function = number_function(target);
+    if (!function) {
       throw DataError("unknown function " + printable(target));
     }
-    term.operands = std::move(operands);
-    return made(std::move(term));
-  }
-  GuardTerm call(const std::string& target, GuardTerm operand) {
-    std::vector<GuardTerm> operands;
-    operands.push_back(std::move(operand));
-    return call(target, std::move(operands));
-  }
-  GuardTerm call(const std::string& target, GuardTerm left, GuardTerm right) {
-    std::vector<GuardTerm> operands;
-    operands.push_back(std::move(left));
-    operands.push_back(std::move(right));
-    return call(target, std::move(operands));
-  }
-
-  bool take(std::string_view symbol) {
-    skip_blanks();
-    if (!rest_.starts_with(symbol)) {
-      return false;
-    }
-    rest_.remove_prefix(symbol.size());
-    return true;
+    return made(Kind::Call, std::move(function), std::move(operands)...);
   }
 
   void expect(std::string_view symbol) {
@@ -104,23 +83,14 @@ class GuardReader {
   static bool is_part_of_word(char character) {
     return std::isalnum(static_cast<unsigned char>(character)) != 0 || character == '_';
   }
+  static bool is_part_of_name(char character) {
+    return is_part_of_word(character) || character == '.';
+  }
 
   bool take_word(std::string_view word) {
     skip_blanks();
-    if (!rest_.starts_with(word) ||
-        (rest_.size() > word.size() && is_part_of_word(rest_[word.size()]))) {
-      return false;
-    }
-    rest_.remove_prefix(word.size());
-    return true;
-  }
-
-  std::string_view characters(bool (*belongs)(char)) {
-    skip_blanks();
-    const auto end = std::find_if_not(rest_.begin(), rest_.end(), belongs);
-    const auto result = rest_.substr(0, static_cast<std::size_t>(end - rest_.begin()));
-    rest_.remove_prefix(result.size());
-    return result;
+    const bool goes_on = rest_.size() > word.size() && is_part_of_word(rest_[word.size()]);
+    return !goes_on && take(word);
   }
 
   template <std::size_t N>
@@ -139,7 +109,7 @@ class GuardReader {
     }
     auto term = conjunction();
     while (take_word("or")) {
-      term = of_kind(Kind::Or, std::move(term), conjunction());
+      term = made(Kind::Or, {}, std::move(term), conjunction());
     }
     --depth_;
     return term;
@@ -148,7 +118,7 @@ class GuardReader {
   GuardTerm conjunction() {
     auto term = negation();
     while (take_word("and")) {
-      term = of_kind(Kind::And, std::move(term), negation());
+      term = made(Kind::And, {}, std::move(term), negation());
     }
     return term;
   }
@@ -170,7 +140,7 @@ class GuardReader {
       auto right = sum();
       auto term = call(operation->target, std::move(left), right);
       left = std::move(right);
-      all = all ? of_kind(Kind::And, std::move(*all), std::move(term)) : std::move(term);
+      all = all ? made(Kind::And, {}, std::move(*all), std::move(term)) : std::move(term);
     }
     return all ? std::move(*all) : left;
   }
@@ -226,7 +196,7 @@ class GuardReader {
   }
 
   GuardTerm number() {
-    const auto text = characters([](char c) { return is_part_of_word(c) || c == '.'; });
+    const auto text = take_while(is_part_of_name);
     if (const auto whole = parse_number<int64_t>(text)) {
       return {.constant = *whole};
     }
@@ -237,7 +207,7 @@ class GuardReader {
   }
 
   GuardTerm function_call() {
-    auto name = std::string(characters([](char c) { return is_part_of_word(c) || c == '.'; }));
+    auto name = std::string(take_while(is_part_of_name));
     static const std::map<std::string, std::string> kNames = {{"max", "torch.sym_max"},
                                                               {"min", "torch.sym_min"},
                                                               {"float", "torch.sym_float"},
@@ -259,12 +229,14 @@ class GuardReader {
         operands.pop_back();
       }
     }
-    return call(name, std::move(operands));
+    auto term = call(name);
+    term.operands = std::move(operands);
+    return term;
   }
 
   std::size_t index() {
     const auto value = parse_number<std::size_t>(
-        characters([](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }));
+        take_while([](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; }));
     expect("]");
     return value ? *value : throw DataError("the condition has an index that is no number");
   }
@@ -288,16 +260,15 @@ class GuardReader {
         term.kind = Kind::StorageOffset;
         is_path = false;
       } else if (take("['")) {
-        const auto end = rest_.find("']");
-        if (end == std::string_view::npos) {
+        const auto key = take_until("']");
+        if (!key) {
           fail();
         }
-        path += concat("['", rest_.substr(0, end), "']");
-        rest_.remove_prefix(end + 2);
+        path += concat("['", *key, "']");
       } else if (take("[")) {
         path += concat('[', index(), ']');
       } else if (take(".")) {
-        path += concat("['", characters(is_part_of_word), "']");
+        path += concat("['", take_while(is_part_of_word), "']");
       } else {
         is_path = false;
       }
@@ -312,7 +283,6 @@ class GuardReader {
     return term;
   }
 
-  std::string_view rest_;
   const GuardSources& sources_;
   int depth_ = 0;
   int num_terms_ = 0;
@@ -331,10 +301,6 @@ c10::IValue of_tensor(const GuardTerm& term, const c10::IValue& input) {
   }
   const auto dimension = static_cast<int64_t>(term.dimension);
   return term.kind == Kind::Size ? tensor.size(dimension) : tensor.stride(dimension);
-}
-
-bool is_true(const c10::IValue& value) {
-  return value.isBool() ? value.toBool() : value.toScalar().to<double>() != 0;
 }
 
 c10::IValue evaluate(const GuardTerm& term, const std::vector<c10::IValue>& inputs) {
@@ -396,12 +362,9 @@ void add_sources(const TreeSpec& spec, const std::string& path, std::vector<std:
 
 GuardSources sources_of(const ExportedProgram& program) {
   std::vector<std::string> paths;
-  const auto& positional = program.in_spec.children[0].children;
-  for (std::size_t i = 0; i < positional.size(); ++i) {
-    const auto name = i < program.argument_names.size() ? program.argument_names[i] : concat(i);
-    add_sources(positional[i], concat("['", name, "']"), paths);
+  for (const auto& [name, spec] : forward_arguments(program)) {
+    add_sources(*spec, concat("['", name, "']"), paths);
   }
-  add_sources(program.in_spec.children[1], "", paths);
   GuardSources sources;
   auto path = paths.begin();
   for (std::size_t i = 0; i < program.inputs.size() && path != paths.end(); ++i) {

@@ -10,6 +10,7 @@
 #include "core/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "export/stack_functions.hpp"
+#include "export/text_scanner.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -18,9 +19,9 @@ constexpr int kMaxExpressionDepth = 100;
 
 // NAME(argument, …): an argument is such an expression, a quoted text, a number, or NAME=value,
 // which says what sympy assumes of a symbol.
-class ExpressionReader {
+class ExpressionReader : private TextScanner {
  public:
-  explicit ExpressionReader(std::string_view text) : rest_(text) {}
+  explicit ExpressionReader(std::string_view text) : TextScanner(text) {}
 
   SizeExpression read_all() {
     auto expression = read(0);
@@ -33,48 +34,29 @@ class ExpressionReader {
  private:
   [[noreturn]] static void fail() { throw DataError("the expression of a size is not readable"); }
 
-  void skip_blanks() { rest_.remove_prefix(std::min(rest_.find_first_not_of(' '), rest_.size())); }
-
-  bool take(char character) {
-    skip_blanks();
-    if (rest_.empty() || rest_.front() != character) {
-      return false;
-    }
-    rest_.remove_prefix(1);
-    return true;
-  }
-
   std::string_view word() {
-    skip_blanks();
-    std::size_t length = 0;
-    while (length < rest_.size() &&
-           (std::isalnum(static_cast<unsigned char>(rest_[length])) || rest_[length] == '_' ||
-            rest_[length] == '-' || rest_[length] == '.')) {
-      ++length;
-    }
-    const auto result = rest_.substr(0, length);
-    rest_.remove_prefix(length);
-    return result;
+    return take_while([](char character) {
+      return std::isalnum(static_cast<unsigned char>(character)) != 0 || character == '_' ||
+             character == '-' || character == '.';
+    });
   }
 
   std::string quoted() {
-    const auto end = rest_.find('\'');
-    if (end == std::string_view::npos) {
+    const auto text = take_until("'");
+    if (!text) {
       fail();
     }
-    const std::string text(rest_.substr(0, end));
-    rest_.remove_prefix(end + 1);
-    return text;
+    return std::string(*text);
   }
 
   void read_argument(SizeExpression& expression, int depth) {
-    if (take('\'')) {
+    if (take("'")) {
       expression.symbol = quoted();
       return;
     }
     auto before = rest_;
     const auto name = word();
-    if (take('=')) {
+    if (take("=")) {
       word();
       return;
     }
@@ -92,19 +74,17 @@ class ExpressionReader {
     if (expression.function.empty() || depth > kMaxExpressionDepth) {
       fail();
     }
-    if (!take('(')) {
+    if (!take("(")) {
       return expression;  // a constant of sympy, for example int_oo
     }
-    while (!take(')')) {
+    while (!take(")")) {
       read_argument(expression, depth);
-      if (!take(',') && (rest_.empty() || rest_.front() != ')')) {
+      if (!take(",") && !rest_.starts_with(')')) {
         fail();
       }
     }
     return expression;
   }
-
-  std::string_view rest_;
 };
 
 // The same arithmetic as on the sizes in the graph.

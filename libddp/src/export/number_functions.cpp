@@ -31,10 +31,6 @@ int64_t whole(const IValue& value) {
   return value.isBool() ? value.toBool() : value.toInt();
 }
 
-bool is_true(const IValue& value) {
-  return value.isBool() ? value.toBool() : real(value) != 0;
-}
-
 // By reference, because the operation that says whether it overflowed also writes the result.
 int64_t checked(bool overflowed, const int64_t& result) {
   if (overflowed) {
@@ -216,6 +212,10 @@ void sym_ite(ValueStack& stack, const CallContext&) {
 }
 
 }  // namespace
+
+bool is_true(const IValue& number) {
+  return number.isBool() ? number.toBool() : real(number) != 0;
+}
 
 StackFunction number_function(const std::string& target) {
   if (target == "torch.sym_ite") {

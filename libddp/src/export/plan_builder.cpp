@@ -95,7 +95,7 @@ PlanBuilder::Step PlanBuilder::step_of(const Node& node) {
 void PlanBuilder::add_operator(const Node& node, const c10::OperatorHandle& handle, Step& step) {
   step.function = [handle, name = c10::toString(handle.operator_name())](
                       ValueStack& stack, const CallContext& context) {
-    const auto* overrides = context.overrides;
+    const auto* overrides = context.overrides.get();
     const auto found = overrides ? overrides->find(name) : OperatorOverrides::const_iterator();
     if (overrides && found != overrides->end()) {
       found->second(stack);

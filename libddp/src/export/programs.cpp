@@ -52,9 +52,11 @@ void warn_of_guards(const Guards& guards, const std::string& path) {
   }
 }
 
-void check_blocks(ExportedProgram program, const std::vector<std::string>& patterns,
-                  const std::string& path) {
-  if (patterns.empty()) {
+// `counts` are the matches of each pattern in the program.
+void require_matches(const std::vector<int>& counts, const std::vector<std::string>& patterns,
+                     const ExportedProgram& program) {
+  const auto unmatched = std::find(counts.begin(), counts.end(), 0);
+  if (unmatched == counts.end()) {
     return;
   }
   std::set<std::string> modules;
@@ -63,24 +65,19 @@ void check_blocks(ExportedProgram program, const std::vector<std::string>& patte
       modules.insert(node.module);
     }
   }
-  const auto counts = checkpoint_blocks(program, patterns);
-  for (std::size_t i = 0; i < patterns.size(); ++i) {
-    if (counts[i] == 0) {
-      std::string some;
-      for (auto module = modules.begin(); module != modules.end(); ++module) {
-        some += concat(some.empty() ? "" : ", ", printable(*module));
-        if (some.size() > 200) {
-          some += ", …";
-          break;
-        }
-      }
-      throw SettingsError(
-          concat(path, ": checkpoint_blocks: ", printable(patterns[i]),
-                 " matches no module outside of other patterns' blocks; the program "
-                 "has: ",
-                 some.empty() ? "none" : some, "; fix: name one of these, or remove the pattern"));
+  std::string some;
+  for (auto module = modules.begin(); module != modules.end(); ++module) {
+    some += concat(some.empty() ? "" : ", ", printable(*module));
+    if (some.size() > 200) {
+      some += ", …";
+      break;
     }
   }
+  const auto& pattern = patterns[static_cast<std::size_t>(unmatched - counts.begin())];
+  throw SettingsError(
+      concat("checkpoint_blocks: ", printable(pattern),
+             " matches no module outside of other patterns' blocks; the program has: ",
+             some.empty() ? "none" : some, "; fix: name one of these, or remove the pattern"));
 }
 
 // A program must not write what it does not have.
@@ -109,7 +106,6 @@ Programs::Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_bloc
       main_name_(choose_main(archive)),
       checkpoint_blocks_(std::move(checkpoint_blocks)),
       main_(read(archive, main_name_)) {
-  check_blocks(main_, checkpoint_blocks_, path_);
   const auto known = state_of(main_);
   check_mutations(main_, known);
   is_training_ = is_training_graph(main_.graph, true);
@@ -121,8 +117,8 @@ Programs::Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_bloc
   check_mutations(*eval_, known);
   for (const auto& name : state_of(*eval_)) {
     if (known.count(name) == 0) {
-      throw DataError(concat(path_, ": the program ", kEval, " has the tensor ", printable(name),
-                             ", and ", main_name_, " lacks it"));
+      throw DataError(concat("the program ", kEval, " has the tensor ", printable(name), ", and ",
+                             main_name_, " lacks it"));
     }
   }
 }
@@ -155,7 +151,10 @@ std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
     const bool is_main = training || !eval_;
     const bool is_as_exported = !is_main || training == is_training_;
     auto program = !is_main ? *eval_ : is_as_exported ? main_ : with_mode(main_, training);
-    checkpoint_blocks(program, checkpoint_blocks_);
+    const auto counts = checkpoint_blocks(program, checkpoint_blocks_);
+    if (is_main) {
+      require_matches(counts, checkpoint_blocks_, main_);
+    }
     auto mode =
         std::make_unique<const ModeProgram>(std::move(program), is_main ? main_name_ : kEval);
     if (is_as_exported && !is_changed_) {  // the original has warned

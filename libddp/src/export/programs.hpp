@@ -43,8 +43,8 @@ struct ModeProgram {
 class Programs {
  public:
   /// Reads the program "model" (or "train", or the only one), and "eval" if there is one. Throws
-  /// DataError naming the file, and SettingsError for a pattern that matches nothing.
-  /// `checkpoint_blocks`: see ExportedModuleOptions.
+  /// DataError; that of a program's text names the file. `checkpoint_blocks`: see
+  /// ExportedModuleOptions.
   explicit Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_blocks = {});
   /// Changes a program, whose mode is the second argument.
   using Change = std::function<void(ExportedProgram&, bool)>;
@@ -55,7 +55,8 @@ class Programs {
   const std::string& main_name() const { return main_name_; }
   const ExportedProgram& main() const { return main_; }
   bool is_training() const { return is_training_; }  ///< the mode of the main program
-  /// Prepared at the first call for a mode. Throws SettingsError if the archive lacks the mode.
+  /// Prepared at the first call for a mode. Throws SettingsError if the archive lacks the mode,
+  /// and for a pattern of checkpoint_blocks that matches nothing.
   const ModeProgram& of_mode(bool training) const;
   const std::optional<ExportedProgram>& eval_program() const { return eval_; }
 

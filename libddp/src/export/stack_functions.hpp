@@ -11,6 +11,7 @@ namespace ddp::detail {
 /// Python's arithmetic on sizes and other numbers ("_operator.floordiv", "torch.sym_max", …).
 /// Returns an empty function for an unknown target.
 StackFunction number_function(const std::string& target);
+bool is_true(const c10::IValue& number);  ///< as in Python's `if`
 
 /// A higher-order operator, which runs the graphs among the node's arguments ("cond",
 /// "wrap_with_autocast", …). The other arguments come from the stack in their order. Throws

@@ -144,10 +144,6 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
   }
 };
 
-}  // namespace
-
-namespace {
-
 std::vector<at::Tensor> run(const Body& body, bool has_one_result,
                             const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK(!inputs.empty(), "checkpoint: at least one input tensor is needed");

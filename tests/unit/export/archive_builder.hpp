@@ -76,6 +76,14 @@ class ArchiveBuilder {
          {"metadata", {{"stack_trace", "  File \"net.py\", line 7, in forward\n    x"}}}});
     return *this;
   }
+  /// The nodes from `first` on are calls of Python's module `path`.
+  ArchiveBuilder& module(const std::string& path, std::size_t first = 0) {
+    for (; first < nodes.size(); ++first) {
+      nodes[first]["metadata"]["nn_module_stack"] =
+          "L__self__,,net.Net;L__self__" + path + "," + path + ",torch.nn.Module";
+    }
+    return *this;
+  }
   ArchiveBuilder& output(const Json& argument) {
     outputs.push_back(argument);
     output_specs.push_back({{"user_output", {{"arg", argument}}}});

@@ -14,11 +14,6 @@ using testing::message_of;
 
 namespace {
 
-void set_module(ArchiveBuilder& archive, std::size_t node, const std::string& path) {
-  archive.nodes[node]["metadata"]["nn_module_stack"] =
-      "L__self__,,net.Net;L__self__" + path + "," + path + ",torch.nn.Module";
-}
-
 // x -> two blocks of linear, batch norm with its counter, gelu and dropout -> sum over features.
 ArchiveBuilder two_blocks() {
   at::manual_seed(3);
@@ -34,8 +29,8 @@ ArchiveBuilder two_blocks() {
   archive.ranges["s0"] = {{"min_val", 2}, {"max_val", 8}};
   std::string value = "x";
   for (const std::string block : {"layers_0_", "layers_1_"}) {
+    const std::string path = block == "layers_0_" ? "layers.0" : "layers.1";
     const auto first = archive.nodes.size();
-    const auto path = block == "layers_0_" ? "layers.0" : "layers.1";
     archive.node("torch.ops.aten.linear.default",
                  {{"input", tensor(value)}, {"weight", tensor("p_" + block + "weight")}},
                  {tensor(block + "h")});
@@ -59,7 +54,7 @@ ArchiveBuilder two_blocks() {
                  {{"input", tensor(block + "g")}, {"p", number(0.5)}, {"train", truth(true)}},
                  {tensor(block + "d")});
     for (auto i = first; i < archive.nodes.size(); ++i) {
-      set_module(archive, i, std::string(path) + (i % 2 != 0 ? ".inner" : ""));
+      archive.module(path + (i % 2 != 0 ? ".inner" : ""), i);
     }
     value = block + "d";
   }
@@ -188,9 +183,7 @@ TEST_CASE("A block that changes a recorded value from outside runs once", "[expo
                {{"self", tensor("scaled")}, {"size", {{"as_ints", {-1}}}}}, {tensor("flat")});
   archive.node("torch.ops.aten.relu_.default", {{"self", tensor("flat")}}, {tensor("positive")});
   archive.node("torch.ops.aten.gelu.default", {{"self", tensor("positive")}}, {tensor("g")});
-  for (std::size_t i = 1; i < 4; ++i) {
-    set_module(archive, i, "block");
-  }
+  archive.module("block", 1);
   archive.output(tensor("g"));
   archive.output(tensor("scaled"));
   auto plain = load_blocks(archive, {}), module = load_blocks(archive, {"block"});
@@ -209,9 +202,9 @@ TEST_CASE("A block runs again with the buffer that its first run had", "[export]
   archive.buffer("u", at::full({1}, 3.0)).input("x", {symbol("s0")});
   archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("x")}, {"other", tensor("b_u")}},
                {tensor("y")});
+  archive.module("block");
   archive.node("torch.ops.aten.add.Tensor", {{"self", tensor("b_u")}, {"other", integer(1)}},
                {tensor("next")});
-  set_module(archive, 0, "block");
   archive.outputs.push_back(tensor("next"));
   archive.output_specs.push_back(
       {{"buffer_mutation", {{"arg", {{"name", "next"}}}, {"buffer_name", "u"}}}});
@@ -237,8 +230,7 @@ TEST_CASE("A block runs again with the buffer as it was before the first run", "
                {tensor("counted")});
   archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("x")}, {"other", tensor("counted")}},
                {tensor("y")});
-  set_module(archive, 0, "block");
-  set_module(archive, 1, "block");
+  archive.module("block");
   archive.output(tensor("y"));
   auto module = load_blocks(archive, {"block"});
   const auto x = at::ones({2}).requires_grad_();
@@ -260,9 +252,7 @@ TEST_CASE("A block that changes its input through an alias runs once", "[export]
   archive.node("torch.ops.aten.gelu.default", {{"self", tensor("twice")}}, {tensor("g")});
   archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("g")}, {"other", tensor("p_w")}},
                {tensor("y")});
-  for (std::size_t i = 0; i < 4; ++i) {
-    set_module(archive, i, "block");
-  }
+  archive.module("block");
   archive.output(tensor("y"));
   auto plain = load_blocks(archive, {}), module = load_blocks(archive, {"block"});
   const auto count = count_gelu(module);
@@ -289,9 +279,7 @@ TEST_CASE("A block that writes a value from outside keeps its gradient", "[expor
   archive.node("torch.ops.aten.copy_.default", {{"self", tensor("row")}, {"src", tensor("source")}},
                {tensor("copied")});
   archive.node("torch.ops.aten.gelu.default", {{"self", tensor("y")}}, {tensor("g")});
-  for (std::size_t i = 1; i < 6; ++i) {
-    set_module(archive, i, "block");
-  }
+  archive.module("block", 1);
   archive.output(tensor("out")).output(tensor("g"));
   auto plain = load_blocks(archive, {}), module = load_blocks(archive, {"block"});
   for (auto* net : {&*plain, &*module}) {
@@ -315,9 +303,7 @@ TEST_CASE("A block whose inputs share memory and change runs once", "[export]") 
   archive.node("torch.ops.aten.sum.default", {{"self", tensor("part")}}, {tensor("total")});
   archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("x")}, {"other", tensor("total")}},
                {tensor("y")});
-  for (std::size_t i = 1; i < 4; ++i) {
-    set_module(archive, i, "block");
-  }
+  archive.module("block", 1);
   archive.output(tensor("y"));
   auto module = load_blocks(archive, {"block"});
   const auto x = at::ones({2}).requires_grad_();
@@ -337,9 +323,7 @@ TEST_CASE("Results of a block that the loss does not use have no gradient", "[ex
   archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("product")}, {"other", integer(0)}},
                {tensor("zero")});
   archive.node("torch.ops.aten.sqrt.default", {{"self", tensor("zero")}}, {tensor("root")});
-  for (std::size_t i = 0; i < 4; ++i) {
-    set_module(archive, i, "block");
-  }
+  archive.module("block");
   archive.output(tensor("y")).output(tensor("root"));
   auto module = load_blocks(archive, {"block"});
   const auto outputs = module->forward(at::ones({2, 3})).toTuple();
@@ -357,8 +341,7 @@ TEST_CASE("A block that returns the buffer that it changes runs once", "[export]
                {tensor("changed")});
   archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("x")}, {"other", tensor("p_w")}},
                {tensor("h")});
-  set_module(archive, 0, "block");
-  set_module(archive, 1, "block");
+  archive.module("block");
   archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("h")}, {"other", tensor("changed")}},
                {tensor("y")});
   archive.output(tensor("y"));
@@ -389,9 +372,7 @@ TEST_CASE("A block returns values without a gradient, and sizes", "[export]") {
   archive.node("torch.ops.aten.argmax.default", {{"self", tensor("x")}, {"dim", integer(1)}},
                {tensor("best")});
   archive.node("torch.ops.aten.gelu.default", {{"self", tensor("y")}}, {tensor("unused")});
-  for (std::size_t i = 0; i < 4; ++i) {
-    set_module(archive, i, "block");
-  }
+  archive.module("block");
   archive.node("torch.ops.aten.mul.Tensor", {{"self", tensor("y")}, {"other", size_name("rows")}},
                {tensor("scaled")});
   archive.output(tensor("scaled")).output(tensor("best")).output(tensor("unused"));

@@ -171,10 +171,8 @@ TEST_CASE("A region's operators follow the mode", "[export]") {
                               {{"p", number(0.5)}, {"train", truth(true)}});
   ArchiveBuilder archive;
   archive.input("x", {symbol("s0"), integer(2), integer(8)});
-  const Json graph = {
-      {"as_graph", {{"name", "region"}, {"graph", inner.program()["graph_module"]["graph"]}}}};
   archive.node("torch.ops.higher_order.wrap_with_set_grad_enabled",
-               {{"", truth(false)}, {"", graph}, {"", tensor("x")}}, {tensor("y")});
+               {{"", truth(false)}, {"", graph_argument(inner)}, {"", tensor("x")}}, {tensor("y")});
   archive.output(tensor("y"));
   auto module = load(archive);
   CHECK(module->is_training());
