@@ -18,6 +18,29 @@ struct Bad {
   std::vector<std::string> said;
 };
 
+constexpr int64_t kFits = 8;  // batch sizes
+constexpr int64_t kThrows = 5;
+
+// Its backward throws between the gradients of its two layers if the batch has the size kThrows.
+struct HalvesImpl : torch::nn::Module {
+  HalvesImpl() {
+    first = register_module("first", torch::nn::Linear(3 * 12 * 12, 40));
+    second = register_module("second", torch::nn::Linear(40, 40));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto hidden = torch::relu(first(x.flatten(1)));
+    if (x.size(0) == kThrows) {
+      hidden.register_hook([](const at::Tensor& grad) -> at::Tensor {
+        TORCH_CHECK(!grad.defined(), "thrown between two gradients");
+        return grad;
+      });
+    }
+    return second(hidden);
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Halves);
+
 std::vector<Bad> bad_steps() {
   const auto nothing = [](const at::Tensor&) {};
   const auto pinned = torch::ones({3}).pin_memory();
@@ -121,4 +144,45 @@ TEST_CASE("optimizers and settings that cannot be captured are named beforehand"
     REQUIRE_THAT(step.counts().why_eager,
                  Catch::Contains(find_unused ? "find_unused_parameters" : "torch::optim"));
   }
+}
+
+// The rest of a broken backward is reduced before a capture or a replay, so graphs do not contain
+// it and fit the steps after it.
+TEST_CASE("a backward that threw does not keep the next steps from being captured and replayed") {
+  constexpr int kWarmups = 3;
+  constexpr int kSteps = 5;
+  const auto train_in = [](CudaGraph mode) {
+    torch::manual_seed(5);
+    Halves module;
+    module->to(context().device());
+    DistributedDataParallel model(module, group(), with_cap(0.005));
+    GraphedStep<Batch, std::vector<at::Tensor>> step(
+        context(), {.models = {&model}},
+        [&](const Batch& batch, const StepScalars&) {
+          model.forward(batch.data).square().mean().backward();
+          std::vector<at::Tensor> gradients;
+          for (const auto& parameter : module->parameters()) {
+            gradients.push_back(parameter.grad().clone());
+          }
+          model.zero_grad();
+          return gradients;
+        },
+        GraphedStepOptions{.mode = mode});
+    std::vector<at::Tensor> gradients;
+    int64_t i = 0;
+    const auto run = [&](int64_t size) {
+      for (const auto& gradient : step(image_batch(i++, size), {.step = i}).outputs) {
+        gradients.push_back(gradient.clone());
+      }
+    };
+    for (const int num_steps : {kWarmups, kSteps, kSteps}) {
+      for (int k = 0; k < num_steps; ++k) {
+        run(kFits);
+      }
+      REQUIRE_THROWS_WITH(run(kThrows), Catch::Contains("between two gradients"));
+    }
+    REQUIRE(step.counts().replayed == (mode == CudaGraph::On ? 2 * kSteps : 0));
+    return gradients;
+  };
+  require_equal(train_in(CudaGraph::On), train_in(CudaGraph::Off));
 }
