@@ -90,7 +90,7 @@ class Case : private TrainingCase {
     if (tensors.count("eval.00") != 0) {
       module->eval();
       torch::NoGradGuard no_grad;
-      compare_leaves("eval.", module->forward(inputs, keywords));
+      compare_leaves("eval.", call(*module, batch(0)));
     }
     std::sort(milliseconds.begin(), milliseconds.end());
     std::cout << num_equal_ << " equal, " << num_different_ << " different; step "

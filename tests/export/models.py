@@ -2,6 +2,7 @@
 """Models of different kinds in small sizes, with random weights. make(NAME) returns a Case."""
 import dataclasses
 import os
+import typing
 
 import torch
 from torch import nn
@@ -289,6 +290,42 @@ def siamese():
                 other=(torch.randn(5, 6), torch.randn(5, 6)))
 
 
+class Sample(typing.NamedTuple):
+    values: torch.Tensor
+    weights: torch.Tensor
+
+
+@dataclasses.dataclass
+class Scores:
+    scores: torch.Tensor
+    loss: torch.Tensor | None
+    parts: Sample
+
+
+class Trees(nn.Module):
+    """A named tuple, a dict and a list go in; a dataclass with None and a named tuple comes out."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, sample, extra, pair):
+        hidden = torch.tanh(self.linear(sample.values)) * sample.weights
+        return Scores(hidden + extra["bias"] - extra["shift"], None, Sample(pair[0] * hidden.mean(), hidden * pair[1]))
+
+
+def trees():
+    if Scores not in torch.utils._pytree.SUPPORTED_NODES:
+        torch.export.register_dataclass(Scores, serialized_type_name="tests.Scores")
+        torch.utils._pytree._register_namedtuple(Sample, serialized_type_name="tests.Sample")
+    batch = {0: Dim("batch", min=2)}
+
+    def data(rows):
+        return (Sample(torch.randn(rows, 6), torch.rand(rows, 4)), {"shift": torch.randn(rows, 4), "bias": torch.randn(rows, 4)},
+                [torch.randn(rows, 1), torch.randn(rows, 4)])
+    return Case(Trees(), data(3), shapes=(Sample(batch, batch), {"shift": batch, "bias": batch}, [batch, batch]), other=data(5))
+
+
 class WithLoss(nn.Module):
     def __init__(self, model, loss):
         super().__init__()
@@ -323,7 +360,7 @@ def gpt2_loss():
 
 
 NAMES = ["resnet50", "vit_b_16", "convnext_tiny", "efficientnet_b0", "gpt2", "qwen2", "bert", "vit", "unet", "lstm",
-         "graph_network", "pinn", "dlrm", "two_inputs", "checkpointed", "siamese"]
+         "graph_network", "pinn", "dlrm", "two_inputs", "checkpointed", "siamese", "trees"]
 
 
 def make(name):

@@ -107,6 +107,19 @@ def can_evaluate(program):
     return True
 
 
+def named_leaves(inputs):
+    """Tensors as input.0 and, of a container, input.0.KEY with a named tuple's field, a dict's key or a list's index."""
+    tensors = {}
+    for i, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            tensors[f"input.{i}"] = value
+        else:
+            entries = value._asdict() if hasattr(value, "_asdict") else value
+            entries = dict(enumerate(entries)) if isinstance(entries, list) else entries
+            tensors.update({f"input.{i}.{key}": tensor for key, tensor in entries.items()})
+    return tensors
+
+
 def write_case(folder, model, inputs, keywords, batches=1, evaluate=True):
     """Trains the model, and writes what exported_case compares."""
     tensors = train(model.train(), inputs, keywords, batches)
@@ -115,7 +128,7 @@ def write_case(folder, model, inputs, keywords, batches=1, evaluate=True):
         with torch.no_grad():
             tensors.update({f"eval.{i:02}": leaf for i, leaf in enumerate(leaves_of(model(*inputs, **keywords)))})
     tensors.update({"batches": torch.tensor(batches), "lr": torch.tensor(LEARNING_RATE, dtype=torch.float64)})
-    tensors.update({f"input.{i}": value for i, value in enumerate(inputs)})
+    tensors.update(named_leaves(inputs))
     tensors.update({f"keyword.{key}": value for key, value in keywords.items() if isinstance(value, torch.Tensor)})
     save_file({key: value.cpu().clone().contiguous() for key, value in tensors.items()}, os.path.join(folder, "case.safetensors"))
 

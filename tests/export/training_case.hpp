@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include <cctype>
 #include <cstdlib>
 #include <map>
 #include <sstream>
@@ -63,6 +64,13 @@ inline ddp::ExportedModuleOptions chosen_options() {
 }
 
 struct TrainingCase {
+  /// A positional argument, or a tensor in one.
+  struct Input {
+    std::string position;
+    std::string key;  // of a dict, the field of a named tuple, or the index in a list
+    at::Tensor tensor;
+  };
+
   explicit TrainingCase(const std::string& folder)
       : module(folder + "/model.pt2", chosen_options()),
         tensors(ddp::load_safetensors(folder + "/case.safetensors").tensors) {
@@ -71,8 +79,10 @@ struct TrainingCase {
     batches = tensors.at("batches").item<int64_t>();
     learning_rate = tensors.at("lr").item<double>();
     for (const auto& [name, tensor] : tensors) {
-      if (name.starts_with("input.")) {
-        inputs.emplace_back(on_device(tensor));  // names are in order
+      if (name.starts_with("input.")) {  // names are in order
+        const auto dot = name.find('.', 6);
+        inputs.push_back({name.substr(6, dot - 6),
+                          dot == std::string::npos ? "" : name.substr(dot + 1), on_device(tensor)});
       } else if (name.starts_with("keyword.")) {
         keywords.emplace(name.substr(8), on_device(tensor));
       }
@@ -83,10 +93,10 @@ struct TrainingCase {
   std::vector<at::Tensor> batch(int64_t step) const {
     std::vector<at::Tensor> parts;
     for (const auto& input : inputs) {
-      parts.push_back(part(input, step));
+      parts.push_back(part(input.tensor, step));
     }
     for (const auto& [name, value] : keywords) {
-      parts.push_back(part(value, step));
+      parts.push_back(part(value.toTensor(), step));
     }
     return parts;
   }
@@ -99,7 +109,7 @@ struct TrainingCase {
     for (const auto& [name, value] : keywords) {
       named.emplace(name, *next++);
     }
-    return model.forward(std::vector<c10::IValue>(parts.begin(), first_named), named);
+    return model.forward(positional({parts.begin(), first_named}), named);
   }
   /// For example "losses: 2.31 to 1.05, at most 1e-7 from Python's".
   std::string compare_losses(const std::vector<at::Tensor>& losses) const {
@@ -115,12 +125,35 @@ struct TrainingCase {
   double learning_rate = 0;
   ddp::ExportedModule module;
   ddp::TensorMap tensors;
-  std::vector<c10::IValue> inputs;
+  std::vector<Input> inputs;
   std::map<std::string, c10::IValue> keywords;
 
  private:
-  at::Tensor part(const c10::IValue& value, int64_t step) const {
-    return value.toTensor().chunk(batches).at(static_cast<std::size_t>(step % batches));
+  at::Tensor part(const at::Tensor& value, int64_t step) const {
+    return value.chunk(batches).at(static_cast<std::size_t>(step % batches));
+  }
+  // `parts` are the tensors of `inputs`; those of one argument are put together.
+  std::vector<c10::IValue> positional(const std::vector<at::Tensor>& parts) const {
+    std::vector<c10::IValue> arguments;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const auto& [position, key, whole] = inputs[i];
+      const bool is_first = i == 0 || inputs[i - 1].position != position;
+      if (key.empty()) {
+        arguments.emplace_back(parts[i]);
+      } else if (std::isdigit(static_cast<unsigned char>(key[0])) != 0) {
+        if (is_first) {
+          arguments.emplace_back(c10::impl::GenericList(c10::AnyType::get()));
+        }
+        arguments.back().toList().push_back(parts[i]);
+      } else {
+        if (is_first) {
+          arguments.emplace_back(
+              c10::impl::GenericDict(c10::StringType::get(), c10::AnyType::get()));
+        }
+        arguments.back().toGenericDict().insert(key, parts[i]);
+      }
+    }
+    return arguments;
   }
   // A copy has the alignment that Python's tensors have, and so the bits.
   static at::Tensor on_device(const at::Tensor& tensor) {

@@ -312,6 +312,75 @@ TEST_CASE("Adapters take part in graphs inside the graph", "[export]") {
   CHECK(at::allclose(call(false), merged, 1e-4, 1e-4));
 }
 
+TEST_CASE("Adapters take part in loops", "[export]") {
+  // The weights are operands that every turn uses, in the last list.
+  ArchiveBuilder condition, turn, row;
+  condition.input("n", {}).input("a", {}).input("w", {});
+  condition.node("torch.ops.aten.lt.Scalar", {{"self", tensor("n")}, {"other", integer(2)}},
+                 {tensor("goes_on")});
+  condition.output(tensor("goes_on"));
+  turn.input("n", {}).input("a", {}).input("w", {});
+  turn.node("torch.ops.aten.add.Tensor", {{"self", tensor("n")}, {"other", integer(1)}},
+            {tensor("next")});
+  linear(turn, "a", "w", "b");
+  turn.output(tensor("next")).output(tensor("b"));
+  row.input("r", {}).input("w", {});
+  linear(row, "r", "w", "s");
+  row.output(tensor("s"));
+  ArchiveBuilder sum;
+  sum.input("carried", {}).input("r", {}).input("w", {});
+  linear(sum, "r", "w", "s");
+  sum.node("torch.ops.aten.add.Tensor", {{"self", tensor("carried")}, {"other", tensor("s")}},
+           {tensor("t")});
+  sum.node("torch.ops.aten.clone.default", {{"self", tensor("t")}}, {tensor("copy")});
+  sum.output(tensor("t")).output(tensor("copy"));
+
+  ArchiveBuilder archive;
+  for (const char* name : {"while.weight", "map.weight", "scan.weight"}) {
+    archive.parameter(name, values({4, 4}, name[0]));
+  }
+  archive.input("x", {symbol("s0"), integer(4)}).input("n", {}).input("start", {integer(4)});
+  archive.node("torch.ops.higher_order.while_loop",
+               {{"", graph_argument(condition)},
+                {"", graph_argument(turn)},
+                {"", list_of({"n", "x"})},
+                {"", list_of({"p_while_weight"})}},
+               {tensor("last"), tensor("h")});
+  archive.node("torch.ops.higher_order.map_impl",
+               {{"", graph_argument(row)}, {"", list_of({"h"})}, {"", list_of({"p_map_weight"})}},
+               {tensor("g")});
+  archive.node("torch.ops.higher_order.scan",
+               {{"", graph_argument(sum)},
+                {"", list_of({"start"})},
+                {"", list_of({"g"})},
+                {"", list_of({"p_scan_weight"})}},
+               {tensor("end"), tensor("sums")});
+  auto module = load(archive.output(tensor("sums")));
+  const auto call = [&] {
+    return module->forward(input_rows(), at::zeros({}, at::kLong), at::zeros({4})).toTensor();
+  };
+  models::add_lora(*module, {.rank = 2, .alpha = 4, .dropout = 0, .target_modules = {"*"}});
+  randomize(*module);
+  const auto layer = [&](const at::Tensor& x, const std::string& name) {
+    return at::linear(x, parameter(*module, name + ".weight")) +
+           2 * at::linear(at::linear(x, parameter(*module, name + ".lora_A.weight")),
+                          parameter(*module, name + ".lora_B.weight"));
+  };
+  const auto looped = layer(layer(input_rows(), "while"), "while");
+  const auto expected = layer(layer(looped, "map"), "scan").cumsum(0);
+  const auto result = call();
+  CHECK(at::allclose(result, expected, 1e-4, 1e-4));
+  result.square().sum().backward();
+  for (const char* name : {"while", "map", "scan"}) {
+    const auto& adapter = parameter(*module, std::string(name) + ".lora_A.weight");
+    const auto by_formula = torch::autograd::grad({expected.square().sum()}, {adapter}, {},
+                                                  /*retain_graph=*/true);
+    CHECK(at::allclose(adapter.grad(), by_formula[0], 1e-3, 1e-3));
+  }
+  models::merge_lora(*module);
+  CHECK(at::allclose(call(), expected, 1e-4, 1e-4));
+}
+
 TEST_CASE("A tied weight gets an adapter at its linear layer alone", "[export]") {
   ArchiveBuilder archive;
   archive.parameter("tokens.weight", values({6, 4}, 0.7)).parameter("head.weight", at::eye(2));

@@ -191,6 +191,15 @@ inline Json graph_argument(const ArchiveBuilder& inner) {
   return {{"as_graph", {{"name", "region"}, {"graph", inner.program()["graph_module"]["graph"]}}}};
 }
 
+/// A list of values as an argument of a higher-order operator.
+inline Json list_of(const std::vector<std::string>& names) {
+  Json list = Json::array();
+  for (const auto& name : names) {
+    list.push_back({{"name", name}});
+  }
+  return {{"as_tensors", list}};
+}
+
 /// The module of an archive that is removed again.
 inline ddp::ExportedModule load(const ArchiveBuilder& archive) {
   const testing::TemporaryFolder folder;

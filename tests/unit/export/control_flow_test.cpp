@@ -12,14 +12,6 @@ using testing::message_of;
 
 namespace {
 
-Json list_of(const std::vector<std::string>& names) {
-  Json list = Json::array();
-  for (const auto& name : names) {
-    list.push_back({{"name", name}});
-  }
-  return {{"as_tensors", list}};
-}
-
 at::Tensor rows() {
   return at::arange(1, 7, at::kFloat).view({2, 3});
 }
