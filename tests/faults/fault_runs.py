@@ -58,7 +58,7 @@ class Start:
         command = [os.path.join(build, LAUNCHER), "--ranks", str(RANKS), "--timeout", str(timeout),
                    "--grace", str(grace), "--verbose", "--", *program_words]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
-        self.pids = {}
+        self.pids, self.joined = {}, 0  # joined: when the newest rank was seen
 
     def running(self):
         return self.process.poll() is None
@@ -73,6 +73,7 @@ class Start:
             text = read(os.path.join(self.folder, f"rank_{rank}.pid"))
             if rank not in self.pids and text.endswith("\n"):
                 self.pids[rank] = int(text)
+                self.joined = time.monotonic()
         return self.pids
 
     def alive(self, ranks):

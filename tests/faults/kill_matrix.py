@@ -9,7 +9,7 @@ every fifth step. A cell promises:
 
   | signal | place | bound | exit codes |
   |---|---|---|---|
-  | KILL | rendezvous | rendezvous_timeout_ms (4 s) + 3 s | victim 137, others 76 |
+  | KILL | rendezvous | rendezvous_timeout_ms (4 s) + 4 s, after the last rank's start | victim 137, others 76 |
   | KILL | others | 4 s | victim 137, others 76 |
   | STOP | rendezvous | as KILL | others 76 |
   | STOP | others | 1.5 s without a sign of life + 4 s | others 76; the script then kills the victim (137) |
@@ -28,6 +28,7 @@ must then fail.
 """
 
 import argparse
+import concurrent.futures
 import fnmatch
 import os
 import re
@@ -36,7 +37,7 @@ import sys
 import tempfile
 import time
 
-from fault_runs import PROGRAM, RANKS, SAVE_EVERY, SETTINGS, STEPS, Start, committed, state_of, unfinished
+from fault_runs import PROGRAM, RANKS, SAVE_EVERY, SETTINGS, STEPS, Start, committed, read, state_of, unfinished
 
 # The order of a run. The places before the first step are passed by a start that will resume.
 BEFORE_STEPS = ["rendezvous", "meeting", "check", "broadcast"]
@@ -62,7 +63,7 @@ class Cell:
         if self.signal == "TERM":
             return 5 if self.phase in BEFORE_STEPS else 4
         if self.phase == "rendezvous":
-            return RENDEZVOUS_SECONDS + 3
+            return RENDEZVOUS_SECONDS + 4
         return 4 if self.signal == "KILL" else 5.5
 
     def codes(self):
@@ -84,10 +85,13 @@ class Cell:
             return {"rendezvous": f"{early}|{stopped}"}.get(self.phase, early if self.phase in BEFORE_STEPS else stopped)
         if self.phase == "rendezvous":
             return rf"did not end within {RENDEZVOUS_SECONDS}000 ms.*missing: rank {rank}\b"
-        step = {"forward": rf" at step {FAULT_STEP} in forward", "optimizer": rf" at step {FAULT_STEP} in optimizer",
-                "first_bucket": rf" at step {FAULT_STEP} in backward", "last_bucket": rf" at step {FAULT_STEP} in backward"}
+        place = rf" at step ({FAULT_STEP}|{FAULT_STEP + 1})" if self.phase in IN_STEP else ""
+        if self.phase in IN_STEP and rank != 0:  # nobody knows where rank 0 was
+            place = rf" at step {FAULT_STEP} in " + self.phase.replace("first_bucket", "backward").replace(
+                "last_bucket", "backward")
         why = {"KILL": "its connection closed", "STOP": "no sign of life for 1500 ms"}[self.signal]
-        return rf"first cause: rank {rank} \(.*\) failed{step.get(self.phase, '.*')}.*{why}"
+        noticed = "" if rank else ".*; step and place are those of the rank that noticed"
+        return rf"first cause: rank {rank} \(.*\) failed{place}.*: {why}{noticed}"
 
     def newest(self, log):
         """The steps that the newest checkpoint may have. `log` is what the speaker printed."""
@@ -119,10 +123,13 @@ class Bench:
         shutil.rmtree(os.path.join(self.reference, "checkpoint"), ignore_errors=True)
         start = self.start(self.reference).end()
         if start.codes != [0] * RANKS or start.complaints or hash_in(start) is None:
-            sys.exit(f"kill_matrix: the undisturbed run failed:\n{read_log(self.reference)}")
+            sys.exit("kill_matrix: the undisturbed run failed:\n" + self.read_reference())
+
+    def read_reference(self):
+        return read(os.path.join(self.reference, "launch.log"))
 
     def use_reference(self):
-        self.hash = (re.findall(r"the state's hash is (\w+)", read_log(self.reference)) or [None])[-1]
+        self.hash = (re.findall(r"the state's hash is (\w+)", self.read_reference()) or [None])[-1]
         if self.hash is None:
             sys.exit(f"kill_matrix: no undisturbed run in {self.reference}")
 
@@ -144,12 +151,13 @@ class Bench:
         start.end()
         if stopped and not frozen:
             start.complaints.append("the stopped rank was not stopped any more")
-        return start, ended - start.deed() if start.deed() else float("inf")
+        # Ranks that wait for one that never comes count from their own start.
+        begun = max(start.deed(), start.joined if cell.phase == "rendezvous" else 0)
+        return start, ended - begun if start.deed() else float("inf")
 
     def run(self, cell):
         """Returns the problems (empty: passed), and a text with figures."""
-        folder = os.path.join(self.folder, cell.name)
-        os.makedirs(folder)
+        folder = tempfile.mkdtemp(prefix=cell.name + "_", dir=self.folder)
         if cell.phase in BEFORE_STEPS:
             name = f"step_{SAVE_EVERY:010}"
             shutil.copytree(os.path.join(self.reference, "checkpoint", name), os.path.join(folder, "checkpoint", name))
@@ -157,8 +165,13 @@ class Bench:
         os.rename(os.path.join(folder, "launch.log"), os.path.join(folder, "first.log"))
         problems, cause = self.check_first(cell, folder, first, seconds)
         codes = ",".join(map(str, first.codes))
-        if not problems or problems == ["broken"]:
+        if not problems:
             problems += self.check_second(folder)
+        if problems and not self.options.spoil:
+            for name in ("first.log", "launch.log"):
+                problems += [f"{name}: {line}" for line in read(os.path.join(folder, name)).splitlines()[-40:]]
+        if not self.options.keep:
+            shutil.rmtree(folder)
         return problems, f"ended after {seconds:.2f} s of {cell.bound()} s, {codes}: {cause}"
 
     def check_first(self, cell, folder, start, seconds):
@@ -201,11 +214,6 @@ class Bench:
         return problems
 
 
-def read_log(folder):
-    with open(os.path.join(folder, "launch.log"), encoding="utf-8", errors="replace") as file:
-        return file.read()
-
-
 def hash_in(start):
     found = re.search(r"the state's hash is (\w+)", start.output[0])
     return found.group(1) if found else None
@@ -232,24 +240,20 @@ def print_table(results):
           f"longest {longest[0].name} {longest[2]:.1f} s" + (f"; failed: {' '.join(failed)}" if failed else ""))
 
 
+def run_timed(bench, cell):
+    begun = time.monotonic()
+    problems, figures = bench.run(cell)
+    return cell, problems, figures, time.monotonic() - begun
+
+
 def run_cells(bench, cells):
     results = []
-    for cell in cells:
-        begun = time.monotonic()
-        problems, figures = bench.run(cell)
-        seconds = time.monotonic() - begun
+    pool = concurrent.futures.ThreadPoolExecutor(bench.options.jobs)
+    for cell, problems, figures, seconds in pool.map(lambda cell: run_timed(bench, cell), cells):
         results.append((cell, problems, seconds))
         print(f"{'FAILED' if problems else 'ok':<7}{cell.name:<21}{seconds:5.1f} s  {figures}", flush=True)
-        folder = os.path.join(bench.folder, cell.name)
         for problem in problems:
             print(f"       {problem}", flush=True)
-        if problems and not bench.options.spoil:
-            for name in ("first.log", "launch.log"):
-                if os.path.exists(os.path.join(folder, name)):
-                    with open(os.path.join(folder, name), encoding="utf-8", errors="replace") as file:
-                        print(f"--- {name}\n{file.read()[-6000:]}", flush=True)
-        if not bench.options.keep:
-            shutil.rmtree(folder)
     return results
 
 
@@ -264,6 +268,7 @@ def parse():
     parser.add_argument("--victims", type=words(VICTIMS, int), default=VICTIMS)
     parser.add_argument("--list", action="store_true", help="only print the names of the selected cells")
     parser.add_argument("--repeat", type=int, default=1, help="times that each cell runs")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time; the bounds leave room for 2 on 2 cores")
     parser.add_argument("--keep", action="store_true", help="keep the cells' folders and print where they are")
     parser.add_argument("--reference", help="folder of an undisturbed run made by --make-reference")
     parser.add_argument("--make-reference", metavar="FOLDER", help="only make the undisturbed run there")

@@ -322,14 +322,22 @@ class Run {
     std::this_thread::sleep_for(std::chrono::milliseconds(fault_.options().step_ms));
     auto batch = loader_.next();
     model_->zero_grad();
-    context_.set_progress(step, "forward");
+    show_place(step, "forward");
     auto loss = torch::cross_entropy_loss(model_->forward(batch.data), batch.target);
-    context_.set_progress(step, "backward");
+    show_place(step, "backward");
     loss.backward();
-    context_.set_progress(step, "optimizer");
+    show_place(step, "optimizer");
     const UpdateObserver observer(fault_, step);
     optimizer.step(0.01);
     return loss.detach();
+  }
+
+  // Places travel at most every few milliseconds. The one of the fault must be known to all.
+  void show_place(int64_t step, const char* where) {
+    context_.set_progress(step, where);
+    if (step == fault_.options().step && !fault_.is_planned("none")) {
+      std::this_thread::sleep_for(100ms);
+    }
   }
 
   void say(const std::string& text) const {
