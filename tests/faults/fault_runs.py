@@ -46,28 +46,17 @@ def unfinished(folder):
     return sorted(name for name in os.listdir(folder) if name.startswith((".saving_", ".removing_")))
 
 
-class Start:
-    """One start of the program under ddp_test_launch, which leaves no process behind."""
+class Ranks:
+    """The processes of one start. Each writes its id into `folder`."""
 
-    def __init__(self, build, folder, program_words, timeout, grace=20):
+    def __init__(self, folder):
         self.folder = folder
         for name in os.listdir(folder):
             if name == "deed" or name.endswith(".pid"):
                 os.remove(os.path.join(folder, name))
-        self.log = open(os.path.join(folder, "launch.log"), "w+", encoding="utf-8", errors="replace")
-        command = [os.path.join(build, LAUNCHER), "--ranks", str(RANKS), "--timeout", str(timeout),
-                   "--grace", str(grace), "--verbose", "--", *program_words]
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
         self.pids, self.joined = {}, 0  # joined: when the newest rank was seen
 
-    def running(self):
-        return self.process.poll() is None
-
-    def deed(self):
-        """When the signal was sent, on the clock of time.monotonic(); 0 before."""
-        return int(read(os.path.join(self.folder, "deed")) or 0) / 1e9
-
-    def find_ranks(self):
+    def find(self):
         """The process id of each rank that has started. Ids are kept after a process has ended."""
         for rank in range(RANKS):
             text = read(os.path.join(self.folder, f"rank_{rank}.pid"))
@@ -78,18 +67,46 @@ class Start:
 
     def alive(self, ranks):
         """Those of `ranks` whose process runs, or has not started yet."""
-        pids = self.find_ranks()
+        pids = self.find()
         return [rank for rank in ranks if rank not in pids or state_of(pids[rank])]
+
+    def state(self, rank):
+        return state_of(self.find()[rank]) if rank in self.find() else ""
+
+    def kill(self, rank, number=signal.SIGKILL):
+        """Returns whether there was a process to send the signal to."""
+        if not self.state(rank):
+            return False
+        try:
+            os.kill(self.pids[rank], number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+class Start:
+    """One start of the program under ddp_test_launch, which leaves no process behind."""
+
+    def __init__(self, build, folder, program_words, timeout, grace=20):
+        self.folder = folder
+        self.ranks = Ranks(folder)
+        self.log = open(os.path.join(folder, "launch.log"), "w+", encoding="utf-8", errors="replace")
+        command = [os.path.join(build, LAUNCHER), "--ranks", str(RANKS), "--timeout", str(timeout),
+                   "--grace", str(grace), "--verbose", "--", *program_words]
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
+
+    def running(self):
+        return self.process.poll() is None
+
+    def deed(self):
+        """When the signal was sent, on the clock of time.monotonic(); 0 before."""
+        return int(read(os.path.join(self.folder, "deed")) or 0) / 1e9
 
     def wait_for_end(self, ranks, deadline):
         """Waits until the processes of `ranks` have ended, and returns when that was."""
-        while self.running() and time.monotonic() < deadline and self.alive(ranks):
+        while self.running() and time.monotonic() < deadline and self.ranks.alive(ranks):
             time.sleep(0.01)
         return time.monotonic()
-
-    def kill(self, rank, number=signal.SIGKILL):
-        if rank in self.find_ranks() and state_of(self.pids[rank]):
-            os.kill(self.pids[rank], number)
 
     def end(self):
         """Waits for the launcher. Sets codes, output (both by rank) and complaints."""
@@ -102,5 +119,7 @@ class Start:
         self.codes = [int(codes.get(str(rank), 0)) for rank in range(RANKS)]
         self.complaints = [line for line in re.findall(r"^ddp_test_launch: (.*)", text, re.M)
                            if not re.match(r"rank \d+: exit code", line)]
+        if self.process.returncode not in (0, 1):
+            self.complaints.append(f"the launcher ended with {self.process.returncode}")
         self.output = ["\n".join(re.findall(rf"^\[{rank}\] (.*)", text, re.M)) for rank in range(RANKS)]
         return self

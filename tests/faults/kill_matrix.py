@@ -2,29 +2,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends a signal to one rank of a small training run at each of twelve places, and starts the run again.
 
-A cell is a place, a signal and a victim: forward.KILL.0, rename.STOP.3. Four CPU ranks run under MPI. They save after
-every fifth step. A cell promises:
+A cell is a place, a signal and a victim: forward.KILL.0, rename.STOP.3. Four CPU ranks run under MPI,
+and save after every fifth step. A cell promises:
 
 - All ranks end within the bound after the signal, and no process of the job is left.
 
   | signal | place | bound | exit codes |
   |---|---|---|---|
-  | KILL | rendezvous | rendezvous_timeout_ms (4 s) + 4 s, after the last rank's start | victim 137, others 76 |
+  | KILL | rendezvous | 8 s after the last rank's start | victim 137, others 76 |
   | KILL | others | 4 s | victim 137, others 76 |
-  | STOP | rendezvous | as KILL | others 76 |
-  | STOP | others | 1.5 s without a sign of life + 4 s | others 76; the script then kills the victim (137) |
+  | STOP | rendezvous | as KILL | others 76; the script then kills the victim (137) |
+  | STOP | others | 5.5 s | as at the rendezvous |
   | TERM | before the first step | 5 s | all 75: there is nothing to save |
   | TERM | others | 4 s | all 75, saved |
 
+  At the rendezvous 4 s are rendezvous_timeout_ms. For STOP 1.5 s are the heartbeats that may be missed.
 - The lowest rank that survives prints the first cause, which names the victim, and in a step also the step.
-- A signal before the first step leaves the checkpoints as they were. After KILL and STOP the newest checkpoint is the
-  one before the signal, or the complete one whose save the signal met. After TERM it is the step that the message names.
+- A signal before the first step leaves the checkpoints as they were. After KILL and STOP the newest
+  checkpoint is the one before the signal, or the complete one whose save the signal met. After TERM it is the
+  step that the message names.
 - The second start resumes from the newest checkpoint, completes, and leaves no unfinished save.
 - It ends with the undisturbed run's bits: parameters, buffers and the optimizer's state.
 
 usage: kill_matrix.py --build DIR [--phases forward,save] [--signals KILL] [--victims 0,1] [CELL PATTERN…]
-Prints a line for each cell and a table. Exit code 1: a cell failed. --break spoils one thing of each cell: every cell
-must then fail.
+Prints a line for each cell and a table. Exit code 1: a cell failed. --break spoils one thing of each cell:
+every cell must then fail.
 """
 
 import argparse
@@ -37,7 +39,7 @@ import sys
 import tempfile
 import time
 
-from fault_runs import PROGRAM, RANKS, SAVE_EVERY, SETTINGS, STEPS, Start, committed, read, state_of, unfinished
+from fault_runs import PROGRAM, RANKS, SAVE_EVERY, SETTINGS, STEPS, Start, committed, read, unfinished
 
 # The order of a run. The places before the first step are passed by a start that will resume.
 BEFORE_STEPS = ["rendezvous", "meeting", "check", "broadcast"]
@@ -82,7 +84,9 @@ class Cell:
             stopped = rf"rank {rank} was asked to stop: stopped after \d+ steps, saved in"
             early = rf"first cause: rank {rank} \(.*a stop was requested, and there is nothing to save yet"
             # Ranks that met quickly may have begun to train when the request is noticed.
-            return {"rendezvous": f"{early}|{stopped}"}.get(self.phase, early if self.phase in BEFORE_STEPS else stopped)
+            if self.phase == "rendezvous":
+                return f"{early}|{stopped}"
+            return early if self.phase in BEFORE_STEPS else stopped
         if self.phase == "rendezvous":
             return rf"did not end within {RENDEZVOUS_SECONDS}000 ms.*missing: rank {rank}\b"
         place = rf" at step ({FAULT_STEP}|{FAULT_STEP + 1})" if self.phase in IN_STEP else ""
@@ -113,9 +117,9 @@ class Bench:
         self.hash = None
 
     def start(self, folder, *settings, timeout=40):
-        words = [os.path.join(self.options.build, PROGRAM), *SETTINGS, "metrics.dir=", f"fault.folder={folder}",
-                 f"fault.step={FAULT_STEP}", f"fault.save={FAULT_SAVE}", f"checkpoint.dir={folder}/checkpoint",
-                 *settings]
+        words = [os.path.join(self.options.build, PROGRAM), *SETTINGS, "metrics.dir=",
+                 f"checkpoint.dir={folder}/checkpoint", f"fault.folder={folder}", f"fault.step={FAULT_STEP}",
+                 f"fault.save={FAULT_SAVE}", *settings]
         return Start(self.options.build, folder, words, timeout)
 
     def make_reference(self):
@@ -146,21 +150,21 @@ class Bench:
         stopped = cell.signal == "STOP"
         ended = start.wait_for_end(cell.survivors if stopped else range(RANKS), time.monotonic() + 20)
         if stopped:
-            frozen = state_of(start.find_ranks().get(cell.victim, 0)) == "T"
-            start.kill(cell.victim)
+            frozen = start.ranks.state(cell.victim) == "T"
+            start.ranks.kill(cell.victim)
         start.end()
         if stopped and not frozen:
             start.complaints.append("the stopped rank was not stopped any more")
         # Ranks that wait for one that never comes count from their own start.
-        begun = max(start.deed(), start.joined if cell.phase == "rendezvous" else 0)
+        begun = max(start.deed(), start.ranks.joined if cell.phase == "rendezvous" else 0)
         return start, ended - begun if start.deed() else float("inf")
 
     def run(self, cell):
         """Returns the problems (empty: passed), and a text with figures."""
         folder = tempfile.mkdtemp(prefix=cell.name + "_", dir=self.folder)
         if cell.phase in BEFORE_STEPS:
-            name = f"step_{SAVE_EVERY:010}"
-            shutil.copytree(os.path.join(self.reference, "checkpoint", name), os.path.join(folder, "checkpoint", name))
+            name = os.path.join("checkpoint", f"step_{SAVE_EVERY:010}")
+            shutil.copytree(os.path.join(self.reference, name), os.path.join(folder, name))
         first, seconds = self.disturb(cell, folder)
         os.rename(os.path.join(folder, "launch.log"), os.path.join(folder, "first.log"))
         problems, cause = self.check_first(cell, folder, first, seconds)
@@ -169,7 +173,8 @@ class Bench:
             problems += self.check_second(folder)
         if problems and not self.options.spoil:
             for name in ("first.log", "launch.log"):
-                problems += [f"{name}: {line}" for line in read(os.path.join(folder, name)).splitlines()[-40:]]
+                lines = read(os.path.join(folder, name)).splitlines()
+                problems += [f"{name}: {line}" for line in lines[-40:]]
         if not self.options.keep:
             shutil.rmtree(folder)
         return problems, f"ended after {seconds:.2f} s of {cell.bound()} s, {codes}: {cause}"
@@ -201,7 +206,8 @@ class Bench:
         newest = committed(checkpoints)[-1]
         if self.options.spoil == "resume":
             shutil.rmtree(checkpoints)
-        start = self.start(folder, *(["optimizer.weight_decay=0.5"] if self.options.spoil == "bits" else [])).end()
+        other = ["optimizer.weight_decay=0.5"] if self.options.spoil == "bits" else []
+        start = self.start(folder, *other).end()
         problems = [f"second start: {complaint}" for complaint in start.complaints]
         if start.codes != [0] * RANKS:
             problems.append(f"second start: exit codes {start.codes}")
@@ -233,11 +239,14 @@ def print_table(results):
         row = [[not problems for cell, problems, _ in results if (cell.phase, cell.signal) == (phase, sig)]
                for sig in SIGNALS]
         if any(row):
-            print(f"{phase:<14}" + "".join(f"{f'{sum(part)}/{len(part)}' if part else '-':>10}" for part in row))
+            counts = [f"{sum(part)}/{len(part)}" if part else "-" for part in row]
+            print(f"{phase:<14}" + "".join(f"{count:>10}" for count in counts))
     longest = max(results, key=lambda result: result[2])
     failed = [cell.name for cell, problems, _ in results if problems]
-    print(f"{len(results) - len(failed)} of {len(results)} cells passed in {sum(r[2] for r in results):.0f} s, "
-          f"longest {longest[0].name} {longest[2]:.1f} s" + (f"; failed: {' '.join(failed)}" if failed else ""))
+    print(f"{len(results) - len(failed)} of {len(results)} cells passed, "
+          f"longest {longest[0].name} {longest[2]:.1f} s")
+    if failed:
+        print("failed: " + " ".join(failed))
 
 
 def run_timed(bench, cell):
@@ -257,19 +266,28 @@ def run_cells(bench, cells):
     return results
 
 
+def list_of(known, kind=str):
+    """Reads an option's values, separated by commas."""
+    def parse_list(text):
+        values = [kind(value) for value in text.split(",")]
+        if not set(values) <= set(known):
+            raise argparse.ArgumentTypeError(f"{text} is not a list of {known}")
+        return values
+    return parse_list
+
+
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words = lambda known, kind=str: lambda text: [  # noqa: E731
-        value if value in known else parser.error(f"{value} is none of {known}") for value in map(kind, text.split(","))]
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("patterns", nargs="*", help="names of cells with *, as in 'forward.*.0'")
     parser.add_argument("--build", default="build", help="the build folder")
-    parser.add_argument("--phases", type=words(PHASES), default=PHASES)
-    parser.add_argument("--signals", type=words(SIGNALS), default=SIGNALS)
-    parser.add_argument("--victims", type=words(VICTIMS, int), default=VICTIMS)
+    parser.add_argument("--phases", type=list_of(PHASES), default=PHASES)
+    parser.add_argument("--signals", type=list_of(SIGNALS), default=SIGNALS)
+    parser.add_argument("--victims", type=list_of(VICTIMS, int), default=VICTIMS)
     parser.add_argument("--list", action="store_true", help="only print the names of the selected cells")
     parser.add_argument("--repeat", type=int, default=1, help="times that each cell runs")
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time; the bounds leave room for 2 on 2 cores")
-    parser.add_argument("--keep", action="store_true", help="keep the cells' folders and print where they are")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time; the bounds allow 2 on 2 cores")
+    parser.add_argument("--keep", action="store_true", help="keep the cells' folders and name them")
     parser.add_argument("--reference", help="folder of an undisturbed run made by --make-reference")
     parser.add_argument("--make-reference", metavar="FOLDER", help="only make the undisturbed run there")
     parser.add_argument("--break", dest="spoil", choices=BREAKS, help="spoil this; every cell must fail")
@@ -285,7 +303,8 @@ def main():
     options.build = os.path.abspath(options.build)
     folder = tempfile.mkdtemp(prefix="kill_matrix_")
     try:
-        bench = Bench(options, folder, os.path.abspath(options.make_reference or options.reference or f"{folder}/whole"))
+        reference = options.make_reference or options.reference or f"{folder}/whole"
+        bench = Bench(options, folder, os.path.abspath(reference))
         if not options.reference:
             bench.make_reference()
         if options.make_reference:
