@@ -34,6 +34,7 @@ from fault_runs import PROGRAM, RANKS, SETTINGS, Ranks, Start, committed, read
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STEPS = 60
 START_SECONDS = 40  # for one start, which takes about four
+RENDEZVOUS_SECONDS = 8  # for ranks that wait for one that never comes
 SRUN = '#!/bin/sh\nexec "{python}" "{script}" --as-srun --build "{build}" --folder "{folder}" -- "$@"\n'
 SCONTROL = '''#!/bin/sh
 case $1 in
@@ -55,6 +56,7 @@ def run_as_srun(options):
     start = Start(options.build, options.folder, words, START_SECONDS, grace=START_SECONDS).end()
     for text in start.output:
         print(text)
+    print(f"srun: exit codes {start.codes}")
     for complaint in start.complaints:
         print(f"srun: {complaint}")
     # A start that hangs or leaves a process ends with a code that is never requeued.
@@ -128,6 +130,7 @@ class Soak:
             os.remove(requeued)
         ranks = Ranks(self.ranks_folder)
         settings = [*SETTINGS, f"train.max_steps={STEPS}", "fault.step_ms=20",
+                    f"context.control_plane.rendezvous_timeout_ms={1000 * RENDEZVOUS_SECONDS}",
                     f"fault.folder={self.ranks_folder}"]
         environment = {**self.environment, "SLURM_JOB_ID": str(job), "SLURM_RESTART_COUNT": str(restarts)}
         process = subprocess.Popen(["bash", os.path.join(ROOT, "slurm", "resnet_ddp.sbatch"), *settings],
