@@ -187,6 +187,8 @@ run_job() {
     0) echo "$(date +%FT%T) done" ;;
     75) requeue="saved on request" ;;
     76 | 137) requeue="a peer was lost" ;;
+    # USR1 or TERM ended a rank that had not yet begun to handle stop requests, or that had saved and was ending.
+    138 | 143) requeue="a stop signal met a rank that was starting or ending" ;;
     *) echo "$(date +%FT%T) failed with exit code $code: not requeued" ;;
   esac
   # scancel ends the tasks with TERM, as preemption does. A cancelled job must not be requeued although it saved.

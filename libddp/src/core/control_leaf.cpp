@@ -204,10 +204,11 @@ void ControlLeaf::lose_hub(const std::string& why) {
   FailureCause cause;
   cause.rank = 0;
   cause.host = hub_host_;
+  // Rank 0 sends its place to nobody. Replicas are about equally far.
   const auto reached = state_.progress.get();
   cause.step = reached.step;
   cause.where = reached.where;
-  cause.message = why;
+  cause.message = why + "; step and place are those of the rank that noticed";
   state_.monitor.set_failure(cause, /*found_here=*/true);
 }
 

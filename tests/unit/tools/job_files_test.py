@@ -96,6 +96,10 @@ class JobFiles(StudyCase):
             self.assertEqual(self.ends(lost, checkpoint=checkpoint), [True])
         self.assertEqual(self.ends(lost, lost, checkpoint=checkpoint), [True, False])
 
+    def test_a_stop_signal_while_ranks_start_or_end_is_no_failure(self):
+        self.assertEqual(self.ends("143 ", "138 "), [True] * 2)
+        self.assertEqual(self.ends("139 "), [False])  # a crash
+
     def test_a_stop_that_saved_is_never_counted(self):
         self.assertEqual(self.ends("75 stopped", "137 ", "75 stopped", "75 stopped", "137 ", "137 "), [True] * 5 + [False])
 
