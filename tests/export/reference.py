@@ -160,10 +160,15 @@ def check_trained(folder, name):
 
 
 def run(program, names):
-    failed = []
+    failed, skipped = [], []
     for name in models.NAMES if names == ["all"] else names:
         with tempfile.TemporaryDirectory() as folder:
-            write(folder, name)
+            try:
+                write(folder, name)
+            except ImportError as error:  # of the model's own package
+                print(f"skipped {name}: {error}", flush=True)
+                skipped.append(name)
+                continue
             done = subprocess.run([program, folder], capture_output=True, text=True)
             if done.returncode == 0:
                 check_trained(folder, name)
@@ -171,6 +176,8 @@ def run(program, names):
         failed += [name] if done.returncode != 0 else []
     if failed:
         sys.exit("not equal: " + ", ".join(failed))
+    if skipped:
+        sys.exit(77)
 
 
 if __name__ == "__main__":
