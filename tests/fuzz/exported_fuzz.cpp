@@ -1,16 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A libFuzzer target: bytes as the program of an archive, or as a whole archive (if they begin with
-// "PK").
-//
-//   scripts/fuzz_export.sh SECONDS
-#include <unistd.h>
-
-#include <cstdint>
-#include <fstream>
-#include <string>
-
-#include "ddp/core/error.hpp"
-#include "ddp/core/logging.hpp"
+// An archive of torch.export (an input that begins with "PK"), or the program in one.
 #include "ddp/export/exported_module.hpp"
 #include "export/checkpoint_blocks.hpp"
 #include "export/graph.hpp"
@@ -18,10 +7,8 @@
 #include "export/guards.hpp"
 #include "export/input_shapes.hpp"
 #include "export/training_mode.hpp"
+#include "fuzz/fuzz.hpp"
 #include "nlohmann/json.hpp"
-
-// Instead of the library's log, which would print a line for most inputs.
-void ddp::log_warning(const std::string& /*message*/) {}
 
 namespace {
 
@@ -38,23 +25,17 @@ void read(const std::string& text) {
   ddp::detail::GraphPlan(ddp::detail::with_mode(program, !training).graph);
 }
 
-void open(const uint8_t* data, std::size_t size) {
-  static const std::string path = "/dev/shm/ddp_fuzz_" + std::to_string(::getpid()) + ".pt2";
-  std::ofstream(path, std::ios::binary)
-      .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
-  ddp::ExportedModule module(path);
-}
-
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
+  const auto input = fuzz::view(data, size);
   try {
-    if (size > 2 && data[0] == 'P' && data[1] == 'K') {
-      open(data, size);
+    if (input.starts_with("PK")) {
+      const auto path = fuzz::write_file("input.pt2", input);
+      (void)fuzz::accepts([&] { ddp::ExportedModule module(path); });
     } else {
-      read({reinterpret_cast<const char*>(data), size});
+      (void)fuzz::accepts([&] { read(std::string(input)); });
     }
-  } catch (const ddp::Error&) {
   } catch (const nlohmann::json::exception&) {  // ExportedModule turns it into a DataError
   }
   return 0;

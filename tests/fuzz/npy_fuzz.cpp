@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// An array of NumPy. An input that begins with "{" is a header of one line and then the data; any
+// other is the file.
+#include <ATen/ATen.h>
+
+#include "ddp/data/tensor_dataset.hpp"
+#include "fuzz/fuzz.hpp"
+
+namespace {
+
+std::string npy_file(std::string_view input) {
+  if (!input.starts_with('{')) {
+    return std::string(input);
+  }
+  const auto end = std::min(input.find('\n'), input.size() - 1) + 1;
+  std::string file("\x93NUMPY\x02\x00", 8);
+  for (int shift = 0; shift < 32; shift += 8) {
+    file += static_cast<char>(end >> shift & 0xff);
+  }
+  return file.append(input);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
+  const auto file = npy_file(fuzz::view(data, size));
+  const auto path = fuzz::write_file("input.npy", file);
+  (void)fuzz::accepts([&] {
+    const auto array = ddp::load_npy(path);
+    fuzz::require(array.nbytes() < file.size(), "the array lies in the file");
+    fuzz::require(array.contiguous().nbytes() == array.nbytes(), "each element can be read");
+  });
+  return 0;
+}
