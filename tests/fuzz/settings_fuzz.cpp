@@ -28,13 +28,21 @@ ddp::SettingRows read_all(ddp::Settings& settings) {
   return rows;
 }
 
+// Of settings that no part of the program has read yet.
+void read_back(const ddp::SettingRows& rows) {
+  ddp::Settings saved;
+  saved.add_yaml(ddp::settings_yaml(rows), "saved.yaml");
+  fuzz::require(ddp::settings_canonical(saved.unread_rows()) == ddp::settings_canonical(rows),
+                "unread settings are read back");
+}
+
 void read_settings(const std::vector<std::string>& parts) {
   ddp::Settings settings;
   settings.add_yaml(parts.front(), "input.yaml");
   for (std::size_t i = 1; i < parts.size(); ++i) {
     settings.add_override(parts[i]);
   }
-  (void)settings.unread_rows();
+  read_back(settings.unread_rows());
   const auto rows = read_all(settings);
   (void)fuzz::accepts([&] { settings.refuse_misspelled(); });
   (void)fuzz::accepts([&] { settings.require_all_read(); });
