@@ -53,6 +53,7 @@ fi
 started=$SECONDS
 cmake --preset fuzz -DCMAKE_CXX_COMPILER="$(command -v "$CLANG")" "${launcher[@]}" >"$work/log" ||
   { cat "$work/log"; die "configuration failed: see above"; }
+[ -f "$DDP_BUILD/.configured" ] || echo "${launcher[*]:-without a cache}" >"$DDP_BUILD/.configured"
 build "${targets[@]/#/fuzz_}"
 say "built after $((SECONDS - started)) s"
 
