@@ -47,6 +47,17 @@ bool accepts(const Read& read) {
   }
 }
 
+/// What `read` makes of bytes that the library wrote. To refuse them is a fault.
+template <typename Read>
+auto read_back(const Read& read) {
+  try {
+    return read();
+  } catch (const ddp::Error& error) {
+    std::fprintf(stderr, "fuzz: what was written is refused: %s\n", error.what());
+    std::abort();
+  }
+}
+
 /// This process's folder for inputs of readers that take paths. scripts/fuzz.sh sets TMPDIR to a
 /// folder in memory, and removes it.
 inline const std::filesystem::path& folder() {

@@ -31,7 +31,7 @@ ddp::SettingRows read_all(ddp::Settings& settings) {
 // Of settings that no part of the program has read yet.
 void read_back(const ddp::SettingRows& rows) {
   ddp::Settings saved;
-  saved.add_yaml(ddp::settings_yaml(rows), "saved.yaml");
+  fuzz::read_back([&] { saved.add_yaml(ddp::settings_yaml(rows), "saved.yaml"); });
   fuzz::require(ddp::settings_canonical(saved.unread_rows()) == ddp::settings_canonical(rows),
                 "unread settings are read back");
 }
@@ -48,9 +48,12 @@ void read_settings(const std::vector<std::string>& parts) {
   (void)fuzz::accepts([&] { settings.require_all_read(); });
 
   ddp::Settings saved;
-  saved.add_yaml(ddp::settings_yaml(rows), "saved.yaml");
-  const auto again = read_all(saved);
-  saved.require_all_read();
+  const auto again = fuzz::read_back([&] {
+    saved.add_yaml(ddp::settings_yaml(rows), "saved.yaml");
+    auto all = read_all(saved);
+    saved.require_all_read();
+    return all;
+  });
   fuzz::require(ddp::settings_canonical(rows) == ddp::settings_canonical(again),
                 "saved settings are read back");
 }
