@@ -20,9 +20,18 @@ std::string npy_file(std::string_view input) {
   return file.append(input);
 }
 
+// The reader's other refusals hide one of every file.
+bool accepts_good_file() {
+  const std::string header = "{'descr': '<i8', 'fortran_order': False, 'shape': (1,), }\n";
+  const auto path = fuzz::write_file("good.npy", npy_file(header + std::string(8, '\0')));
+  return fuzz::read_back([&] { return ddp::load_npy(path); }).numel() == 1;
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
+  static const bool works = accepts_good_file();
+  fuzz::require(works, "a good file is accepted");
   const auto file = npy_file(fuzz::view(data, size));
   const auto path = fuzz::write_file("input.npy", file);
   (void)fuzz::accepts([&] {
