@@ -18,7 +18,8 @@ if ! has "$CLANG"; then
     exit 0
   fi
   apt_get update || true
-  apt_get install -y --no-install-recommends clang || die "$CLANG is not installed; as root: apt-get install clang"
+  # libclang-rt-dev: libFuzzer and the sanitizers, for scripts/fuzz.sh
+  apt_get install -y --no-install-recommends clang libclang-rt-dev || die "$CLANG is not installed; as root: apt-get install clang"
 fi
 [ -e "$DDP_BUILD/compile_commands.json" ] || die "there is no build whose options could be used; run: ./test.sh"
 

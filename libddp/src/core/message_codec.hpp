@@ -136,7 +136,11 @@ void read_value(ByteReader& reader, T& value) {
   if constexpr (std::is_same_v<T, double>) {
     value = std::bit_cast<double>(reader.number<uint64_t>());
   } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
-    value = static_cast<T>(reader.number<uint64_t>());
+    const auto number = reader.number<uint64_t>();
+    value = static_cast<T>(number);
+    if (static_cast<uint64_t>(value) != number) {  // not a T that was written
+      reader.fail();
+    }
   } else if constexpr (std::is_same_v<T, std::string>) {
     value = reader.text();
   } else if constexpr (IsMessageVector<T>::value) {
@@ -147,6 +151,9 @@ void read_value(ByteReader& reader, T& value) {
     for (auto left = reader.number<uint32_t>(); left > 0 && reader.ok(); --left) {
       std::pair<typename T::key_type, typename T::mapped_type> entry;
       read_value(reader, entry);
+      if (!value.empty() && !(value.rbegin()->first < entry.first)) {  // written in order
+        reader.fail();
+      }
       value.insert(std::move(entry));
     }
   } else if constexpr (IsMessageOptional<T>::value) {

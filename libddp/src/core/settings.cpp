@@ -20,6 +20,10 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+bool is_number(const std::string& text) {
+  return text == ".inf" || text == "-.inf" || detail::parse_number<double>(text).has_value();
+}
+
 // Reads the whole file, or the limit plus one byte so that the caller detects excess.
 std::string read_file(const std::string& path) {
   std::string why;
@@ -43,7 +47,30 @@ void Settings::add_rows(const SettingRows& rows, const std::string& name) {
   }
 }
 
+// Only such keys can be written as YAML with nested sections.
+void Settings::check_key(const std::string& key, const Given& given) const {
+  if (key.starts_with('.') || key.ends_with('.') || key.find("..") != std::string::npos) {
+    throw SettingsError(concat(given.origin, ": the key '", key.substr(0, 120),
+                               "' has an empty part; fix: write section.key"));
+  }
+  const auto fail = [&](const std::string& value, const std::string& inner) {
+    throw SettingsError(concat(given.origin, ": ", value.substr(0, 120), " has a value, but ",
+                               inner.substr(0, 120), " is also set; fix: keep one of them"));
+  };
+  for (auto dot = key.find('.'); dot != std::string::npos; dot = key.find('.', dot + 1)) {
+    const auto outer = given_.find(key.substr(0, dot));
+    if (outer != given_.end() && !outer->second.is_null) {
+      fail(outer->first, key);
+    }
+  }
+  const auto inner = given_.lower_bound(key + ".");
+  if (!given.is_null && inner != given_.end() && inner->first.starts_with(key + ".")) {
+    fail(key, inner->first);
+  }
+}
+
 void Settings::set(const std::string& key, Given given) {
+  check_key(key, given);
   const auto found = given_.find(key);
   if (found == given_.end()) {
     given_.emplace(key, std::move(given));
@@ -116,11 +143,10 @@ SettingRows Settings::unread_rows() const {
     const bool is_word = given.is_quoted || given.is_list;
     const bool is_bool =
         !is_word && (given.items.front() == "true" || given.items.front() == "false");
-    const bool is_number =
-        !is_word && detail::parse_number<double>(given.items.front()).has_value();
+    const bool as_number = !is_word && is_number(given.items.front());
     const Type type = given.is_list ? Type::TextList
                       : is_bool     ? Type::Bool
-                      : is_number   ? Type::Number
+                      : as_number   ? Type::Number
                                     : Type::Text;
     rows.push_back({key, type, given.items, {.name = key, .doc = "read by the program"}});
   }

@@ -71,6 +71,7 @@ class Settings {
 
  private:
   [[noreturn]] void fail_unknown(const std::string& key) const;
+  void check_key(const std::string& key, const Given& given) const;
   void set(const std::string& key, Given given);
 
   std::map<std::string, Given> given_;

@@ -83,13 +83,13 @@ void write_yaml(const SettingRows& rows, const std::string& prefix, ddp::detail:
     const std::string rest = row.key.substr(prefix.size());
     const std::size_t dot = rest.find('.');
     if (dot == std::string::npos) {
-      out << indent << rest << ": " << yaml_value(row) << "\n";
+      out << indent << yaml_text(rest) << ": " << yaml_value(row) << "\n";
       continue;
     }
     const std::string name = rest.substr(0, dot);
     if (std::find(done.begin(), done.end(), name) == done.end()) {
       done.push_back(name);
-      out << indent << name << ":\n";
+      out << indent << yaml_text(name) << ":\n";
       write_yaml(rows, prefix + name + ".", out);
     }
   }

@@ -3,7 +3,6 @@
 
 #include <turbojpeg.h>
 
-#include <memory>
 #include <mutex>
 
 #include "ddp/core/error.hpp"
@@ -14,33 +13,25 @@ namespace ddp::detail {
 
 namespace {
 
-struct HandleDeleter {
-  void operator()(void* handle) const { tjDestroy(handle); }
-};
-
-using DecoderHandle = std::unique_ptr<void, HandleDeleter>;
-
-DecoderHandle& handle_of_thread() {
-  thread_local DecoderHandle handle;
-  return handle;
-}
-
-// A handle is not thread safe and takes about 20 us to create, so each thread keeps one.
-tjhandle decoder() {
-  DecoderHandle& handle = handle_of_thread();
-  if (!handle) {
-    handle.reset(tjInitDecompress());
-    DDP_CHECK(handle != nullptr, "libjpeg-turbo cannot create a decoder");
+// A decoder of one image. It keeps the tables that it reads, so a second image without tables of
+// its own would be decoded with the first one's. A new decoder costs less than 1 us.
+class Decoder {
+ public:
+  Decoder() : handle_(tjInitDecompress()) {
+    DDP_CHECK(handle_ != nullptr, "libjpeg-turbo cannot create a decoder");
   }
-  return handle.get();
-}
+  ~Decoder() { tjDestroy(handle_); }
+  Decoder(const Decoder&) = delete;
+  Decoder& operator=(const Decoder&) = delete;
 
-// Discards the handle: after an error it misreads the next file (seen with 2.1.5).
-[[noreturn]] void fail_jpeg(const DataSource& source, size_t num_bytes) {
-  const std::string why = tjGetErrorStr2(decoder());
-  handle_of_thread().reset();
-  fail_image("JPEG", source, num_bytes, why);
-}
+  tjhandle handle() const { return handle_; }
+  [[noreturn]] void fail(const DataSource& source, size_t num_bytes) const {
+    fail_image("JPEG", source, num_bytes, tjGetErrorStr2(handle_));
+  }
+
+ private:
+  tjhandle handle_;
+};
 
 // Reads the header through turbojpeg, or returns false. turbojpeg reports an error for unnamed
 // sampling factors (4:1:0, some CMYK files), but still sets the other values and decodes such
@@ -77,8 +68,9 @@ ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource
                              int64_t max_pixels) {
   ImageHeader size{.largest_denominator = 8};
   int colorspace = 0;
-  if (!read_header(decoder(), bytes, size, colorspace)) {
-    fail_jpeg(source, bytes.size());
+  const Decoder decoder;
+  if (!read_header(decoder.handle(), bytes, size, colorspace)) {
+    decoder.fail(source, bytes.size());
   }
   check_pixels("JPEG", source, bytes.size(), size.width, size.height, max_pixels);
   return size;
@@ -86,11 +78,11 @@ ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource
 
 void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
                  RgbImage& out) {
-  const tjhandle handle = decoder();
+  const Decoder decoder;
   ImageHeader size;
   int colorspace = 0;
   int status = -1;
-  if (read_header(handle, bytes, size, colorspace)) {
+  if (read_header(decoder.handle(), bytes, size, colorspace)) {
     const tjscalingfactor factor{1, denominator};
     out.width = TJSCALED(size.width, factor);
     out.height = TJSCALED(size.height, factor);
@@ -98,15 +90,15 @@ void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, in
     out.pixels.resize(num_pixels * 3);
     const bool cmyk = colorspace == TJCS_CMYK || colorspace == TJCS_YCCK;
     std::vector<uint8_t> ink(cmyk ? num_pixels * 4 : 0);
-    status =
-        tjDecompress2(handle, bytes.data(), bytes.size(), cmyk ? ink.data() : out.pixels.data(),
-                      out.width, 0, out.height, cmyk ? TJPF_CMYK : TJPF_RGB, TJFLAG_STOPONWARNING);
+    status = tjDecompress2(decoder.handle(), bytes.data(), bytes.size(),
+                           cmyk ? ink.data() : out.pixels.data(), out.width, 0, out.height,
+                           cmyk ? TJPF_CMYK : TJPF_RGB, TJFLAG_STOPONWARNING);
     if (status == 0 && cmyk) {
       cmyk_to_rgb(ink, out.pixels);
     }
   }
   if (status != 0) {
-    fail_jpeg(source, bytes.size());
+    decoder.fail(source, bytes.size());
   }
 }
 

@@ -23,7 +23,7 @@ ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource
                              int64_t max_pixels);
 
 /// Decodes at 1 / `denominator` of the size (1, 2, 4 or 8), rounded up, into `out` (memory is
-/// reused). Call read_jpeg_header first. Each thread keeps a decoder.
+/// reused). Call read_jpeg_header first.
 void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
                  RgbImage& out);
 

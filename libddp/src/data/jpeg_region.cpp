@@ -38,14 +38,15 @@ constexpr const char* kMessages[] = {
 #include <jerror.h>
 };
 
-struct Decoder {
+// A decoder of one image. It keeps the tables that it reads, so a second image without tables of
+// its own would be decoded with the first one's.
+struct RegionDecoder {
   jpeg_decompress_struct info{};
   jpeg_error_mgr errors{};
   jmp_buf on_error;
   char message[JMSG_LENGTH_MAX] = {};
-  std::vector<uint8_t> row;
 
-  Decoder() {
+  RegionDecoder() {
     info.err = &errors;
     errors.error_exit = [](j_common_ptr common) { fail(common); };
     errors.output_message = [](j_common_ptr) {};
@@ -60,9 +61,9 @@ struct Decoder {
     info.client_data = this;
     jpeg_create_decompress(&info);
   }
-  ~Decoder() { jpeg_destroy_decompress(&info); }
-  Decoder(const Decoder&) = delete;
-  Decoder& operator=(const Decoder&) = delete;
+  ~RegionDecoder() { jpeg_destroy_decompress(&info); }
+  RegionDecoder(const RegionDecoder&) = delete;
+  RegionDecoder& operator=(const RegionDecoder&) = delete;
 
   static void format(const jpeg_error_mgr& error, char* text) {
     const auto code = static_cast<size_t>(error.msg_code);
@@ -80,7 +81,7 @@ struct Decoder {
   }
 
   [[noreturn]] static void fail(j_common_ptr common) {
-    auto* self = static_cast<Decoder*>(common->client_data);
+    auto* self = static_cast<RegionDecoder*>(common->client_data);
     format(*common->err, self->message);
     longjmp(self->on_error, 1);
   }
@@ -100,17 +101,15 @@ bool has_parts(const jpeg_decompress_struct& info) {
 }
 
 // Errors longjmp out of this function, so no local may have a destructor.
-Outcome decode(Decoder& decoder, const std::vector<uint8_t>& bytes, int denominator,
-               const CropBox& region, uint8_t* out) {
+Outcome decode(RegionDecoder& decoder, const std::vector<uint8_t>& bytes, int denominator,
+               const CropBox& region, std::vector<uint8_t>& row_bytes, uint8_t* out) {
   jpeg_decompress_struct& info = decoder.info;
   if (setjmp(decoder.on_error) != 0) {
-    jpeg_abort_decompress(&info);
     return Outcome::Failed;
   }
   jpeg_mem_src(&info, bytes.data(), bytes.size());
   (void)jpeg_read_header(&info, TRUE);
   if (!has_parts(info)) {
-    jpeg_abort_decompress(&info);
     return Outcome::Unsupported;
   }
   info.out_color_space = JCS_RGB;
@@ -123,20 +122,19 @@ Outcome decode(Decoder& decoder, const std::vector<uint8_t>& bytes, int denomina
       static_cast<JDIMENSION>(std::min(region.x + region.width + kMargin, limit)) - x;
   jpeg_crop_scanline(&info, &x, &width);
   const size_t needed = static_cast<size_t>(info.output_width) * 3;
-  if (decoder.row.size() < needed) {
-    decoder.row.resize(needed);
+  if (row_bytes.size() < needed) {
+    row_bytes.resize(needed);
   }
   if (region.y > 0) {
     (void)jpeg_skip_scanlines(&info, static_cast<JDIMENSION>(region.y));
   }
   const size_t skip = (static_cast<size_t>(region.x) - x) * 3;
   const size_t length = static_cast<size_t>(region.width) * 3;
-  JSAMPROW row = decoder.row.data();
+  JSAMPROW row = row_bytes.data();
   for (int y = 0; y < region.height; ++y) {
     (void)jpeg_read_scanlines(&info, &row, 1);
     std::memcpy(out + static_cast<size_t>(y) * length, row + skip, length);
   }
-  jpeg_abort_decompress(&info);
   return Outcome::Done;
 }
 
@@ -159,9 +157,11 @@ bool has_end(const std::vector<uint8_t>& bytes) {
 void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                         int denominator, const CropBox& region, uint8_t* out) {
 #ifdef DDP_HAS_LIBJPEG
-  thread_local Decoder decoder;
-  const Outcome outcome =
-      has_end(bytes) ? decode(decoder, bytes, denominator, region, out) : Outcome::Unsupported;
+  thread_local std::vector<uint8_t> row_bytes;
+  RegionDecoder decoder;
+  const Outcome outcome = has_end(bytes)
+                              ? decode(decoder, bytes, denominator, region, row_bytes, out)
+                              : Outcome::Unsupported;
   if (outcome == Outcome::Failed) {
     fail_image("JPEG", source, bytes.size(), decoder.message);
   }

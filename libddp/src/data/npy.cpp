@@ -115,7 +115,8 @@ class HeaderReader {
     if (end == std::string_view::npos) {
       fail();
     }
-    return std::string(text_.substr(std::exchange(at_, end + 1), end - at_));
+    const auto begin = std::exchange(at_, end + 1);
+    return std::string(text_.substr(begin, end - begin));
   }
   void read_value(const std::string& key, NpyHeader& header) {
     if (key == "fortran_order") {

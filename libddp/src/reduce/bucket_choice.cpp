@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "core/bounded_json.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
 
@@ -87,6 +88,18 @@ int64_t total(const std::vector<int64_t>& bytes) {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
 }
 
+[[noreturn]] void fail(const std::string& why) {
+  throw ReadError(concat("the plan's buckets are damaged: ", why,
+                         "; fix: remove the plan, and they are chosen again"));
+}
+
+int64_t whole_number(const nlohmann::json& json) {
+  if (!fits_int64(json)) {
+    fail("a whole number is expected");
+  }
+  return json.get<int64_t>();
+}
+
 }  // namespace
 
 BucketChoice choose_buckets(const std::vector<ReadyGradient>& gradients,
@@ -130,27 +143,30 @@ std::optional<BucketChoice> BucketChoice::from_json(const std::string& json,
                                                     const std::vector<int64_t>& gradient_bytes) {
   try {
     const auto parsed = nlohmann::json::parse(json);
-    if (parsed.at("gradients").get<size_t>() != gradient_bytes.size() ||
-        parsed.at("bytes").get<int64_t>() != total(gradient_bytes)) {
+    const auto num_gradients = static_cast<int64_t>(gradient_bytes.size());
+    if (whole_number(parsed.at("gradients")) != num_gradients ||
+        whole_number(parsed.at("bytes")) != total(gradient_bytes)) {
       return std::nullopt;
     }
-    BucketChoice choice{.cuts = parsed.at("cuts").get<std::vector<int>>(),
-                        .exposed_us = parsed.at("exposed_us").get<double>()};
-    int before = 0;
-    for (const int cut : choice.cuts) {
+    BucketChoice choice{.cuts = {}, .exposed_us = parsed.at("exposed_us").get<double>()};
+    int64_t before = 0;
+    for (const auto& entry : parsed.at("cuts").get_ref<const nlohmann::json::array_t&>()) {
+      const int64_t cut = whole_number(entry);
       if (cut <= before) {
-        throw ReadError("the plan's buckets are damaged: cuts must ascend; fix: remove the plan");
+        fail("cuts must ascend");
       }
+      if (cut > num_gradients) {
+        fail(concat("they end at ", cut));
+      }
+      choice.cuts.push_back(static_cast<int>(cut));
       before = cut;
     }
-    if (before != static_cast<int>(gradient_bytes.size())) {
-      throw ReadError("the plan's buckets are damaged: they end at " + std::to_string(before) +
-                      "; fix: remove the plan");
+    if (before != num_gradients) {
+      fail(concat("they end at ", before));
     }
     return choice;
   } catch (const nlohmann::json::exception& error) {
-    throw ReadError(concat("the plan's buckets are damaged: ", error.what(),
-                           "; fix: remove the plan, and they are chosen again"));
+    fail(error.what());
   }
 }
 

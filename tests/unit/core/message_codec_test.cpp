@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 
 #include "support/catch.hpp"
 
@@ -62,6 +63,19 @@ TEST_CASE("a message that was cut, has more behind it, or lies about a length is
   CHECK_THROWS_AS(decode_message<Whole>(message + "x"), ReadError);
   const std::string many(4, '\xff');  // 4294967295 elements
   CHECK_THROWS_AS(decode_message<std::vector<int64_t>>(many), ReadError);
+}
+
+TEST_CASE("a message that no encoder writes is refused") {
+  enum class Narrow : uint8_t { First };
+  CHECK_THROWS_AS(decode_message<Narrow>(encode_message(uint64_t{256})), ReadError);
+  CHECK_THROWS_AS(decode_message<bool>(encode_message(2)), ReadError);
+  CHECK_THROWS_AS(decode_message<int>(encode_message(int64_t{1} << 32)), ReadError);
+
+  using Entries = std::vector<std::pair<int, std::string>>;
+  using Map = std::map<int, std::string>;
+  CHECK(decode_message<Map>(encode_message(Entries{{-1, "a"}, {2, "b"}})).size() == 2);
+  CHECK_THROWS_AS(decode_message<Map>(encode_message(Entries{{2, "b"}, {-1, "a"}})), ReadError);
+  CHECK_THROWS_AS(decode_message<Map>(encode_message(Entries{{2, "a"}, {2, "b"}})), ReadError);
 }
 
 }  // namespace ddp::detail

@@ -39,6 +39,18 @@ TEST_CASE("settings written as YAML read back to the same values") {
   CHECK(settings_yaml(list_settings("s", back)) == settings_yaml(rows));
 }
 
+TEST_CASE("unread settings read back, whatever their names are") {
+  Settings settings;
+  for (const char* argument :
+       {"own.a b: #=1", "own.yes=2", "own.\"\\=x", "own.deep part.1=y", "own.rate=.inf"}) {
+    settings.add_override(argument);
+  }
+  const SettingRows rows = settings.unread_rows();
+  Settings saved;
+  saved.add_yaml(settings_yaml(rows), "saved.yaml");
+  CHECK(settings_canonical(saved.unread_rows()) == settings_canonical(rows));
+}
+
 TEST_CASE("settings copied as rows keep their values and are checked") {
   SettingRows rows = list_settings("s", strange());
   Settings settings;

@@ -151,6 +151,18 @@ TEST_CASE("unknown keys are refused with the nearest name") {
   check_refused("s: {inner: {lr: 3}}", {}, {"unknown setting 's.inner.lr'"});
 }
 
+TEST_CASE("keys that no YAML file can hold are refused") {
+  for (const char* key : {".s.lr", "s..lr", "s.lr."}) {
+    check_refused("", {std::string(key) + "=3"}, {key, "has an empty part"});
+  }
+  check_refused("? '.lr'\n: 3\n", {}, {"run.yaml:1: the key '.lr' has an empty part"});
+  check_refused("", {"other.a=1", "other.a.b=2"},
+                {"other.a has a value, but other.a.b is also set"});
+  check_refused("", {"other.a.b=2", "other.a=1"},
+                {"other.a has a value, but other.a.b is also set"});
+  check_refused("other: {a: 1, a.b: 2}\n", {}, {"run.yaml:1: other.a has a value"});
+}
+
 TEST_CASE("sections may be read later, but misspelled ones are refused at once") {
   Settings settings;
   settings.add_override("mine.lr=3");

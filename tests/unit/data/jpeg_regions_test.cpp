@@ -34,6 +34,22 @@ std::vector<uint8_t> cut(const RgbImage& image, const CropBox& box) {
   return out;
 }
 
+// The image without its segments of one kind.
+std::vector<uint8_t> without_segments(const std::vector<uint8_t>& bytes, uint8_t marker) {
+  std::vector<uint8_t> out(bytes.begin(), bytes.begin() + 2);
+  size_t at = 2;
+  while (bytes[at + 1] != 0xda) {  // the scan follows all tables
+    const auto next = at + 2 + bytes[at + 2] * size_t{256} + bytes[at + 3];
+    if (bytes[at + 1] != marker) {
+      out.insert(out.end(), bytes.begin() + static_cast<ptrdiff_t>(at),
+                 bytes.begin() + static_cast<ptrdiff_t>(next));
+    }
+    at = next;
+  }
+  out.insert(out.end(), bytes.begin() + static_cast<ptrdiff_t>(at), bytes.end());
+  return out;
+}
+
 }  // namespace
 
 TEST_CASE("a decoded region has the bytes of the whole decoded image", "[jpeg]") {
@@ -186,4 +202,21 @@ TEST_CASE("photographs of a tar shard load, and a decoded region equals get()", 
                             {.device_transform = ddp::DevicePolicy::On});
   });
   REQUIRE(contains(message, "loader.device_transform=on"));
+}
+
+TEST_CASE("an image without tables is not decoded with another image's", "[jpeg]") {
+  constexpr uint8_t kQuantization = 0xdb;
+  const std::string path = "memory";
+  const auto whole = as_bytes(make_jpeg(64, 48));
+  const auto damaged = without_segments(whole, kQuantization);
+  REQUIRE(damaged.size() < whole.size());
+  RgbImage image;
+  std::vector<uint8_t> part(size_t{16} * 16 * 3);
+  const CropBox box{.x = 8, .y = 8, .width = 16, .height = 16};
+
+  ddp::detail::decode_jpeg(whole, {path}, 1, image);
+  CHECK_THROWS_AS(ddp::detail::decode_jpeg(damaged, {path}, 1, image), ddp::detail::CorruptImage);
+  ddp::detail::decode_jpeg_region(whole, {path}, 1, box, part.data());
+  CHECK_THROWS_AS(ddp::detail::decode_jpeg_region(damaged, {path}, 1, box, part.data()),
+                  ddp::detail::CorruptImage);
 }

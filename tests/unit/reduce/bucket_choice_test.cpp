@@ -108,7 +108,11 @@ TEST_CASE("a choice is kept as text, for the same gradients alone") {
   for (const auto* damaged :
        {"", "{}", R"({"cuts":[3,2],"exposed_us":1,"gradients":3,"bytes":220})",
         R"({"cuts":[2],"exposed_us":1,"gradients":3,"bytes":220})",
-        R"({"cuts":"x","exposed_us":1,"gradients":3,"bytes":220})"}) {
+        R"({"cuts":"x","exposed_us":1,"gradients":3,"bytes":220})",
+        R"({"cuts":[2.5,3],"exposed_us":1,"gradients":3,"bytes":220})",
+        R"({"cuts":[4294967298,3],"exposed_us":1,"gradients":3,"bytes":220})",
+        R"({"cuts":[3],"exposed_us":1,"gradients":3,"bytes":1e300})",
+        R"({"cuts":[3],"exposed_us":"x","gradients":3,"bytes":220})"}) {
     CHECK_THROWS_AS(BucketChoice::from_json(damaged, bytes), ddp::ReadError);
   }
 }
