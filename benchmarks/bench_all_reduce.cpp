@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/group_choices.hpp"
+#include "comm/tuning/group_choices.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/train/command_line.hpp"

@@ -18,11 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/rendezvous.hpp"
-#include "core/star_plane.hpp"
+#include "core/control/star_plane.hpp"
+#include "core/launch/rendezvous.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/train/command_line.hpp"
-#include "train/checkpoint_exchange.hpp"
+#include "train/checkpoint/checkpoint_exchange.hpp"
 
 namespace {
 

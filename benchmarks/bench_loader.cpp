@@ -15,12 +15,12 @@
 #include <thread>
 #include <vector>
 
-#include "data/batch_builders.hpp"
-#include "data/image_dataset.hpp"
-#include "data/image_source.hpp"
-#include "data/image_transform.hpp"
-#include "data/jpeg.hpp"
-#include "data/tar_index.hpp"
+#include "data/images/batch_builders.hpp"
+#include "data/images/image_transform.hpp"
+#include "data/images/jpeg.hpp"
+#include "data/sources/image_dataset.hpp"
+#include "data/sources/image_source.hpp"
+#include "data/sources/tar_index.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/data/dataset.hpp"
@@ -30,8 +30,8 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include "data/jpeg_scan.hpp"
-#include "data/nvjpeg.hpp"
+#include "data/images/jpeg_scan.hpp"
+#include "data/images/nvjpeg.hpp"
 #endif
 
 namespace {

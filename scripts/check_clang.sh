@@ -25,7 +25,7 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-git ls-files 'libddp/include/*.hpp' | sed 's|libddp/include/\(.*\)|#include "\1"|' >"$work/ddp.cpp"
+git ls-files 'libddp/include/*.hpp' 'libddp/ops/include/*.hpp' | sed 's|.*/include/\(.*\)|#include "\1"|' >"$work/ddp.cpp"
 git ls-files 'models/include/models/tokens/*.hpp' | sed 's|models/include/\(.*\)|#include "\1"|' >"$work/ddp_tokens.cpp"
 # Prints one command per line: the build's own, without options that only GCC knows or that write a file. The file
 # with all headers of a target gets that target's options.

@@ -11,8 +11,8 @@
 #include "common/language_sections.hpp"
 #include "common/model_options.hpp"
 #include "common/vit_settings.hpp"
-#include "core/file_ops.hpp"
-#include "core/setting_row.hpp"
+#include "core/files/file_ops.hpp"
+#include "core/settings/setting_row.hpp"
 #include "ddp/train/command_line.hpp"
 #include "ddp/train/config.hpp"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/parse_number.hpp"
+#include "core/settings/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
 #include "ddp/train/command_line.hpp"

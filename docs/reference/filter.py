@@ -24,7 +24,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-HEADERS = ("libddp/include", "models/include")
+HEADERS = ("libddp/include", "libddp/ops/include", "models/include")
 SECTIONS = {
     "TrainOptions": "train.", "DataOptions": "data.", "RandomResizedCropOptions": "data.",
     "RandAugmentOptions": "data.rand_augment_", "SamplerOptions": "sampler.", "LoaderOptions": "loader.",

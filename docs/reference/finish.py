@@ -44,7 +44,7 @@ def git_files(*patterns):
 
 FILE_ENDINGS = {"hpp", "cpp", "py", "json", "yaml", "csv", "md", "safetensors"}
 words = {"ddp", "pch", "models", "pretrained", "tokens"}  # CMake's targets
-for _, text in git_files("libddp/include/*.hpp", "models/include/*.hpp", ":!*/detail/*"):
+for _, text in git_files("libddp/include/*.hpp", "libddp/ops/include/*.hpp", "models/include/*.hpp", ":!*/detail/*"):
     words.update(re.findall(r"\w+", text))
 settings = pathlib.Path("docs/configuration.md").read_text(encoding="utf-8")
 keys = set(re.findall(r"^\| `([\w.]+)`", settings, re.MULTILINE))

@@ -2,15 +2,15 @@
 // Checkpoints of several ranks: agreed fallback, agreed stop, bit-exact resume.
 #include "ddp/train/checkpoint.hpp"
 
-#include "comm/group_choices.hpp"
-#include "core/setting_row.hpp"
+#include "comm/tuning/group_choices.hpp"
+#include "core/settings/setting_row.hpp"
 #include "ddp/core/stop_signal.hpp"
-#include "ops/choice_book.hpp"
+#include "ops/shared/choice_book.hpp"
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
-#include "train/checkpoint_files.hpp"
-#include "train/trace_merge.hpp"
-#include "unit/train/resume_run.hpp"
+#include "train/checkpoint/checkpoint_files.hpp"
+#include "train/trace/trace_merge.hpp"
+#include "unit/train/checkpoint/resume_run.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 using ddp::test::context;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-ddp_add_test(NAME communicator SOURCES collective_check_test.cpp communicator_test.cpp
-             communicator_groups_test.cpp communicator_plan_test.cpp RANKS 1 2 4)
+ddp_add_test(NAME communicator SOURCES comm/collective_check_test.cpp comm/communicator_test.cpp
+             comm/communicator_groups_test.cpp comm/communicator_plan_test.cpp RANKS 1 2 4)
 if(DDP_HAS_MPI)
   # Owns MPI itself: no Context, Catch2's plain main.
-  add_executable(mpi_communicator mpi_communicator_test.cpp)
+  add_executable(mpi_communicator comm/mpi_communicator_test.cpp)
   target_link_libraries(mpi_communicator PRIVATE ddp ddp_test_main ddp_warnings)
   target_include_directories(mpi_communicator PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
   ddp_use_pch(mpi_communicator TEST)
@@ -14,7 +14,7 @@ if(DDP_HAS_MPI)
 endif()
 # Several contexts in one process, and MPI that somebody else initialised.
 if(DDP_HAS_MPI)
-  add_executable(contexts_program contexts_program.cpp)
+  add_executable(contexts_program comm/contexts_program.cpp)
   target_link_libraries(contexts_program PRIVATE ddp MPI::MPI_C ddp_warnings)
   target_include_directories(contexts_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
   target_compile_definitions(contexts_program PRIVATE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)

@@ -10,7 +10,7 @@
 #include "models/qwen2.hpp"
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"
-#include "unit/data/token_test_support.hpp"
+#include "unit/data/tokens/token_test_support.hpp"
 
 namespace {
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Ranks that fail on purpose: exit codes of all ranks, and what rank 0 prints.
-add_executable(fault_program fault_program.cpp)
+add_executable(fault_program comm/fault_program.cpp)
 target_link_libraries(fault_program PRIVATE ddp ddp_warnings)
 target_include_directories(fault_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
 ddp_use_pch(fault_program TEST)
-add_executable(rendezvous_program rendezvous_program.cpp)
+add_executable(rendezvous_program comm/rendezvous_program.cpp)
 target_link_libraries(rendezvous_program PRIVATE ddp_core ddp_warnings)
 target_include_directories(rendezvous_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
 
@@ -36,7 +36,7 @@ ddp_add_fault(freeze_exit 0 "*:76" "1:first cause: rank 0 (" "1:no sign of life 
               "1:left within 2500 ms" "2:left within 2500 ms")
 
 # exit() and static objects, while threads of libddp run.
-add_executable(exit_program exit_program.cpp)
+add_executable(exit_program comm/exit_program.cpp)
 target_link_libraries(exit_program PRIVATE ddp ddp_warnings)
 target_include_directories(exit_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
 ddp_use_pch(exit_program TEST)
@@ -102,7 +102,7 @@ ddp_add_rendezvous_fault(raised "raised" "*:0")
 ddp_add_rendezvous_fault(held "held" "*:0")
 
 # The multi-rank main: a test that fails on one rank ends the run of all.
-add_executable(failing_test failing_test.cpp)
+add_executable(failing_test comm/failing_test.cpp)
 target_link_libraries(failing_test PRIVATE ddp ddp_warnings ddp_test_multi_rank_main)
 ddp_use_pch(failing_test TEST)
 ddp_add_launch(NAME multi_rank_failure PROGRAM failing_test RANKS 3 TIMEOUT 15
@@ -113,7 +113,7 @@ ddp_add_launch(NAME multi_rank_failure PROGRAM failing_test RANKS 3 TIMEOUT 15
 get_filename_component(_torch_bin "${LIBTORCH_FOUND_ROOT}/../../../../bin" ABSOLUTE)
 find_program(DDP_TORCHRUN torchrun HINTS "${_torch_bin}")
 if(DDP_TORCHRUN)
-  add_executable(torchrun_program torchrun_program.cpp)
+  add_executable(torchrun_program comm/torchrun_program.cpp)
   target_link_libraries(torchrun_program PRIVATE ddp ddp_warnings)
   target_include_directories(torchrun_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
   add_test(NAME torchrun_store COMMAND ${DDP_TORCHRUN} --no-python --standalone --nproc-per-node 3

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "comm/group_choices.hpp"
+#include "comm/tuning/group_choices.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/checkpoint.hpp"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # ddp::run over several ranks: how all of them end.
-add_executable(run_program run_program.cpp)
+add_executable(run_program comm/run_program.cpp)
 target_link_libraries(run_program PRIVATE ddp ddp_warnings)
 target_include_directories(run_program PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/libddp/src)
 ddp_use_pch(run_program TEST)
@@ -24,7 +24,7 @@ ddp_add_run(settings "*:70"
   "0:rank 1 has other settings than rank 0: train.max_grad_norm=5 here, train.max_grad_norm=0 there")
 
 # Ranks that wait for each other, for ever and not. FAULT_checked is FAULT with check_collectives.
-add_executable(wait_program wait_program.cpp)
+add_executable(wait_program comm/wait_program.cpp)
 target_link_libraries(wait_program PRIVATE ddp ddp_warnings)
 target_include_directories(wait_program PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/libddp/src)
 ddp_use_pch(wait_program TEST)

@@ -10,7 +10,7 @@
 
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
-#include "train/trace.hpp"
+#include "train/trace/trace.hpp"
 
 namespace ddp::test {
 namespace {

@@ -19,9 +19,9 @@
 #include <mutex>
 #include <thread>
 
-#include "core/detect_launch.hpp"
+#include "core/launch/detect_launch.hpp"
 #include "ddp/ddp.hpp"
-#include "train/checkpoint_impl.hpp"
+#include "train/checkpoint/checkpoint_impl.hpp"
 
 namespace {
 

@@ -5,13 +5,13 @@
 #include <array>
 #include <functional>
 
-#include "core/authentication.hpp"
-#include "core/control_channel.hpp"
-#include "core/control_messages.hpp"
-#include "core/first_failure.hpp"
-#include "core/message_codec.hpp"
-#include "core/rank_position.hpp"
-#include "core/rank_reports.hpp"
+#include "core/control/failure/first_failure.hpp"
+#include "core/control/rank_position.hpp"
+#include "core/control/rank_reports.hpp"
+#include "core/control/wire/authentication.hpp"
+#include "core/control/wire/control_channel.hpp"
+#include "core/control/wire/control_messages.hpp"
+#include "core/control/wire/message_codec.hpp"
 #include "fuzz/fuzz.hpp"
 
 namespace {

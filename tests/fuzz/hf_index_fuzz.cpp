@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The index of a checkpoint in several files. The file a.safetensors beside it holds the tensors
 // "x" and "y", and so does one in the folder above.
-#include "core/safetensors_header.hpp"
+#include "core/files/safetensors_header.hpp"
 #include "fuzz/fuzz.hpp"
 #include "pretrained/stored_weights.hpp"
 

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <map>
 
-#include "core/detect_launch.hpp"
-#include "core/slurm_hostlist.hpp"
+#include "core/launch/detect_launch.hpp"
+#include "core/launch/slurm_hostlist.hpp"
 #include "fuzz/fuzz.hpp"
 
 namespace {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "data/image_file.hpp"
-#include "data/jpeg.hpp"
+#include "data/images/image_file.hpp"
+#include "data/images/jpeg.hpp"
 #include "fuzz/fuzz.hpp"
 
 namespace fuzz {

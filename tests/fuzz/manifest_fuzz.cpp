@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include "fuzz/fuzz.hpp"
-#include "train/manifest.hpp"
+#include "train/checkpoint/manifest.hpp"
 
 namespace {
 

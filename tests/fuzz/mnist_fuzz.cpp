@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of MNIST, compressed or not. The first byte is the length of the labels' file, which comes
 // before the images' file.
-#include "data/image_source.hpp"
+#include "data/sources/image_source.hpp"
 #include "fuzz/fuzz.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {

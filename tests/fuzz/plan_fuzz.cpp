@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A plan of measured choices, and the tables and bucket sizes in it.
-#include "comm/all_reduce_table.hpp"
-#include "core/plan.hpp"
+#include "comm/tuning/all_reduce_table.hpp"
+#include "core/files/plan.hpp"
 #include "fuzz/fuzz.hpp"
-#include "reduce/bucket_choice.hpp"
+#include "reduce/buckets/bucket_choice.hpp"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // A PNG image. Checksums of chunks are corrected, so that damaged chunks reach the decoder.
 #include <zlib.h>
 
-#include "data/data_file.hpp"
+#include "data/sources/data_file.hpp"
 #include "fuzz/image_case.hpp"
 
 namespace {

@@ -2,7 +2,7 @@
 // A safetensors file (safetensors_case.hpp): its header, its list of tensors, and the tensors.
 #include <ATen/ATen.h>
 
-#include "core/safetensors_header.hpp"
+#include "core/files/safetensors_header.hpp"
 #include "ddp/core/safetensors.hpp"
 #include "ddp/detail/list_safetensors.hpp"
 #include "fuzz/fuzz.hpp"

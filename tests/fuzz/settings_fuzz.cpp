@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A settings file and a command line: the YAML up to the first record separator (0x1e), then one
 // argument after each separator.
-#include "core/command_line.hpp"
-#include "core/settings.hpp"
+#include "core/settings/command_line.hpp"
+#include "core/settings/settings.hpp"
 #include "fuzz/fuzz.hpp"
 #include "unit/core/sample_options.hpp"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tar shard. The checksums of blocks with tar's magic word are corrected, so that changed headers
 // reach the reader.
-#include "data/data_file.hpp"
-#include "data/image_source.hpp"
-#include "data/tar_index.hpp"
+#include "data/sources/data_file.hpp"
+#include "data/sources/image_source.hpp"
+#include "data/sources/tar_index.hpp"
 #include "fuzz/fuzz.hpp"
 
 namespace {

@@ -2,7 +2,7 @@
 // A TensorBoard event file. The input holds pieces of one byte of length and as many bytes, which
 // become records with the right checksums. After a piece of length 0 the bytes are the file's own.
 #include "fuzz/fuzz.hpp"
-#include "train/tensorboard_events.hpp"
+#include "train/metrics/files/tensorboard_events.hpp"
 
 namespace tensorboard = ddp::detail::tensorboard;
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "ops/choice_book.hpp"
+#include "ops/shared/choice_book.hpp"
 #include "support/catch.hpp"
 
 using ddp::ops::detail::ChoiceBook;

@@ -9,7 +9,7 @@
 
 #include "ddp/train/metrics.hpp"
 #include "support/catch.hpp"
-#include "unit/train/metrics_on.hpp"
+#include "unit/train/metrics/metrics_on.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 

@@ -10,8 +10,8 @@
 #include <future>
 #include <thread>
 
-#include "comm/create_communicator.hpp"
-#include "comm/nccl_communicator.hpp"
+#include "comm/job/create_communicator.hpp"
+#include "comm/nccl/nccl_communicator.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"

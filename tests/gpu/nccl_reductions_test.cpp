@@ -18,13 +18,13 @@
 #include <sstream>
 #include <thread>
 
-#include "comm/create_communicator.hpp"
-#include "comm/group_choices.hpp"
+#include "comm/job/create_communicator.hpp"
 #include "comm/string_collectives.hpp"
+#include "comm/tuning/group_choices.hpp"
 #include "ddp/core/error.hpp"
 #include "gpu/capture.hpp"
 #include "gpu/has_ranks.hpp"
-#include "ops/multiprocessors.hpp"
+#include "ops/shared/multiprocessors.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 #include "support/multi_rank_main.hpp"

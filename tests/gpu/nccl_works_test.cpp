@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/create_communicator.hpp"
-#include "comm/nccl_communicator.hpp"
+#include "comm/job/create_communicator.hpp"
+#include "comm/nccl/nccl_communicator.hpp"
 #include "gpu/capture.hpp"
 #include "support/catch.hpp"
 #include "support/multi_rank_main.hpp"

@@ -8,10 +8,10 @@
 
 #include <limits>
 
-#include "batch_norm_test.hpp"
-#include "convolution_test.hpp"
 #include "ddp/ops/language.hpp"
-#include "ops/grad_slot.hpp"
+#include "gpu/vision/batch_norm_test.hpp"
+#include "gpu/vision/convolution_test.hpp"
+#include "ops/shared/grad_slot.hpp"
 #include "ops/streams/side_streams.hpp"
 #include "ops/vision/batch_norm_fused.hpp"
 #include "ops/vision/convolution_algorithms.hpp"

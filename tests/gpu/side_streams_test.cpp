@@ -18,7 +18,7 @@
 #include "models/precision.hpp"
 #include "models/resnet.hpp"
 #include "ops/gemm/gemm.hpp"
-#include "ops/grad_slot.hpp"
+#include "ops/shared/grad_slot.hpp"
 #include "ops/streams/side_streams.hpp"
 #include "ops/streams/weight_gradient.hpp"
 #include "support/catch.hpp"

@@ -7,10 +7,10 @@
 #include <chrono>
 #include <cstdio>
 
-#include "capture.hpp"
 #include "ddp/amp/amp.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "gpu/capture.hpp"
 
 using namespace ddp;
 using namespace ddp::test;

@@ -13,7 +13,7 @@ A table, <area>.yaml, is a list of mutations:
       why: what goes wrong (optional)
       expect: [gpu_nccl_works_r2]
       edits:
-      - file: libddp/src/comm/nccl_work.cpp
+      - file: libddp/src/comm/nccl/nccl_work.cpp
         old: |2
             return number;
         new: |2

@@ -2,7 +2,7 @@
 #include "support/multi_rank_main.hpp"
 
 #define CATCH_CONFIG_RUNNER
-#include "core/failure_cause.hpp"
+#include "core/control/failure/failure_cause.hpp"
 #include "support/catch.hpp"
 #include "support/grouping_locale.hpp"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "train/device_sensors.hpp"
+#include "train/metrics/ranks/device_sensors.hpp"
 
 namespace cluster_check {
 

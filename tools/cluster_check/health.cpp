@@ -14,13 +14,13 @@
 #include <set>
 
 #include "clock_offset.hpp"
-#include "core/parse_number.hpp"
+#include "core/settings/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
 #include "gpu_health.hpp"
 #include "run.hpp"
-#include "train/answers.hpp"
-#include "train/trace.hpp"
+#include "train/checkpoint/answers.hpp"
+#include "train/trace/trace.hpp"
 
 namespace cluster_check {
 namespace {

@@ -17,15 +17,15 @@
 #include <system_error>
 #include <vector>
 
-#include "core/file_ops.hpp"
+#include "core/files/file_ops.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
 #include "ddp/train/command_line.hpp"
 #include "report.hpp"
 #include "run.hpp"
 #include "thresholds.hpp"
-#include "train/answers.hpp"
-#include "train/trace.hpp"
+#include "train/checkpoint/answers.hpp"
+#include "train/trace/trace.hpp"
 
 #if DDP_HAS_CUDA
 #include <ATen/cuda/CUDAContext.h>

@@ -8,7 +8,7 @@
 
 #include "ddp/comm/context.hpp"
 #include "row.hpp"
-#include "train/device_sensors.hpp"
+#include "train/metrics/ranks/device_sensors.hpp"
 
 namespace cluster_check {
 

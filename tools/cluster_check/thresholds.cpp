@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "core/settings.hpp"
+#include "core/settings/settings.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
 #include "report.hpp"

@@ -19,7 +19,7 @@
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
 #include "optim/zero/sharded_gradients.hpp"
-#include "reduce/loss_scale.hpp"
+#include "reduce/hooks/loss_scale.hpp"
 
 namespace ddp {
 namespace detail {

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <utility>
 
-#include "core/running_clock.hpp"
+#include "core/control/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/files.hpp"
 

@@ -16,8 +16,8 @@
 #include <optional>
 #include <string>
 
-#include "core/plane_interfaces.hpp"
-#include "core/rank_position.hpp"
+#include "core/control/plane_interfaces.hpp"
+#include "core/control/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/control_plane.hpp"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/comm/communicator.hpp"
 
-#include "comm/group_choices.hpp"
 #include "comm/launch_sequencer.hpp"
+#include "comm/tuning/group_choices.hpp"
 
 namespace ddp {
 

@@ -8,10 +8,10 @@
 
 #include "comm/argument_checks.hpp"
 #include "comm/communicator_state.hpp"
-#include "comm/cuda_device.hpp"
-#include "comm/group_choices.hpp"
-#include "comm/thread_group.hpp"
-#include "core/first_failure.hpp"
+#include "comm/job/cuda_device.hpp"
+#include "comm/nccl/thread_group.hpp"
+#include "comm/tuning/group_choices.hpp"
+#include "core/control/failure/first_failure.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "comm/communicator_state.hpp"
-#include "core/running_clock.hpp"
+#include "core/control/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 

@@ -17,7 +17,7 @@
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/ops/language.hpp"
 #include "export/stack_functions.hpp"
-#include "ops/random_states.hpp"
+#include "ops/shared/random_states.hpp"
 
 namespace ddp::detail {
 namespace {

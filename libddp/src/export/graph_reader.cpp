@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "core/bounded_json.hpp"
+#include "core/control/wire/bounded_json.hpp"
 #include "ddp/core/error.hpp"
 #include "export/graph.hpp"
 #include "export/json_access.hpp"

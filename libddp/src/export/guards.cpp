@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/parse_number.hpp"
+#include "core/settings/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "export/call_arguments.hpp"
 #include "export/stack_functions.hpp"

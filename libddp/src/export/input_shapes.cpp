@@ -7,7 +7,7 @@
 #include <cctype>
 #include <string_view>
 
-#include "core/parse_number.hpp"
+#include "core/settings/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "export/stack_functions.hpp"
 #include "export/text_scanner.hpp"

@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "core/bounded_json.hpp"
+#include "core/control/wire/bounded_json.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {

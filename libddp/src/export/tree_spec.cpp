@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "core/bounded_json.hpp"
+#include "core/control/wire/bounded_json.hpp"
 #include "ddp/core/error.hpp"
 #include "export/json_access.hpp"
 

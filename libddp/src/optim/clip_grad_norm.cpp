@@ -8,7 +8,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "ops/grad_slot.hpp"
+#include "ops/shared/grad_slot.hpp"
 #include "optim/on_device.hpp"
 #include "optim/tensor_groups.hpp"
 #include "optim/zero/shards.hpp"

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "core/trace_recorder.hpp"
+#include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "optim/capture.hpp"

@@ -4,7 +4,7 @@
 #include <ATen/Functions.h>
 
 #include "ddp/core/error.hpp"
-#include "ops/grad_slot.hpp"
+#include "ops/shared/grad_slot.hpp"
 
 namespace ddp::detail {
 

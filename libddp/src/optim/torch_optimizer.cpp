@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include "core/trace_recorder.hpp"
+#include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ddp/optim/make_optimizer.hpp"

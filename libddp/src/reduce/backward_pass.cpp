@@ -5,14 +5,14 @@
 
 #include <utility>
 
-#include "core/trace_recorder.hpp"
+#include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/trace_scope.hpp"
-#include "ops/autocast_off.hpp"
-#include "ops/streams/timing_event.hpp"
-#include "reduce/loss_scale.hpp"
-#include "reduce/shared_parameters.hpp"
+#include "ops/shared/autocast_off.hpp"
+#include "ops/shared/timing_event.hpp"
+#include "reduce/hooks/loss_scale.hpp"
+#include "reduce/model/shared_parameters.hpp"
 
 namespace ddp::detail {
 

@@ -25,12 +25,12 @@
 #include <vector>
 
 #include "comm/launch_sequencer.hpp"
-#include "reduce/bucket_layout.hpp"
-#include "reduce/bucket_reductions.hpp"
-#include "reduce/bucket_tuner.hpp"
-#include "reduce/buffer_broadcast.hpp"
-#include "reduce/gradient_arena.hpp"
+#include "reduce/buckets/bucket_layout.hpp"
+#include "reduce/buckets/bucket_reductions.hpp"
+#include "reduce/buckets/bucket_tuner.hpp"
+#include "reduce/buckets/gradient_arena.hpp"
 #include "reduce/gradient_hooks.hpp"
+#include "reduce/model/buffer_broadcast.hpp"
 #include "reduce/open_forwards.hpp"
 #include "reduce/pass_timing.hpp"
 #include "reduce/running_backwards.hpp"

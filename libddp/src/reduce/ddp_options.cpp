@@ -2,8 +2,8 @@
 #include "ddp/reduce/data_parallel_model.hpp"
 
 #include "ddp/core/error.hpp"
-#include "reduce/comm_hook_table.hpp"
-#include "reduce/gradient_arena.hpp"
+#include "reduce/buckets/gradient_arena.hpp"
+#include "reduce/hooks/comm_hook_table.hpp"
 
 namespace ddp {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
-#include "ops/libtorch_versions.hpp"
+#include "ops/shared/libtorch_versions.hpp"
 
 namespace ddp::detail {
 

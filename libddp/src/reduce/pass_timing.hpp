@@ -5,10 +5,10 @@
 
 #include <cstdint>
 
-#include "core/trace_recorder.hpp"
+#include "core/log/trace_recorder.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "ops/streams/timing_event.hpp"
+#include "ops/shared/timing_event.hpp"
 
 namespace ddp::detail {
 

@@ -11,7 +11,7 @@
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
-#include "reduce/comm_hook_table.hpp"
+#include "reduce/hooks/comm_hook_table.hpp"
 
 namespace ddp {
 namespace {

@@ -8,13 +8,13 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
-#include "ops/streams/timing_event.hpp"
-#include "reduce/shared_parameters.hpp"
+#include "ops/shared/timing_event.hpp"
+#include "reduce/model/shared_parameters.hpp"
 #ifdef DDP_HAS_CUDA
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "comm/nccl_kernels.hpp"
+#include "comm/nccl/nccl_kernels.hpp"
 #endif
 
 namespace ddp::detail {

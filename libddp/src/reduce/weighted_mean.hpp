@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "ddp/comm/communicator.hpp"
-#include "reduce/gradient_arena.hpp"
+#include "reduce/buckets/gradient_arena.hpp"
 
 namespace ddp::detail {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/all_reduce_table.hpp"
+#include "comm/tuning/all_reduce_table.hpp"
 
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"

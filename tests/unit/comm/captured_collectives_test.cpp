@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/collective_progress.hpp"
+#include "comm/nccl/collective_progress.hpp"
 
 #include <array>
 #include <string>

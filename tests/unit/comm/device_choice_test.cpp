@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "comm/device_choice.hpp"
+#include "comm/job/device_choice.hpp"
 
-#include "comm/create_communicator.hpp"
-#include "comm/job_rendezvous.hpp"
-#include "core/message_codec.hpp"
+#include "comm/job/create_communicator.hpp"
+#include "comm/job/job_rendezvous.hpp"
+#include "core/control/wire/message_codec.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 

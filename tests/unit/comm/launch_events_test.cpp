@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events shared by consecutive launches: never too early, late within bounds, few.
-#include "comm/launch_events.hpp"
+#include "comm/nccl/launch_events.hpp"
 
 #include <atomic>
 #include <optional>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing and reading context.plan_file.
 #include "ddp/comm/context.hpp"
-#include "ops/choice_book.hpp"
+#include "ops/shared/choice_book.hpp"
 #include "support/catch.hpp"
 #include "unit/train/temporary_folder.hpp"
 

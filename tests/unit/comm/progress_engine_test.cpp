@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Free of LibTorch: also runs under the thread sanitizer.
-#include "comm/progress_engine.hpp"
+#include "comm/mpi/progress_engine.hpp"
 
 #include <future>
 #include <stdexcept>

@@ -9,8 +9,8 @@
 #include <sstream>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "comm/job_rendezvous.hpp"
-#include "core/control_leaf.hpp"
+#include "comm/job/job_rendezvous.hpp"
+#include "core/control/control_leaf.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
 #include "unit/core/plane_ranks.hpp"

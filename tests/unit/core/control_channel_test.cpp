@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A connection of the control plane accepts only frames that are complete, authentic and in order.
-#include "core/control_channel.hpp"
+#include "core/control/wire/control_channel.hpp"
 
 #include <arpa/inet.h>
 #include <netdb.h>
@@ -9,11 +9,11 @@
 
 #include <random>
 
-#include "core/authentication.hpp"
-#include "core/control_messages.hpp"
-#include "core/first_failure.hpp"
-#include "core/message_codec.hpp"
-#include "core/plane_interfaces.hpp"
+#include "core/control/failure/first_failure.hpp"
+#include "core/control/plane_interfaces.hpp"
+#include "core/control/wire/authentication.hpp"
+#include "core/control/wire/control_messages.hpp"
+#include "core/control/wire/message_codec.hpp"
 #include "support/catch.hpp"
 
 namespace ddp::detail {

@@ -6,11 +6,11 @@
 
 #include <thread>
 
-#include "core/collective_rounds.hpp"
-#include "core/message_codec.hpp"
-#include "core/peer_acceptor.hpp"
-#include "core/peer_table.hpp"
-#include "core/wait_monitor.hpp"
+#include "core/control/hub/collective_rounds.hpp"
+#include "core/control/hub/peer_acceptor.hpp"
+#include "core/control/hub/peer_table.hpp"
+#include "core/control/hub/wait_monitor.hpp"
+#include "core/control/wire/message_codec.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 

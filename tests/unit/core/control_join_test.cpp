@@ -11,10 +11,10 @@
 #include <random>
 #include <sstream>
 
-#include "core/authentication.hpp"
-#include "core/control_leaf.hpp"
-#include "core/message_codec.hpp"
-#include "core/rendezvous.hpp"
+#include "core/control/control_leaf.hpp"
+#include "core/control/wire/authentication.hpp"
+#include "core/control/wire/message_codec.hpp"
+#include "core/launch/rendezvous.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 

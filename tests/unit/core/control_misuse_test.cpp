@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "core/authentication.hpp"
-#include "core/control_leaf.hpp"
-#include "core/exchange_rounds.hpp"
-#include "core/message_codec.hpp"
-#include "core/peer_table.hpp"
-#include "core/plane_interfaces.hpp"
-#include "core/rank_position.hpp"
+#include "core/control/control_leaf.hpp"
+#include "core/control/hub/exchange_rounds.hpp"
+#include "core/control/hub/peer_table.hpp"
+#include "core/control/plane_interfaces.hpp"
+#include "core/control/rank_position.hpp"
+#include "core/control/wire/authentication.hpp"
+#include "core/control/wire/message_codec.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <iterator>
 
-#include "core/plane_interfaces.hpp"
+#include "core/control/plane_interfaces.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 

@@ -5,12 +5,12 @@
 #include <future>
 #include <sstream>
 
-#include "core/authentication.hpp"
-#include "core/control_leaf.hpp"
-#include "core/message_codec.hpp"
-#include "core/rank_position.hpp"
-#include "core/running_clock.hpp"
-#include "core/wait_monitor.hpp"
+#include "core/control/control_leaf.hpp"
+#include "core/control/hub/wait_monitor.hpp"
+#include "core/control/rank_position.hpp"
+#include "core/control/running_clock.hpp"
+#include "core/control/wire/authentication.hpp"
+#include "core/control/wire/message_codec.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
 #include "unit/core/plane_ranks.hpp"

@@ -9,11 +9,11 @@
 #include <future>
 #include <thread>
 
-#include "core/control_link.hpp"
-#include "core/job_monitor.hpp"
-#include "core/plane_interfaces.hpp"
-#include "core/plane_service.hpp"
-#include "core/rank_reports.hpp"
+#include "core/control/control_link.hpp"
+#include "core/control/failure/job_monitor.hpp"
+#include "core/control/plane_interfaces.hpp"
+#include "core/control/plane_service.hpp"
+#include "core/control/rank_reports.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/exchange_pace.hpp"
+#include "core/control/exchange_pace.hpp"
 
 #include "support/catch.hpp"
 

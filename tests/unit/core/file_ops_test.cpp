@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening files in a folder into which other users may put links, named pipes and devices.
-#include "core/file_ops.hpp"
+#include "core/files/file_ops.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/launch_environment.hpp"
+#include "core/launch/launch_environment.hpp"
 
 #include <map>
 #include <string>
 #include <vector>
 
-#include "core/detect_launch.hpp"
+#include "core/launch/detect_launch.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 

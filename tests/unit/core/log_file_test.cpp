@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log's file in a run folder.
-#include "core/log_file.hpp"
+#include "core/log/log_file.hpp"
 
 #include "ddp/core/logging.hpp"
 #include "support/catch.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/message_codec.hpp"
+#include "core/control/wire/message_codec.hpp"
 
 #include <cmath>
 #include <limits>

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/plan.hpp"
+#include "core/files/plan.hpp"
 
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 
-#include "core/plan_file.hpp"
+#include "core/files/plan_file.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/failure_cause.hpp"
-#include "core/rendezvous.hpp"
+#include "core/control/failure/failure_cause.hpp"
+#include "core/launch/rendezvous.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::test {

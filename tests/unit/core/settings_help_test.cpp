@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/settings_help.hpp"
+#include "core/settings/settings_help.hpp"
 
 #include <sstream>
 
-#include "core/command_line.hpp"
-#include "core/completion.hpp"
+#include "core/settings/command_line.hpp"
+#include "core/settings/completion.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <map>
 
-#include "core/setting_row.hpp"
-#include "core/settings.hpp"
+#include "core/settings/setting_row.hpp"
+#include "core/settings/settings.hpp"
 #include "support/catch.hpp"
 #include "unit/core/sample_options.hpp"
 

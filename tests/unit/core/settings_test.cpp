@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/settings.hpp"
+#include "core/settings/settings.hpp"
 
 #include <unistd.h>
 
@@ -8,8 +8,8 @@
 #include <fstream>
 #include <limits>
 
-#include "core/command_line.hpp"
-#include "core/setting_row.hpp"
+#include "core/settings/command_line.hpp"
+#include "core/settings/setting_row.hpp"
 #include "support/catch.hpp"
 #include "support/named_pipe.hpp"
 #include "unit/core/sample_options.hpp"

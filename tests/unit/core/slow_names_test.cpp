@@ -6,8 +6,8 @@
 #include <string_view>
 #include <thread>
 
-#include "core/rendezvous.hpp"
-#include "core/tcp_socket.hpp"
+#include "core/control/wire/tcp_socket.hpp"
+#include "core/launch/rendezvous.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 

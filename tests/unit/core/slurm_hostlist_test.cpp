@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/slurm_hostlist.hpp"
+#include "core/launch/slurm_hostlist.hpp"
 
 #include <sys/resource.h>
 

@@ -6,7 +6,7 @@
 #include <new>
 #include <vector>
 
-#include "data/batch_plan.hpp"
+#include "data/loader/batch_plan.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/batch_source.hpp"
 #include "ddp/detail/prefetch_source.hpp"

@@ -8,7 +8,7 @@
 
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
-#include "unit/data/cifar10_sample.hpp"
+#include "unit/data/sources/cifar10_sample.hpp"
 
 using data_test::kCpu;
 using data_test::kSample;

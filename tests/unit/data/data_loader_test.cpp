@@ -7,11 +7,11 @@
 #include <stdexcept>
 #include <thread>
 
-#include "data/batch_plan.hpp"
+#include "data/loader/batch_plan.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
-#include "unit/data/cifar10_sample.hpp"
 #include "unit/data/data_test_support.hpp"
+#include "unit/data/sources/cifar10_sample.hpp"
 
 using data_test::contains;
 using data_test::kCpu;

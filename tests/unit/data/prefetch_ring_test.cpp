@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "data/prefetch_ring.hpp"
+#include "data/loader/prefetch_ring.hpp"
 #include "ddp/data/sample_rng.hpp"
 #include "support/catch.hpp"
 #include "unit/data/data_test_support.hpp"

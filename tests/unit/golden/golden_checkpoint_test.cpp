@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/group_choices.hpp"
+#include "comm/tuning/group_choices.hpp"
 #include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/data/data_loader.hpp"
@@ -13,7 +13,7 @@
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/config.hpp"
-#include "ops/choice_book.hpp"
+#include "ops/shared/choice_book.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
 #include "unit/golden/golden_state.hpp"

@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "gpu/batch_norm_test.hpp"
+#include "gpu/vision/batch_norm_test.hpp"
 #include "support/catch.hpp"
 
 using namespace batch_norm_test;

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "ddp/ops/language.hpp"
-#include "ops/grad_slot.hpp"
+#include "ops/shared/grad_slot.hpp"
 #include "ops/vision/convolution_algorithms.hpp"
 #include "support/catch.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops that write gradients into grad slots on a CPU too. On GPUs more ops do.
-#include "ops/grad_slot.hpp"
+#include "ops/shared/grad_slot.hpp"
 
 #include <torch/torch.h>
 

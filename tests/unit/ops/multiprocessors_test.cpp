@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/multiprocessors.hpp"
+#include "ops/shared/multiprocessors.hpp"
 
 #include <memory>
 

@@ -3,8 +3,8 @@
 
 #include <map>
 
-#include "core/setting_row.hpp"
-#include "core/settings.hpp"
+#include "core/settings/setting_row.hpp"
+#include "core/settings/settings.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "optim/parameter_settings.hpp"
 #include "support/catch.hpp"

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <map>
 
-#include "core/file_ops.hpp"
+#include "core/files/file_ops.hpp"
 #include "pretrained/replace_folder.hpp"
 #include "support/file_rights.hpp"
 #include "unit/pretrained/pretrained_test_support.hpp"

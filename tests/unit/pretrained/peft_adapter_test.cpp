@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "core/log_file.hpp"
+#include "core/log/log_file.hpp"
 #include "support/file_rights.hpp"
 #include "support/stderr_of.hpp"
 #include "unit/pretrained/pretrained_test_support.hpp"

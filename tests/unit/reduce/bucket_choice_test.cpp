@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/bucket_choice.hpp"
+#include "reduce/buckets/bucket_choice.hpp"
 
 #include <algorithm>
 #include <random>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layout compared with the vectors of PyTorch's own tests (test_c10d_common.py,
 // ComputeBucketAssignmentTest). Also tests libddp's offsets, alignment, padding and groups.
-#include "reduce/bucket_layout.hpp"
+#include "reduce/buckets/bucket_layout.hpp"
 
 #include <numeric>
 #include <random>

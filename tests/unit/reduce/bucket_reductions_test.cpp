@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/bucket_reductions.hpp"
+#include "reduce/buckets/bucket_reductions.hpp"
 
 #include <ATen/ATen.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/bucket_tuner.hpp"
+#include "reduce/buckets/bucket_tuner.hpp"
 
 #include <ATen/ATen.h>
 
@@ -7,10 +7,10 @@
 #include <memory>
 #include <thread>
 
-#include "comm/group_choices.hpp"
+#include "comm/tuning/group_choices.hpp"
 #include "fake_communicator.hpp"
-#include "reduce/bucket_choice.hpp"
-#include "reduce/gradient_arena.hpp"
+#include "reduce/buckets/bucket_choice.hpp"
+#include "reduce/buckets/gradient_arena.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 #include "support/stderr_of.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/comm_hook_table.hpp"
+#include "reduce/hooks/comm_hook_table.hpp"
 
 #include "support/catch.hpp"
 

@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "comm/group_choices.hpp"
+#include "comm/tuning/group_choices.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
-#include "reduce/bucket_layout.hpp"
+#include "reduce/buckets/bucket_layout.hpp"
 
 namespace testing {
 

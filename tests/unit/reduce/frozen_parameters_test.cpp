@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/frozen_parameters.hpp"
+#include "reduce/model/frozen_parameters.hpp"
 
 #include <ATen/ATen.h>
 

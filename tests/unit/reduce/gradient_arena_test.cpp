@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/gradient_arena.hpp"
+#include "reduce/buckets/gradient_arena.hpp"
 
 #include <ATen/ATen.h>
 

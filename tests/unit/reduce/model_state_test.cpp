@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "reduce/model_state.hpp"
+#include "reduce/model/model_state.hpp"
 
 #include <ATen/ATen.h>
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers in texts do not follow the program's locale, and files are opened by the one function of their language: no
-source of the library, its models, programs and tools goes around libddp/include/ddp/detail/text.hpp, core/file_ops.hpp
+source of the library, its models, programs and tools goes around libddp/include/ddp/detail/text.hpp, core/files/file_ops.hpp
 and tools/scaling/files.py."""
 
 import os
@@ -18,8 +18,8 @@ RULES = {
 }
 # What the kernel makes, what a text stream is made of, and a file that was checked.
 ALLOWED = {
-    "libddp/include/ddp/detail/text.hpp": "class TextStream : public std::ostringstream {",
-    "libddp/src/train/folder_owner.cpp": '"/proc/',
+    "libddp/ops/include/ddp/detail/text_stream.hpp": "class TextStream : public std::ostringstream {",
+    "libddp/src/train/checkpoint/folder_owner.cpp": '"/proc/',
     "tools/cluster_check/health.cpp": 'std::ifstream file(',
     "tools/run_top/folder.py": 'open("/proc/',
     "examples/common/data_path.cpp": "std::ifstream cache(path);",

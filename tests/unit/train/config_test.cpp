@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
-#include "core/setting_row.hpp"
-#include "core/settings.hpp"
-#include "core/settings_help.hpp"
+#include "core/settings/setting_row.hpp"
+#include "core/settings/settings.hpp"
+#include "core/settings/settings_help.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/train/config.hpp"
 #include "support/catch.hpp"

@@ -15,7 +15,7 @@
 #include "ddp/core/logging.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"
-#include "unit/train/checkpoint_objects.hpp"
+#include "unit/train/checkpoint/checkpoint_objects.hpp"
 #include "unit/train/child_process.hpp"
 
 namespace ddp {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/setting_row.hpp"
+#include "core/settings/setting_row.hpp"
 #include "ddp/amp/amp.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
@@ -21,7 +21,7 @@
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
-#include "train/answers.hpp"
+#include "train/checkpoint/answers.hpp"
 #include "unit/train/child_process.hpp"
 
 namespace ddp {

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "train/metrics_files.hpp"
+#include "train/metrics/files/metrics_files.hpp"
 
 using ddp::detail::JobNumbers;
 using ddp::detail::MetricsFiles;

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/failure_cause.hpp"
+#include "core/control/failure/failure_cause.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace testing {

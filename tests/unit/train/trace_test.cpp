@@ -5,10 +5,10 @@
 #include <random>
 #include <thread>
 
-#include "core/trace_recorder.hpp"
+#include "core/log/trace_recorder.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "support/catch.hpp"
-#include "train/trace_merge.hpp"
+#include "train/trace/trace_merge.hpp"
 #include "unit/train/thread_control_plane.hpp"
 
 using namespace ddp::detail;

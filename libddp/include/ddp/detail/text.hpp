@@ -4,19 +4,12 @@
 
 #include <locale.h>
 
-#include <locale>
-#include <sstream>
 #include <string>
 #include <string_view>
 
-namespace ddp::detail {
+#include "ddp/detail/text_stream.hpp"
 
-/// Joins values by operator<<. Numbers have no digit grouping, whatever std::locale::global() is:
-/// files, names and messages between ranks would otherwise depend on it.
-class TextStream : public std::ostringstream {
- public:
-  TextStream() { imbue(std::locale::classic()); }
-};
+namespace ddp::detail {
 
 /// For its lifetime, this thread's printf, scanf and strtod use the locale "C": a decimal point,
 /// whatever std::setlocale() or std::locale::global() chose.

@@ -3,7 +3,7 @@
 
 #include <ATen/Functions.h>
 
-#include "core/trace_recorder.hpp"
+#include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "optim/capture.hpp"

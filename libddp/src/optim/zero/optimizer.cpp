@@ -7,7 +7,7 @@
 #include <limits>
 #include <map>
 
-#include "core/trace_recorder.hpp"
+#include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
 #include "ddp/detail/trace_scope.hpp"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
-#include "reduce/gradient_arena.hpp"
+#include "reduce/buckets/gradient_arena.hpp"
 
 namespace ddp::detail {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ddp/train/graphed_step.hpp"
-#include "ops/libtorch_versions.hpp"
+#include "ops/shared/libtorch_versions.hpp"
 #include "reduce/reducer.hpp"
 #include "train/graph/graph_pool.hpp"
 #include "train/graph/step_cache.hpp"

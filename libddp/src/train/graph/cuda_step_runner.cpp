@@ -8,10 +8,10 @@
 #include <string_view>
 #include <utility>
 
-#include "comm/collective_progress.hpp"
 #include "comm/cuda_check.hpp"
-#include "core/failure_cause.hpp"
-#include "core/trace_recorder.hpp"
+#include "comm/nccl/collective_progress.hpp"
+#include "core/control/failure/failure_cause.hpp"
+#include "core/log/trace_recorder.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/detail/trace_scope.hpp"

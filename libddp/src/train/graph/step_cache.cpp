@@ -13,7 +13,7 @@
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/detail/module_tensors.hpp"
 #include "ddp/detail/text.hpp"
-#include "reduce/model_parts.hpp"
+#include "reduce/model/model_parts.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp::detail {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "comm/collective_progress.hpp"
-#include "reduce/model_parts.hpp"
+#include "comm/nccl/collective_progress.hpp"
+#include "reduce/model/model_parts.hpp"
 #include "reduce/reducer.hpp"
 #include "train/graph/capture_failure.hpp"
 #include "train/graph/captured_step.hpp"

@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/comm/context.hpp"
+
+#include <ATen/Context.h>
+#include <torch/utils.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "comm/job/context_handle.hpp"
+#include "comm/job/create_communicator.hpp"
+#include "comm/job/cuda_device.hpp"
+#include "comm/job/device_choice.hpp"
+#include "comm/job/job_rendezvous.hpp"
+#include "comm/mpi/mpi_runtime.hpp"
+#include "comm/mpi/start_mpi.hpp"
+#include "comm/tuning/algorithm_choices.hpp"
+#include "comm/tuning/group_choices.hpp"
+#include "core/control/failure/exit_actions.hpp"
+#include "core/control/failure/first_failure.hpp"
+#include "core/control/rank_position.hpp"
+#include "core/control/star_plane.hpp"
+#include "core/control/wire/message_codec.hpp"
+#include "core/control/wire/tcp_socket.hpp"
+#include "core/files/plan_file.hpp"
+#include "core/launch/detect_launch.hpp"
+#include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
+
+namespace ddp {
+
+// Members are in construction order; close() destroys them in reverse.
+struct Context::State {
+  LaunchEnvironment launch;
+  std::shared_ptr<detail::MpiRuntime> mpi;
+  std::shared_ptr<ControlPlane> control_plane;
+  at::Device device = at::kCPU;
+  CommunicatorPtr communicator;
+  std::vector<std::function<void()>> teardowns;
+  std::function<void(int64_t)> before_step;
+  std::string plan_file;
+  int64_t plan_version = 0;  // version stored in the file
+  std::optional<FailureCause> deferred_failure;
+  int exceptions_at_start = std::uncaught_exceptions();
+  const pid_t pid = getpid();
+  std::atomic<bool> is_ending{false}, has_ended{false};
+
+  struct AtExit;
+  std::shared_ptr<AtExit> at_exit;
+
+  State() = default;
+  ~State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  /// True for the first caller, which ends the context. A thread may call exit() at any time.
+  bool begin_end() { return !is_ending.exchange(true); }
+  /// From here on exit() ends the context.
+  void watch_exit();
+  void close();
+  void throw_deferred_failure() const;
+  void read_plan();
+  void write_plan();
+  void run_teardowns();
+  /// Returns true if the control plane must stay open until MPI ends with the process.
+  bool leave();
+  void abandon(const std::string& reason);
+};
+
+// Ends a context when the program exits while it is open: on the stack of a thread, or in a static
+// object that is destroyed too late.
+struct Context::State::AtExit {
+  std::mutex mutex;
+  State* state;  // null once destroyed
+  std::weak_ptr<ControlPlane> control_plane;
+
+  void end(int status);
+  void leave(ControlPlane& plane, int status, bool is_first);
+};
+
+namespace {
+
+// Finds which ranks share a host if the launcher did not set it. mpirun sets local ranks but no
+// node information.
+void place_on_host(const ContextOptions& options, ControlPlane& control_plane,
+                   LaunchEnvironment& launch) {
+  const bool is_known = launch.source == LaunchSource::OpenMpi ||
+                        launch.source == LaunchSource::Slurm || launch.local_world_size > 1 ||
+                        options.launch.local_rank.has_value();
+  const auto hosts = control_plane.all_gather(detail::host_name());
+  if (launch.world_size == 1 || (is_known && launch.source != LaunchSource::OpenMpi)) {
+    return;
+  }
+  const auto place = detail::count_local_place(hosts, launch.rank);
+  if (!is_known) {
+    launch.local_rank = place.local_rank;
+    launch.local_world_size = place.local_world_size;
+  }
+  launch.node_rank = place.node_rank;
+  launch.num_nodes = place.num_nodes;
+}
+
+at::Device choose_device(bool cuda, int visible_gpus, ControlPlane& control_plane,
+                         const LaunchEnvironment& launch) {
+  detail::DeviceReport report{detail::host_name(), {}, {}};
+  at::Device device = at::kCPU;
+  std::exception_ptr problem;
+  if (cuda) {
+    try {
+      const int index =
+          detail::choose_gpu(launch.local_rank, launch.local_world_size, visible_gpus, report.host);
+      device = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
+      detail::identify_gpu(index, report);
+    } catch (const Error&) {
+      problem = std::current_exception();
+      report.gpu = "none";
+    }
+  }
+  // Compared before NCCL starts, which reports only "invalid usage" if two ranks share a GPU.
+  const auto reports = detail::all_gather_messages(control_plane, report);
+  if (problem) {
+    std::rethrow_exception(problem);
+  }
+  detail::check_devices(reports);
+  return device;
+}
+
+void set_up_log(const LaunchEnvironment& launch) {
+  set_log_rank(launch.world_size > 1 ? launch.rank : -1);
+  set_log_level(launch.rank == 0 ? LogLevel::Info : LogLevel::Warning);
+}
+
+// Ranks capture steps without each other. With 1, the default, a captured call of NCCL may wait
+// until all ranks capture it, and runs otherwise than the same call outside of captures. NCCL reads
+// the variable once. Call it before threads start.
+void keep_captures_apart() {
+  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
+}
+
+}  // namespace
+
+Context Context::create(const ContextOptions& options) {
+  // Counts attempts, so that all ranks use the same key when they try again after a failure.
+  static std::atomic<int> num_attempts{0};
+  const int attempt = num_attempts++;
+  auto state = std::make_unique<State>();
+  state->before_step = options.before_step;
+  auto& launch = state->launch;
+  const auto environment = process_environment();
+  launch = detect_launch_environment(options.launch, environment);
+  const int visible_gpus = options.device == DeviceChoice::Cpu ? 0 : detail::count_gpus();
+  const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
+  if (launch.world_size > 1 && !cuda && !launch.use_mpi) {
+    // Before any rank waits for another.
+    detail::refuse_without_mpi(launch, detail::MpiRuntime::is_built_in());
+  }
+  if (launch.use_mpi && launch.world_size != 1 && (!cuda || detail::MpiRuntime::is_built_in())) {
+    state->mpi = detail::start_mpi(launch, environment, options.control_plane.rendezvous_timeout);
+  }
+  if (launch.world_size == 0) {
+    throw SettingsError(
+        "PMIX_RANK is set without the number of ranks, which only MPI knows, and this build has no "
+        "MPI; fix: start with torchrun or Slurm's srun, or build with MPI");
+  }
+  set_up_log(launch);
+  std::shared_ptr<detail::Rendezvous> rendezvous;
+  if (launch.world_size > 1) {
+    rendezvous = detail::make_job_rendezvous(launch, environment, options.control_plane, state->mpi,
+                                             attempt);
+  }
+  if (cuda) {
+    keep_captures_apart();
+  }
+  state->control_plane = detail::create_control_plane(launch, rendezvous, options.control_plane);
+  // From here on a failure is reported to the peers, by ~State at the latest.
+  try {
+    place_on_host(options, *state->control_plane, launch);
+    state->device = choose_device(cuda, visible_gpus, *state->control_plane, launch);
+    if (cuda) {
+      detail::use_gpu(state->device);
+    }
+    torch::manual_seed(static_cast<uint64_t>(options.seed));
+    state->communicator = detail::create_communicator(launch, state->control_plane, state->device,
+                                                      options.communicator, state->mpi);
+    state->plan_file = options.plan_file;
+    state->read_plan();
+    state->watch_exit();
+  } catch (const std::exception& error) {
+    FailureCause cause;
+    cause.where = "start";
+    cause.message = error.what();
+    const auto* known = dynamic_cast<const Error*>(&error);
+    cause.exit_code = known != nullptr ? known->exit_code() : ExitCode::UserException;
+    state->control_plane->publish_failure(cause);
+    state->abandon(error.what());
+    throw;
+  }
+  return Context(std::move(state));
+}
+
+// Rank 0's setting counts, because rank 0 owns the file.
+void Context::State::read_plan() {
+  const auto text = control_plane->broadcast(
+      launch.rank == 0 && !plan_file.empty() ? read_plan_file(plan_file) : std::string());
+  if (!text.empty()) {
+    communicator->choices().adopt(text, plan_file.empty() ? "rank 0's plan file" : plan_file);
+    plan_version = communicator->choices().plan().version();
+  }
+}
+
+void Context::State::write_plan() {
+  if (launch.rank != 0 || plan_file.empty()) {
+    return;
+  }
+  detail::save_algorithm_choices(communicator->choices().plan());
+  if (communicator->choices().plan().version() == plan_version) {
+    return;
+  }
+  try {
+    write_plan_file(plan_file, communicator->choices().plan());
+  } catch (const WriteError& error) {
+    // The run loses nothing: the next run measures again.
+    log_warning(concat("context.plan_file=", plan_file, ": ", error.what()));
+  }
+}
+
+void Context::State::run_teardowns() {
+  while (!teardowns.empty()) {
+    const auto teardown = std::move(teardowns.back());
+    teardowns.pop_back();
+    teardown();
+  }
+}
+
+bool Context::State::leave() {
+  const detail::ActivityScope activity(*control_plane, detail::kCloseActivity);
+  // Rank 0 decides for all. After this broadcast all ranks' collectives are done, so a backend may
+  // end in any way.
+  const std::string keep = mpi != nullptr && mpi->ends_mpi() ? "keep" : "close";
+  const bool keeps_plane = control_plane->broadcast(keep) == "keep";
+  if (communicator.use_count() > 1) {
+    communicator->abort("the context was closed");
+  }
+  communicator.reset();
+  if (mpi != nullptr) {
+    // The control plane closes after MPI, to detect a lost rank until then.
+    control_plane->add_failure_callback(
+        [mpi = mpi](const FailureCause& cause) { mpi->abandon(cause.to_line()); });
+    mpi->finalize();
+  }
+  if (!keeps_plane) {
+    control_plane->close();
+  }
+  if (control_plane->failed()) {
+    throw PeerLostError(control_plane->failure().to_line());
+  }
+  return keeps_plane;
+}
+
+// Peers may be lost, so this calls nothing that waits for them.
+void Context::State::abandon(const std::string& reason) {
+  if (communicator != nullptr) {
+    communicator->abort(reason);
+  }
+  run_teardowns();
+  communicator.reset();
+  if (mpi != nullptr) {
+    mpi->abandon(reason);
+  }
+  control_plane.reset();
+  has_ended = true;
+}
+
+Context::Context(std::unique_ptr<State> state) : state_(std::move(state)) {}
+Context::Context(Context&&) noexcept = default;
+
+Context& Context::operator=(Context&& other) noexcept {
+  std::swap(state_, other.state_);
+  return *this;
+}
+
+Context::~Context() {
+  if (state_ == nullptr) {
+    return;
+  }
+  if (getpid() != state_->pid) {
+    static_cast<void>(state_.release());  // a child of fork() has none of its threads
+    return;
+  }
+  if (!state_->begin_end()) {
+    return;
+  }
+  try {
+    auto& plane = *state_->control_plane;
+    const bool unwinding = std::uncaught_exceptions() > state_->exceptions_at_start;
+    if (unwinding && state_->launch.world_size > 1) {
+      FailureCause cause;  // the message is not readable during unwinding
+      cause.message = "an exception that nobody published ended this rank";
+      cause.exit_code = ExitCode::UserException;
+      plane.publish_failure(cause);
+    }
+    if (unwinding || plane.failed()) {
+      state_->abandon(plane.failed() ? plane.failure().to_line() : "an exception ended this rank");
+    } else {
+      state_->close();
+    }
+  } catch (const std::exception& error) {
+    log_error(concat("while closing: ", error.what()));
+  }
+}
+
+void detail::ContextHandle::defer_failure(const FailureCause& cause) const {
+  if (!state_->deferred_failure) {
+    state_->deferred_failure = cause;
+  }
+}
+
+void detail::ContextHandle::throw_deferred_failure() const {
+  state_->throw_deferred_failure();
+}
+
+void Context::State::throw_deferred_failure() const {
+  if (deferred_failure) {
+    control_plane->publish_failure(*deferred_failure);
+    detail::throw_failure(*deferred_failure);
+  }
+}
+
+void Context::close() {
+  if (state_->begin_end()) {
+    state_->close();
+  }
+}
+
+void Context::State::close() {
+  try {
+    throw_deferred_failure();
+    run_teardowns();
+    write_plan();
+    if (leave()) {
+      mpi->keep_open_until_end(std::move(control_plane));
+    }
+    control_plane.reset();
+    has_ended = true;
+  } catch (const std::exception& error) {
+    abandon(error.what());
+    throw;
+  }
+}
+
+Context::State::~State() {
+  if (at_exit != nullptr) {
+    const std::lock_guard lock(at_exit->mutex);
+    at_exit->state = nullptr;
+  }
+}
+
+// The control plane has signed messages and MPI has started, so the ends of OpenSSL and MPI are
+// registered already and run after this.
+void Context::State::watch_exit() {
+  at_exit = std::make_shared<AtExit>();
+  at_exit->state = this;
+  at_exit->control_plane = control_plane;
+  detail::at_exit([shared = at_exit](int status) { shared->end(status); });
+}
+
+void Context::State::AtExit::end(int status) {
+  const std::lock_guard lock(mutex);
+  const auto plane = control_plane.lock();
+  if (state == nullptr || plane == nullptr || state->has_ended) {
+    return;
+  }
+  const bool is_first = state->begin_end();  // otherwise a teardown or another thread calls exit()
+  if (!is_first || status != 0 || plane->failed()) {
+    leave(*plane, status, is_first);
+    return;
+  }
+  try {
+    state->close();
+  } catch (const std::exception& error) {
+    log_error(concat("while closing: ", error.what()));
+    const auto* known = dynamic_cast<const Error*>(&error);
+    detail::replace_success(known != nullptr ? known->exit_code() : ExitCode::UserException);
+  }
+}
+
+// Destroys nothing: threads of the program may use the communicator and the control plane, whose
+// calls throw from now on.
+void Context::State::AtExit::leave(ControlPlane& plane, int status, bool is_first) {
+  FailureCause cause;
+  cause.message = concat("the program called exit(", status, ") while its context was open");
+  if ((status & 0xff) != 0) {
+    cause.exit_code = static_cast<ExitCode>(status & 0xff);
+  }
+  if (plane.world_size() > 1) {
+    plane.publish_failure(cause);
+  }
+  const auto reason = plane.failed() ? plane.failure().to_line() : cause.message;
+  if (is_first) {
+    state->communicator->abort(reason);
+    if (state->mpi != nullptr) {
+      state->mpi->abandon(reason);
+    }
+  }
+  if (auto* star = dynamic_cast<detail::StarPlane*>(&plane)) {
+    star->stop();
+  }
+  if (plane.failed()) {
+    detail::replace_success(plane.failure().exit_code);
+  }
+}
+
+int Context::rank() const {
+  return state_->launch.rank;
+}
+int Context::world_size() const {
+  return state_->launch.world_size;
+}
+int Context::local_rank() const {
+  return state_->launch.local_rank;
+}
+int Context::local_world_size() const {
+  return state_->launch.local_world_size;
+}
+int Context::node_rank() const {
+  return state_->launch.node_rank;
+}
+int Context::num_nodes() const {
+  return state_->launch.num_nodes;
+}
+at::Device Context::device() const {
+  return state_->device;
+}
+const char* Context::launcher() const {
+  return to_string(state_->launch.source);
+}
+const LaunchEnvironment& Context::launch() const {
+  return state_->launch;
+}
+CommunicatorPtr Context::communicator() const {
+  return state_->communicator;
+}
+
+ControlPlane& Context::control_plane() const {
+  DDP_CHECK(state_->control_plane != nullptr, "the context was closed");
+  return *state_->control_plane;
+}
+
+void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {
+  if (step >= 0 && state_->before_step) {
+    state_->before_step(step);
+  }
+  DDP_CHECK(state_->control_plane != nullptr, "the context was closed");
+  state_->control_plane->set_progress(step, where);
+  if (step >= 0) {
+    state_->communicator->set_step(step);
+  }
+}
+
+void Context::set_progress(int64_t step, const std::string& where) const {
+  detail::ContextHandle(*this).set_progress(step, where);
+}
+
+void Context::add_teardown(std::function<void()> teardown) {
+  state_->teardowns.push_back(std::move(teardown));
+}
+
+}  // namespace ddp

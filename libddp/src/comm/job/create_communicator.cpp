@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/job/create_communicator.hpp"
+
+#include <utility>
+
+#include "core/control/failure/failure_cause.hpp"
+#include "core/control/wire/tcp_socket.hpp"
+#include "ddp/core/error.hpp"
+
+namespace ddp::detail {
+namespace {
+
+CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_plane, int rank) {
+  return [weak = std::weak_ptr(control_plane), rank](const CollectiveFailure& failure) {
+    const auto alive = weak.lock();
+    if (alive == nullptr) {
+      return;
+    }
+    FailureCause cause;
+    cause.rank = rank;
+    cause.host = host_name();
+    cause.step = failure.step;
+    cause.where = failure.collective;
+    cause.message = message_of(failure.error);
+    try {
+      std::rethrow_exception(failure.error);
+    } catch (const Error& error) {
+      cause.exit_code = error.exit_code();
+    } catch (const std::exception&) {
+      cause.exit_code = ExitCode::PeerLost;
+    }
+    alive->publish_failure(cause);
+  };
+}
+
+// A communicator may outlive the control plane, and then be split.
+AddProbe probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
+  return [weak = std::weak_ptr(control_plane)](PositionBoard::Probe probe) {
+    const auto alive = weak.lock();
+    if (auto* board = dynamic_cast<PositionBoard*>(alive.get())) {
+      board->add_probe(std::move(probe));
+    }
+  };
+}
+
+[[noreturn]] void refuse_backend(const std::string& backend, const std::string& why) {
+  throw SettingsError(concat("context.communicator.backend=", backend, ": ", why));
+}
+
+CommBackend choose_backend(const LaunchEnvironment& launch, at::Device device,
+                           CommBackend backend) {
+  if (backend == CommBackend::Auto) {
+    return launch.world_size == 1 ? CommBackend::Single
+           : device.is_cuda()     ? CommBackend::Nccl
+                                  : CommBackend::Mpi;
+  }
+  if (backend == CommBackend::Single && launch.world_size > 1) {
+    refuse_backend("single", concat("it is a group of one, but the job has ", launch.world_size,
+                                    " ranks; fix: use auto"));
+  }
+  if (backend == CommBackend::Nccl && !device.is_cuda()) {
+    refuse_backend("nccl", concat("NCCL reduces CUDA tensors, but the device is ", device.str(),
+                                  "; fix: use auto or mpi, or device=cuda"));
+  }
+  if (backend == CommBackend::Mpi && !device.is_cpu()) {
+    refuse_backend("mpi", concat("the MPI communicator reduces CPU tensors, but the device is ",
+                                 device.str(), "; fix: use auto or nccl, or device=cpu"));
+  }
+  return backend;
+}
+
+CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOptions& options,
+                           std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure,
+                           std::shared_ptr<CollectiveCheck> check, AddProbe add_probe) {
+  if (mpi == nullptr) {
+    refuse_without_mpi(launch, MpiRuntime::is_built_in());
+  }
+  if (mpi->rank() != launch.rank || mpi->world_size() != launch.world_size) {
+    refuse_backend(
+        options.backend == CommBackend::Auto ? "auto" : "mpi",
+        concat("this is rank ", launch.rank, " of ", launch.world_size, " by ",
+               to_string(launch.source), ", but rank ", mpi->rank(), " of ", mpi->world_size(),
+               " by MPI; fix: start all ranks with one mpirun or srun, and set no ranks yourself"));
+  }
+  MpiCommunicatorOptions mpi_options;
+  mpi_options.timeout = options.timeout;
+  mpi_options.first_step_timeout = options.first_step_timeout;
+  mpi_options.on_failure = std::move(on_failure);
+  mpi_options.check = std::move(check);
+  mpi_options.add_probe = std::move(add_probe);
+  return make_mpi_communicator(std::move(mpi), mpi_options);
+}
+
+}  // namespace
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& exception) {
+    return exception.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+void refuse_without_mpi(const LaunchEnvironment& launch, bool is_built_in) {
+  const std::string start = concat("`mpirun -n ", launch.world_size, " …` or `srun --mpi=pmix …`");
+  const std::string why = is_built_in
+                              ? concat(to_string(launch.source),
+                                       " did not start this program with it; fix: use ", start)
+                              : concat("this libddp was built without it; fix: ", kMpiFix, start);
+  throw SettingsError(concat(launch.world_size, " ranks on CPU need MPI, and ", why,
+                             " (ranks on GPUs need no MPI)"));
+}
+
+CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
+                                    const std::shared_ptr<ControlPlane>& control_plane,
+                                    at::Device device, const CommunicatorOptions& options,
+                                    std::shared_ptr<MpiRuntime> mpi) {
+  const auto backend = choose_backend(launch, device, options.backend);
+  auto check =
+      CollectiveCheck::create(control_plane, options.check_collectives, probes_of(control_plane));
+  CommunicatorPtr communicator;
+  if (backend == CommBackend::Single) {
+    communicator = make_single_communicator(device);
+  } else if (backend == CommBackend::Mpi) {
+    communicator =
+        create_mpi(launch, options, std::move(mpi), report_to(control_plane, launch.rank),
+                   std::move(check), probes_of(control_plane));
+  } else {
+    communicator = make_nccl_communicator(*control_plane, device, options,
+                                          report_to(control_plane, launch.rank), std::move(check),
+                                          probes_of(control_plane));
+  }
+  communicator->set_control_plane(control_plane);
+  control_plane->add_failure_callback(
+      [weak = std::weak_ptr<Communicator>(communicator)](const FailureCause& cause) {
+        if (const auto alive = weak.lock()) {
+          alive->abort(cause.to_line());
+        }
+      });
+  return communicator;
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm/job/create_communicator.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/job/cuda_device.hpp"
+#include "comm/nccl/nccl_communicator.hpp"
+#include "comm/nccl/nccl_handle.hpp"
+#include "comm/nccl/nccl_timing.hpp"
+#include "comm/tuning/group_choices.hpp"
+#include "core/control/running_clock.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+#include "ddp/detail/check.hpp"
+
+namespace ddp::detail {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+// A collective with at most this many thread blocks leaves room for kernels that need all their
+// multiprocessors at once.
+constexpr int64_t kMostReserved = 24;
+
+}  // namespace
+
+NcclCommunicator::NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& options,
+                                   CollectiveFailureHandler on_failure,
+                                   std::shared_ptr<StepTimeouts> timeouts,
+                                   std::shared_ptr<CollectiveCheck> check,
+                                   const Communicator* parent)
+    : Communicator(parent),
+      options_(options),
+      on_failure_(std::move(on_failure)),
+      check_(std::move(check)),
+      timeouts_(std::move(timeouts)),
+      handle_(std::move(comm)),
+      info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, handle_.device()}},
+      launcher_(handle_),
+      reductions_(handle_, launcher_),
+      failures_({.name = "the nccl communicator",
+                 .rank = info_.rank,
+                 .world_size = info_.world_size,
+                 .lanes = [this] { return counters().lanes(); },
+                 .describe = [this](const Stall& stall) { return counters().describe(stall); },
+                 .poll_async_error = [this] { return handle_.poll_async_error(); },
+                 .abort = [this](const std::string& reason) { abort(reason); }},
+                on_failure_, timeouts_, handle_.state()) {
+  if (info_.world_size > 1 && options_.nccl_max_ctas > 0 &&
+      options_.nccl_max_ctas <= kMostReserved) {
+    reservation_.emplace(static_cast<int>(options_.nccl_max_ctas));
+  }
+}
+
+void NcclCommunicator::start(std::string id, const AddProbe& add_probe) {
+  watchdog_ = std::make_unique<Watchdog<std::function<bool()>>>(
+      [weak = weak_from_this()] {
+        const auto self = weak.lock();
+        return self != nullptr && self->failures_.check();
+      },
+      std::clamp<std::chrono::milliseconds>(timeouts_->shortest() / 10, 10ms, 1000ms));
+  id_ = std::move(id);
+  add_probe_ = add_probe;
+  if (!add_probe_) {
+    return;
+  }
+  add_probe_([id = id_, source = counters().position_source()] {
+    auto position = source->read();
+    if (position) {
+      position->id = id;
+    }
+    return position;
+  });
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  watchdog_.reset();
+  try {
+    if (!handle_.destroy()) {
+      // A graph that captured collectives writes the counters in its next replay.
+      launcher_.counters().abandon();
+    }
+  } catch (const std::exception& error) {
+    log_error(concat("at the end of the nccl communicator: ", error.what()));
+  }
+}
+
+void NcclCommunicator::abort(const std::string& reason) {
+  if (!handle_.state()->abort(reason)) {
+    return;
+  }
+  // A launching thread can block inside NCCL. Setting NCCL's abort flag unblocks it.
+  const auto launching = launcher_.lock_within(1s);
+  handle_.abort([this] { launcher_.counters().abandon(); });
+  children_.abort(reason);
+}
+
+CommunicatorPtr NcclCommunicator::split(int color, int key) {
+  const int64_t call_number = compare("split");
+  const auto lock = launcher_.lock();
+  launcher_.check_usable("split");
+  const c10::cuda::CUDAGuard guard(info_.device);
+  const auto bound = timeouts_->current();
+  RunningLimit running_limit(bound);
+  const auto split_number = ++num_splits_;
+  const auto& state = *handle_.state();
+  auto child = split_nccl(handle_.get("split"), info_.device.index(), color, key, options_, [&] {
+    state.check("split");
+    if (running_limit.is_over()) {
+      throw PeerLostError(concat("split did not end within ", bound.count(),
+                                 " ms: a peer is lost, stuck, or did not call it"));
+    }
+  });
+  if (child == nullptr) {
+    return nullptr;
+  }
+  int num_ranks = 0;
+  check_nccl(ncclCommCount(child.get(), &num_ranks), child.get(), "ncclCommCount");
+  auto made = std::make_shared<NcclCommunicator>(
+      std::move(child), options_, on_failure_, timeouts_,
+      check_ ? check_->of_group(call_number, color, num_ranks) : nullptr, this);
+  made->start(concat(id_, "/", split_number, ":", color), add_probe_);
+  children_.add(made);
+  if (state.aborted()) {  // the concurrent abort may not have seen this child
+    made->abort("the communicator it was split from was aborted");
+    state.check("split");
+  }
+  return made;
+}
+
+WorkPtr NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
+  check_all_reduce(info_, tensor, op);
+  compare("all_reduce", tensor, op);
+  return reductions_.all_reduce(tensor, op);
+}
+
+WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
+  check_broadcast(info_, tensor, root);
+  compare("broadcast", tensor, std::nullopt, root);
+  return launcher_.launch("broadcast", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+    void* data = tensor.data_ptr();
+    return ncclBroadcast(data, data, tensor.nbytes(), ncclUint8, root, comm, stream);
+  });
+}
+
+WorkPtr NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
+  check_reduce_scatter(info_, output, input, op);
+  compare("reduce_scatter", input, op);
+  return reductions_.reduce_scatter(output, input, op);
+}
+
+WorkPtr NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
+  check_all_gather(info_, output, input);
+  compare("all_gather", output);
+  return launcher_.launch("all_gather", output, {output, input},
+                          [&](ncclComm_t comm, cudaStream_t stream) {
+                            return ncclAllGather(input.const_data_ptr(), output.data_ptr(),
+                                                 input.nbytes(), ncclUint8, comm, stream);
+                          });
+}
+
+WorkPtr NcclCommunicator::send(at::Tensor tensor, int destination) {
+  check_peer(info_, "send", tensor, destination);
+  return launcher_.launch("send", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+    return ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclUint8, destination, comm, stream);
+  });
+}
+
+WorkPtr NcclCommunicator::recv(at::Tensor tensor, int source) {
+  check_peer(info_, "recv", tensor, source);
+  return launcher_.launch("recv", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+    return ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, source, comm, stream);
+  });
+}
+
+void NcclCommunicator::barrier() {
+  compare("barrier");
+  {
+    const auto lock = launcher_.lock();
+    if (!barrier_buffer_.defined()) {
+      barrier_buffer_ = at::zeros({1}, at::device(info_.device).dtype(at::kInt));
+    }
+  }
+  const auto work = launcher_.launch(
+      "barrier", barrier_buffer_, {barrier_buffer_}, [&](ncclComm_t comm, cudaStream_t stream) {
+        void* data = barrier_buffer_.data_ptr();
+        return ncclAllReduce(data, data, 1, ncclInt32, ncclSum, comm, stream);
+      });
+  work->wait_host();
+}
+
+Plan::Identity NcclCommunicator::plan_identity() const {
+  int nccl = 0;
+  check_nccl(ncclGetVersion(&nccl), nullptr, "ncclGetVersion");
+  auto identity = kernels_identity(info_.device);
+  identity["nccl"] = std::to_string(nccl);
+  identity["nccl_ctas"] = concat(options_.nccl_min_ctas, "-", options_.nccl_max_ctas);
+  return identity;
+}
+
+std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
+  const auto group = split(/*color=*/0, /*key=*/info_.rank);
+  auto& measured = static_cast<NcclCommunicator&>(*group);
+  return time_all_reduce(measured, measured.launcher_, measured.reductions_);
+}
+
+CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device device,
+                                       const CommunicatorOptions& options,
+                                       CollectiveFailureHandler on_failure,
+                                       std::shared_ptr<CollectiveCheck> check,
+                                       const AddProbe& add_probe) {
+  DDP_CHECK(device.is_cuda() && device.has_index(), device.str());
+  const c10::cuda::CUDAGuard guard(device.index());
+  auto comm = connect_nccl(control_plane, device.index(), options);
+  auto made = std::make_shared<NcclCommunicator>(
+      std::move(comm), options, std::move(on_failure),
+      std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout), std::move(check),
+      /*parent=*/nullptr);
+  made->start("world", add_probe);
+  return made;
+}
+
+}  // namespace ddp::detail

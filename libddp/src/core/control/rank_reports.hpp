@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank reports to rank 0 about itself: its progress, and its position while it waits.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "core/control/rank_position.hpp"
+#include "core/control/wire/tcp_socket.hpp"
+
+namespace ddp::detail {
+
+/// A rank's place, which rank 0 shows if the rank dies silently.
+struct Progress {
+  int64_t step = -1;
+  std::string where;
+
+  bool is_valid() const { return where.size() <= kMaxPlaceBytes; }
+  friend auto message_fields(Progress& progress) { return std::tie(progress.step, progress.where); }
+};
+
+/// Tracks this rank's progress. No other mutex is locked under its own, so setting the progress
+/// never waits for sockets. Any thread.
+class ProgressTracker {
+ public:
+  /// `sender` is notified of progress to send, at most once per `interval`. It is null on rank 0,
+  /// which reads its own progress directly.
+  ProgressTracker(WakeEvent* sender, std::chrono::milliseconds interval)
+      : sender_(sender), interval_(interval) {}
+
+  void set(int64_t step, const std::string& where);
+  /// Returns the previous activity.
+  std::string set_activity(std::string activity);
+  std::string activity() const;
+  /// The activity is appended to the place.
+  Progress get() const;
+
+  /// Returns when unsent progress may be sent; nothing if all is sent.
+  std::optional<SteadyTime> due() const;
+  /// Returns unsent progress that is due at `now`. The sender calls this after each wake-up.
+  std::optional<Progress> take_due(SteadyTime now);
+
+ private:
+  bool mark_unsent();
+  Progress current() const;
+
+  WakeEvent* const sender_;
+  const std::chrono::milliseconds interval_;
+  mutable std::mutex mutex_;
+  Progress progress_;
+  std::string activity_;
+  bool is_unsent_ = false;
+  SteadyTime due_{};
+};
+
+/// Decides when to send this rank's position. The owner's mutex guards it. That mutex also keeps
+/// the control-plane call unchanged while probes run, so their positions belong to this call.
+class PositionReporter {
+ public:
+  PositionReporter(const ProgressTracker& progress, std::chrono::milliseconds heartbeat_interval);
+
+  void add_probe(PositionBoard::Probe probe);
+  void remove_probes() { probes_.clear(); }
+
+  /// This thread calls a control-plane collective.
+  void add_plane_caller() { add_caller(caller_); }
+  /// This rank waits in the collective of this sequence number.
+  void begin_plane_call(uint64_t sequence) { plane_call_ = sequence + 1; }
+  void end_plane_call() { plane_call_ = 0; }
+
+  /// Reads the position every tenth of a heartbeat interval. Returns the position to send: one when
+  /// the rank waits, about one per heartbeat during the wait, and an empty one when the wait ends.
+  std::optional<RankPosition> poll(SteadyTime steady);
+
+ private:
+  RankPosition read_position();
+
+  const ProgressTracker& progress_;
+  const std::chrono::milliseconds interval_;
+  std::vector<PositionBoard::Probe> probes_;
+  uint64_t plane_call_ = 0;                  // as in RankPosition
+  CallerThread caller_ = std::thread::id();  // caller of the control plane's collectives
+  std::optional<RankPosition> last_position_;
+  int num_unchanged_ = 0;  // consecutive polls of an unchanged position
+  SteadyTime next_poll_{};
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/core/stop_signal.hpp"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+
+#include "core/launch/training_state.hpp"
+
+namespace ddp {
+namespace {
+
+constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
+
+std::atomic<bool> is_requested{false};  // a handler can only reach globals
+std::atomic<bool> has_state{false};
+static_assert(std::atomic<bool>::is_always_lock_free, "the handler must not take a lock");
+
+extern "C" void handle_stop_signal(int signal) {
+  is_requested = true;
+  if (signal == SIGINT) {
+    const int before = errno;  // the interrupted code still needs it
+    constexpr char kText[] =
+        "\nddp: stopping at the end of a step; press Ctrl-C again to leave at once\n";
+    [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kText, sizeof(kText) - 1);
+    errno = before;
+  }
+}
+
+}  // namespace
+
+struct StopSignalHandlers::Previous {
+  std::array<struct sigaction, kSignals.size()> actions;
+};
+
+StopSignalHandlers::StopSignalHandlers() : previous_(std::make_unique<Previous>()) {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    struct sigaction action = {};
+    action.sa_handler = handle_stop_signal;
+    sigemptyset(&action.sa_mask);
+    // SA_RESTART: our handler must not cause EINTR in other libraries.
+    action.sa_flags = SA_RESTART | (kSignals[i] == SIGINT ? static_cast<int>(SA_RESETHAND) : 0);
+    sigaction(kSignals[i], &action, &previous_->actions[i]);
+  }
+}
+
+StopSignalHandlers::~StopSignalHandlers() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &previous_->actions[i], nullptr);
+  }
+}
+
+void request_stop() {
+  is_requested = true;
+}
+bool stop_requested() {
+  detail::note_training_state();
+  return is_requested;
+}
+void clear_stop_request() {
+  is_requested = false;
+  has_state = false;
+}
+
+void detail::note_training_state() {
+  has_state.store(true, std::memory_order_relaxed);
+}
+bool detail::has_training_state() {
+  return has_state.load(std::memory_order_relaxed);
+}
+bool detail::is_stop_requested() {
+  return is_requested;
+}
+
+}  // namespace ddp

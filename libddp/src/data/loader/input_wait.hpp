@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// What waits for batches cost: the time in which the device had no work, not that in which the host
+// was early.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "ops/shared/timing_event.hpp"
+
+namespace ddp::detail {
+
+/// Use from one thread.
+class InputWait {
+ public:
+  explicit InputWait(at::Device device) : device_(device) {}
+
+  /// No batch is ready, and the host begins to wait for one.
+  void begin() { next_.emplace().begin.record(device_); }
+  /// The batch is there, on a device behind what the current stream was made to wait for. Does
+  /// nothing if no wait began.
+  void end() {
+    if (!next_) {
+      return;
+    }
+    next_->end.record(device_);
+    spans_.push_back(std::move(*next_));
+    next_.reset();
+    while (!spans_.empty() && spans_.front().end.is_over()) {
+      add_oldest();
+    }
+  }
+  /// A wait that began and failed does not count.
+  void forget() { next_.reset(); }
+
+  /// The sum so far. The host waits until the device has passed the last end().
+  double milliseconds() {
+    while (!spans_.empty()) {
+      add_oldest();
+    }
+    return total_ms_;
+  }
+
+ private:
+  // The device passes both events at once if it is busy for longer than the host waits.
+  struct Span {
+    ops::detail::TimingEvent begin, end;
+  };
+
+  void add_oldest() {
+    const Span& span = spans_.front();
+    total_ms_ += ops::detail::TimingEvent::milliseconds(span.begin, span.end);
+    spans_.pop_front();
+  }
+
+  const at::Device device_;
+  std::optional<Span> next_;
+  std::deque<Span> spans_;  // that the device may not have passed
+  double total_ms_ = 0;
+};
+
+}  // namespace ddp::detail

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/metrics/files/metrics_files.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
+#include "train/metrics/files/metrics_writers.hpp"
+#include "train/metrics/files/outdated_rows.hpp"
+#include "train/metrics/files/tensorboard_writer.hpp"
+#include "train/metrics/ranks/rank_devices.hpp"
+
+namespace ddp::detail {
+namespace {
+
+constexpr double kRanksPeriodSeconds = 1;
+
+RunFolder make_folder(const MetricsOptions& options, const LaunchEnvironment& launch,
+                      bool is_main) {
+  if (!is_main || options.dir.empty()) {
+    return {};
+  }
+  auto job_name = launch.job_id;
+  std::replace(job_name.begin(), job_name.end(), '/', '_');
+  const auto& name = !options.run_name.empty() ? options.run_name
+                     : !job_name.empty()       ? job_name
+                                               : time_name(options.dir);
+  return {options.dir, name, launch.job_id};
+}
+
+// What the program states, else what its used settings say.
+RunInfo constants_of(const MetricsOptions& options) {
+  auto run = options.run;
+  const auto& configured = options.configured;
+  if (run.precision.empty() && configured.amp.is_set()) {
+    run.precision = configured.precision;
+  }
+  if (run.batch_size_per_rank == 0 && run.global_batch_size == 0 && configured.loader.is_set()) {
+    run.batch_size_per_rank = configured.batch_size_per_rank;
+    run.global_batch_size = configured.global_batch_size;
+  }
+  if (run.bucket_cap_mb == 0 && configured.ddp.is_set()) {
+    run.bucket_cap_mb = configured.bucket_cap_mb;
+  }
+  return run;
+}
+
+double unix_time() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+MetricsFiles::MetricsFiles(const MetricsOptions& options, const LaunchEnvironment& launch,
+                           bool is_main)
+    : options_(options),
+      launch_(launch),
+      folder_(make_folder(options, launch, is_main)),
+      is_main_(is_main),
+      commit_(is_main ? read_git_commit(".") : "") {
+  if (folder_.path().empty()) {
+    return;
+  }
+  if (options.csv) {
+    add_writer(std::make_shared<CsvWriter>(folder_));
+  }
+  if (options.jsonl) {
+    add_writer(std::make_shared<JsonlWriter>(folder_));
+  }
+  if (options.tensorboard) {
+    tensorboard_ = std::make_shared<TensorboardWriter>(folder_);
+    add_writer(tensorboard_);
+  }
+}
+
+void MetricsFiles::add_writer(std::shared_ptr<MetricsWriter> writer) {
+  if (writer == nullptr) {
+    throw SettingsError("add_writer: the pointer is empty; fix: give it a writer");
+  }
+  if (is_main_) {
+    writer->begin(path(), options_.run.settings_text);
+    writers_.push_back(std::move(writer));
+  }
+}
+
+void MetricsFiles::write(const std::string& table, const Row& row) {
+  for (const auto& writer : writers_) {
+    writer->write(table, row);
+  }
+}
+
+void MetricsFiles::remove_rows(const std::string& table, const std::string& column, int64_t first) {
+  const bool is_first = folder_.aside().empty();
+  if (remove_rows_from(folder_, table, column, first) && is_first) {
+    log_info(concat("the run folder ", path(), " has rows of an earlier start, which this one ",
+                    "repeats: its files are copied to ", folder_.aside()));
+  }
+}
+
+// A run that begins at step 0 also repeats the evaluation before the first step.
+void MetricsFiles::begin(int64_t steps_done) {
+  if (!path().empty() && !std::exchange(has_begun_, true)) {
+    const int64_t first = steps_done > 0 ? steps_done + 1 : 0;
+    remove_rows("steps", "step", first);
+    remove_rows("evals", "step", first);
+    if (tensorboard_ != nullptr) {
+      tensorboard_->start(steps_done);
+    }
+  }
+}
+
+void MetricsFiles::add_step(const LoggedNumbers& numbers) {
+  write("steps", step_row(numbers, unix_time()));
+}
+
+void MetricsFiles::write_ranks(int64_t step, int64_t max_steps,
+                               const std::vector<RankNumbers>& ranks) {
+  const double now = unix_time();
+  if (now - ranks_written_ >= kRanksPeriodSeconds || step == max_steps) {
+    ranks_written_ = now;
+    folder_.write("ranks.json", ranks_json({.step = step,
+                                            .max_steps = max_steps,
+                                            .unix_time = now,
+                                            .sample_unit = options_.run.sample_unit},
+                                           ranks));
+  }
+}
+
+void MetricsFiles::add_evaluation(const EvaluationNumbers& evaluation) {
+  Row row = {{.name = "step", .integer = evaluation.done},
+             {.name = "epoch", .number = evaluation.epoch},
+             {.name = "eval_loss", .number = evaluation.loss},
+             {.name = "eval_accuracy", .number = evaluation.accuracy}};
+  add_own(row, evaluation.own);
+  row.push_back({.name = "time", .number = unix_time()});
+  write("evals", row);
+}
+
+void MetricsFiles::add_epoch(const Epoch& epoch, const JobNumbers& job) {
+  if (!path().empty() && !std::exchange(has_epochs_, true)) {
+    remove_rows("epochs", "epoch", epoch.epoch);
+  }
+  if (tensorboard_ != nullptr) {
+    tensorboard_->set_step(epoch.steps_done);
+  }
+  write("epochs", epoch_row(epoch, job));
+}
+
+std::vector<std::string> MetricsFiles::columns_of_epochs() const {
+  auto columns = column_names(epoch_row({}, JobNumbers(std::vector<RankNumbers>(1))));
+  std::erase_if(columns, [](const std::string& column) { return column.starts_with("test_"); });
+  return columns;
+}
+
+Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
+  const auto run = constants_of(options_);
+  const int64_t batch =
+      run.global_batch_size > 0 ? run.global_batch_size : run.batch_size_per_rank * job.world_size;
+  const auto rate_name = run.sample_unit + "_per_second";
+  const auto if_known = [](int64_t known, double number) {
+    return known > 0 ? std::optional(number) : std::nullopt;
+  };
+  Row row = {
+      {.name = "job_id", .text = launch_.job_id},
+      {.name = "commit", .text = commit_},
+      {.name = "gpu_type", .text = epoch.gpu_type},
+      {.name = "nodes", .integer = launch_.num_nodes},
+      {.name = "gpus", .integer = epoch.uses_gpus ? job.world_size : 0},
+      {.name = "ranks", .integer = job.world_size},
+      {.name = "precision", .text = run.precision},
+      {.name = "global_batch_size", .integer = batch > 0 ? std::optional(batch) : std::nullopt},
+      {.name = "batch_size_per_gpu",  // a fraction if ranks share the batch unevenly
+       .number = if_known(batch, static_cast<double>(batch) / job.world_size)},
+      {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
+      {.name = "repeat", .integer = options_.repeat},
+      {.name = "steps_per_epoch",
+       .integer = epoch.num_steps > 0 ? std::optional(epoch.num_steps) : std::nullopt},
+      {.name = "epoch", .integer = epoch.epoch},
+      {.name = "epoch_steps", .integer = epoch.num_steps_in_row},
+      {.name = "train_loss", .number = job.loss()},
+      {.name = "train_accuracy", .number = job.accuracy()},
+      {.name = "test_loss", .number = epoch.test_loss},
+      {.name = "test_accuracy", .number = epoch.test_accuracy},
+      {.name = "epoch_seconds", .number = job.total.seconds},
+      {.name = rate_name, .number = if_measured(job.samples_per_second())},
+      {.name = "gpu_utilisation_percent", .number = if_measured(job.total.utilisation)},
+      {.name = "power_w", .number = if_measured(job.total.power_w)},
+      {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
+      {.name = "energy_j", .number = if_measured(job.total.energy_j)}};
+  add_own(row, job.own);
+  row.push_back({.name = "time", .number = unix_time()});
+  return row;
+}
+
+}  // namespace ddp::detail

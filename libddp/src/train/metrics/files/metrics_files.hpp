@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of a run's metrics, which rank 0 writes: steps, evaluations, epochs; and its settings.
+// Torch-free.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/launch/launch_environment.hpp"
+#include "ddp/train/options.hpp"
+#include "train/metrics/files/run_folder.hpp"
+#include "train/metrics/metrics_format.hpp"
+#include "train/metrics/ranks/metrics_ranks.hpp"
+
+namespace ddp::detail {
+
+class TensorboardWriter;
+
+class MetricsFiles {
+ public:
+  /// Makes and takes the run folder. On other ranks than rank 0, and without a folder, all output
+  /// is dropped. Throws as RunFolder does.
+  MetricsFiles(const MetricsOptions& options, const LaunchEnvironment& launch, bool is_main);
+  MetricsFiles(const MetricsFiles&) = delete;  // writers refer to the folder
+  MetricsFiles& operator=(const MetricsFiles&) = delete;
+
+  /// Empty without a run folder.
+  const std::string& path() const { return folder_.path(); }
+  void add_writer(std::shared_ptr<MetricsWriter> writer);
+  void write_settings(const std::string& text) { folder_.write("settings.txt", text); }
+  /// Call it before the first row of training, with the steps done so far. Moves rows of later
+  /// steps aside: an earlier start wrote them, and this run repeats them. Later calls do nothing.
+  void begin(int64_t steps_done);
+  void add_step(const LoggedNumbers& numbers);
+  /// Replaces ranks.json: at most once a second, and at the last step.
+  void write_ranks(int64_t step, int64_t max_steps, const std::vector<RankNumbers>& ranks);
+  void add_evaluation(const EvaluationNumbers& evaluation);
+
+  struct Epoch {
+    int64_t epoch = 0;
+    int64_t steps_done = 0;        ///< of the run
+    int64_t num_steps = 0;         ///< 0: unknown
+    int64_t num_steps_in_row = 0;  ///< since the last row or the start: fewer if an epoch is cut
+    std::string gpu_type = "";     ///< "cpu" without a GPU
+    bool uses_gpus = false;        ///< one per rank
+    std::optional<double> test_loss = {};
+    std::optional<double> test_accuracy = {};
+  };
+  /// Of a row without own metrics, apart from test_loss and test_accuracy, which log_epoch() fills.
+  std::vector<std::string> columns_of_epochs() const;
+  /// The first call moves rows of the same and later epochs aside.
+  void add_epoch(const Epoch& epoch, const JobNumbers& job);
+
+ private:
+  Row epoch_row(const Epoch& epoch, const JobNumbers& job) const;
+  void write(const std::string& table, const Row& row);
+  void remove_rows(const std::string& table, const std::string& column, int64_t first);
+
+  const MetricsOptions options_;
+  const LaunchEnvironment launch_;
+  RunFolder folder_;
+  const bool is_main_;
+  const std::string commit_;
+  std::vector<std::shared_ptr<MetricsWriter>> writers_;
+  std::shared_ptr<TensorboardWriter> tensorboard_;  // also in writers_; null without event files
+  double ranks_written_ = 0;                        // Unix time
+  bool has_begun_ = false;
+  bool has_epochs_ = false;
+};
+
+}  // namespace ddp::detail

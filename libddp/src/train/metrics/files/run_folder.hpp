@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The files of one run, written by one process at a time. Torch-free. A full disk causes a warning
+// and never stops training.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "train/checkpoint/folder_owner.hpp"
+
+namespace ddp::detail {
+
+class RunFolder {
+ public:
+  /// No folder: all output is dropped.
+  RunFolder() = default;
+  /// Makes `dir`/`name` if needed and takes it like FolderOwner; `job` is the scheduler's id.
+  /// Throws WriteError, FolderTakenError, and SettingsError for a name with a '/', a link, and the
+  /// folder of another user, who could plant links in it.
+  RunFolder(const std::string& dir, const std::string& name, const std::string& job = "");
+
+  const std::string& path() const { return path_; }
+  /// Appends a line and flushes it; a new file starts with `header`.
+  void append(const std::string& file, const std::string& line, const std::string& header = "");
+  /// The same for bytes.
+  void append_bytes(const std::string& file, const std::string& bytes);
+  /// A whole file; empty if it cannot be read, or is no regular file.
+  std::string read(const std::string& file) const;
+  /// Replaces a whole file: readers see the old text or the new.
+  void write(const std::string& file, const std::string& text);
+  /// Puts a copy of a file into the folder attempt-<n> in this one, with the first n that is free
+  /// when this object first copies a file. Returns whether it is there.
+  bool keep_copy(const std::string& file);
+  /// That folder; empty if no file was copied.
+  const std::string& aside() const { return aside_; }
+
+ private:
+  void warn_once(const std::string& file, const std::string& reason = "");
+  bool is_ours();
+  /// Nothing, after a warning, if it cannot be opened.
+  AppendedFile* open(const std::string& file);
+
+  std::string path_;
+  std::shared_ptr<FolderOwner> owner_;
+  std::map<std::string, std::unique_ptr<AppendedFile>> open_;
+  std::string aside_;
+  bool warned_ = false;
+};
+
+/// "2026-11-21_10-30-05", local time; with a number appended if `dir` has that name.
+std::string time_name(const std::string& dir);
+
+}  // namespace ddp::detail

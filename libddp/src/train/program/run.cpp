@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ddp/train/run.hpp"
+
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+#include <thread>
+
+#include "comm/job/context_handle.hpp"
+#include "core/control/failure/error_text.hpp"
+#include "core/control/failure/exit_deadline.hpp"
+#include "core/control/failure/failure_cause.hpp"
+#include "core/launch/training_state.hpp"
+#include "core/settings/command_line.hpp"
+#include "core/settings/setting_row.hpp"
+#include "ddp/core/logging.hpp"
+#include "ddp/core/stop_signal.hpp"
+#include "train/checkpoint/answers.hpp"
+#include "train/checkpoint/save_history.hpp"
+#include "train/program/stop_before_training.hpp"
+
+namespace ddp {
+namespace {
+
+ExitCode exit_code_of(const std::exception& exception) {
+  const auto* error = dynamic_cast<const Error*>(&exception);
+  return error == nullptr ? ExitCode::UserException : error->exit_code();
+}
+
+constexpr std::chrono::seconds kUnwindGrace{10};
+constexpr std::chrono::seconds kStopGrace{3};  // nothing is unwound that a restart needs
+// A broken collective may surface before the control plane has the cause, which is more precise.
+constexpr std::chrono::milliseconds kCauseWait{300};
+
+// The reader of this program's output may exit early (`prog | head`): writes then fail, and
+// training continues. Never restored, because stdout's buffer is written at exit.
+void ignore_broken_pipes() {
+  struct sigaction action = {};
+  if (sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler == SIG_DFL) {
+    action.sa_handler = SIG_IGN;
+    sigaction(SIGPIPE, &action, nullptr);
+  }
+}
+
+void apply(const TrainOptions& options) {
+  auto& torch_settings = at::globalContext();
+  if (options.deterministic) {
+    // cuBLAS reads it when a handle is made; without it LibTorch refuses products on CUDA.
+    setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  }
+  torch_settings.setDeterministicAlgorithms(options.deterministic, /*warn_only=*/false);
+  torch_settings.setDeterministicCuDNN(options.deterministic);
+  torch_settings.setBenchmarkCuDNN(options.cudnn_benchmark && !options.deterministic);
+  torch_settings.setAllowTF32CuBLAS(options.allow_tf32);  // cuDNN's stays at PyTorch's default: on
+}
+
+// Every rank compares with rank 0's settings and receives all differences, so all ranks fail with
+// the same error.
+void require_equal_settings(const Context& context, const Config& config) {
+  if (context.world_size() == 1) {
+    return;
+  }
+  auto& plane = context.control_plane();
+  const std::string own = config.to_canonical();
+  const auto differences =
+      plane.all_gather(first_difference(own, plane.broadcast(own)).substr(0, 1000));
+  for (std::size_t rank = 0; rank < differences.size(); ++rank) {
+    if (!differences[rank].empty()) {
+      throw MismatchError(concat("rank ", rank,
+                                 " has other settings than rank 0: ", differences[rank],
+                                 " (rank 0); fix: give all ranks the same settings"));
+    }
+  }
+}
+
+bool wait_for_cause(const ControlPlane& plane) {
+  const auto deadline = std::chrono::steady_clock::now() + kCauseWait;
+  while (!plane.failed() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return plane.failed();
+}
+
+// nullptr: an exception of another type than std::exception.
+void publish(ControlPlane& plane, const std::exception* exception) {
+  FailureCause cause;
+  cause.message =
+      exception == nullptr ? "an exception of unknown type" : detail::message_of(*exception);
+  cause.exit_code = exception == nullptr ? ExitCode::UserException : exit_code_of(*exception);
+  if (const auto* save = dynamic_cast<const detail::SaveFailure*>(exception)) {
+    cause = save->cause();  // all ranks throw it; whichever is first, the same rank is to blame
+  }
+  if (cause.exit_code == ExitCode::PeerLost && wait_for_cause(plane)) {
+    return;
+  }
+  plane.publish_failure(cause);
+}
+
+// Arms the deadline as soon as any rank fails, even if this rank is busy.
+class FailureWatch {
+ public:
+  explicit FailureWatch(ControlPlane& plane) : plane_(plane) {
+    token_ =
+        plane_.add_failure_callback([this](const FailureCause& cause) { arm(cause.exit_code); });
+  }
+  ~FailureWatch() { detach(); }
+  FailureWatch(const FailureWatch&) = delete;
+  FailureWatch& operator=(const FailureWatch&) = delete;
+
+  void arm(ExitCode code) {
+    deadline_.arm(static_cast<int>(code),
+                  code == ExitCode::SavedRequeue ? kStopGrace : kUnwindGrace);
+  }
+  /// Call before the control plane is destroyed; an armed deadline stays.
+  void detach() {
+    if (token_) {
+      plane_.remove_failure_callback(*token_);
+      token_.reset();
+    }
+  }
+
+ private:
+  ControlPlane& plane_;
+  detail::ExitDeadline deadline_;
+  std::optional<int> token_;
+};
+
+void log_start(const Context& context) {
+  if (context.is_main()) {
+    log_info(concat(context.world_size(), context.world_size() == 1 ? " rank" : " ranks", " on ",
+                    context.num_nodes(), context.num_nodes() == 1 ? " node (" : " nodes (",
+                    context.launcher(), "), ", context.device().str(), ", ",
+                    context.communicator()->backend()));
+  }
+}
+
+// The run folder and the checkpoints store all settings.
+void log_settings(const Context& context, const Config& config, bool all) {
+  if (!context.is_main()) {
+    return;
+  }
+  const std::string table = all ? config.to_table() : config.to_changed_table();
+  if (table.empty()) {
+    log_info("all settings have their defaults; --show-settings lists them");
+    return;
+  }
+  const char* title =
+      all ? "settings; * is not the default\n" : "changed settings; --show-settings lists all\n";
+  log_info(title + table.substr(0, table.size() - 1));  // without the last line break
+}
+
+// Refuses unused settings: unread keys when the first step begins, sections that no object took
+// when a later step begins. A loop makes its last objects (Autocast) in its first step.
+class UnusedSettingsCheck {
+ public:
+  explicit UnusedSettingsCheck(const Config& config) : config_(config) {}
+
+  void before_step(int64_t step) {
+    detail::note_training_state();
+    newest_ = step;
+    if (first_ < 0) {
+      first_ = step;
+      config_.require_all_read();
+    } else if (step > first_ && !ran_) {
+      ran_ = true;
+      config_.require_all_used();
+    }
+  }
+  /// A run that announced only one step had no steps left and made no objects for steps.
+  void at_end() const {
+    if (first_ < 0) {
+      config_.require_all_used();
+    }
+  }
+  /// False after a loop over train.epochs=0, for example. A run that resumes at its end announces
+  /// the number of steps that were done, so nothing is reported although it trains nothing.
+  bool saw_a_step() const { return newest_ > 0; }
+
+ private:
+  const Config& config_;
+  int64_t first_ = -1;
+  int64_t newest_ = -1;  // the next step; after the last step, the number of steps
+  bool ran_ = false;
+};
+
+void train(Context& context, const Config& config, const RunFunction& function,
+           const UnusedSettingsCheck& use_check) {
+  log_start(context);
+  require_equal_settings(context, config);
+  function(context, config);
+  detail::ContextHandle(context).throw_deferred_failure();
+  use_check.at_end();
+  if (context.is_main() && config.metrics.usage.is_set() && !use_check.saw_a_step()) {
+    log_warning(concat("the program ended without a training step (train.epochs=",
+                       config.train.epochs, ", train.max_steps=", config.train.max_steps,
+                       "); fix: set train.epochs, or loop over cfg.train.num_steps(...)"));
+  }
+}
+
+// All ranks return the first cause's code, if known.
+ExitCode code_after(const Context& context, ExitCode own) {
+  const auto& plane = context.control_plane();
+  return plane.failed() ? plane.failure().exit_code : own;
+}
+
+ExitCode run_in_context(Context& context, const Config& config, const RunFunction& function,
+                        const UnusedSettingsCheck& use_check) {
+  try {
+    train(context, config, function, use_check);
+    return ExitCode::Ok;
+  } catch (const Stop& stop) {
+    if (context.is_main()) {
+      log_info(stop.what());
+    }
+    return code_after(context, ExitCode::SavedRequeue);
+  } catch (const std::exception& exception) {
+    publish(context.control_plane(), &exception);
+    return code_after(context, exit_code_of(exception));
+  } catch (...) {
+    publish(context.control_plane(), nullptr);
+    return code_after(context, ExitCode::UserException);
+  }
+}
+
+ExitCode run_job(const Config& config, const RunFunction& function) {
+  ContextOptions options = config.context;
+  UnusedSettingsCheck use_check(config);
+  options.before_step = [&use_check](int64_t step) { use_check.before_step(step); };
+  detail::StopBeforeTraining early_stop(kStopGrace);
+  std::optional<Context> context(Context::create(options));
+  FailureWatch watch(context->control_plane());
+  early_stop.watch(context->control_plane());
+  ExitCode code = run_in_context(*context, config, function, use_check);
+  early_stop.finish();
+  const bool failed = context->control_plane().failed();
+  if (failed) {
+    watch.arm(code);  // its callback may not have run yet
+  }
+  watch.detach();
+  if (failed || (code != ExitCode::Ok && code != ExitCode::SavedRequeue)) {
+    context.reset();  // peers have the cause; no wait for them
+  } else {
+    context->close();
+  }
+  return code;
+}
+
+}  // namespace
+
+int run(int argc, const char* const* argv, const RunFunction& function,
+        const std::vector<Section>& own_sections) {
+  ExitCode code = ExitCode::UserException;
+  ignore_broken_pipes();
+  try {
+    const CommandLine line = parse_command_line(argc, argv);
+    if (detail::print_answer(line, program_name(argc, argv), own_sections)) {
+      return 0;
+    }
+    const StopSignalHandlers handlers;
+    const Config config = Config::from_command_line(argc, argv, own_sections);
+    apply(config.train);
+    code = run_job(config, [&](Context& context, const Config& agreed) {
+      log_settings(context, agreed, line.show_settings);
+      function(context, agreed);
+    });
+  } catch (const std::exception& exception) {
+    log_error(detail::message_of(exception));
+    code = exit_code_of(exception);
+  }
+  return static_cast<int>(code);
+}
+
+}  // namespace ddp
