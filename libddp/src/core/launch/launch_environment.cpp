@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "core/launch/detect_launch.hpp"
-#include "core/launch/slurm_hostlist.hpp"
+#include "core/launch/tasks_per_node.hpp"
 #include "core/settings/parse_number.hpp"
 #include "ddp/core/error.hpp"
 
@@ -218,9 +218,8 @@ bool is_slurm_step(const Variables& env) {
   return env.text("SLURM_PROCID") && id && *id < 0xffff'fff0u;
 }
 
-void read_slurm_layout(const Variables& env, Placement& p, LaunchEnvironment& result) {
+void read_slurm_layout(const Variables& env, Placement& p) {
   constexpr auto kTasks = "SLURM_STEP_TASKS_PER_NODE";
-  constexpr auto kHosts = "SLURM_STEP_NODELIST";
   if (const auto text = env.text(kTasks)) {
     const auto tasks =
         detail::parse_tasks_per_node(*text, p.node_rank ? p.node_rank->value : 0, kTasks);
@@ -234,14 +233,6 @@ void read_slurm_layout(const Variables& env, Placement& p, LaunchEnvironment& re
     p.local_world_size = Given{static_cast<int>(tasks.on_node), words};
   } else {
     p.local_world_size = env.number("SLURM_NTASKS_PER_NODE", 1);
-  }
-  if (const auto hosts = env.text(kHosts)) {
-    const int64_t count = detail::count_hosts(*hosts, kHosts);
-    if (p.num_nodes && count != p.num_nodes->value) {
-      contradiction(concat(kHosts, "=", hosts->substr(0, 80)), p.num_nodes->words,
-                    "the list must name every node");
-    }
-    result.master_addr = detail::host_at(*hosts, 0, kHosts);
   }
 }
 
@@ -261,7 +252,7 @@ Placement read_slurm(const Variables& env, LaunchEnvironment& result) {
     p.num_nodes = env.number("SLURM_NNODES", 1);
   }
   require_both(p.node_rank, "SLURM_NODEID", p.num_nodes, "SLURM_NNODES");
-  read_slurm_layout(env, p, result);
+  read_slurm_layout(env, p);
   require_both(p.local_rank, "SLURM_LOCALID", p.local_world_size, "SLURM_STEP_TASKS_PER_NODE");
   const auto pmix_rank = env.number("PMIX_RANK", 0);
   require_same(p.rank, pmix_rank, "Slurm and its PMIx plugin must agree on the rank");

@@ -1,27 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slurm's lists of hosts and of tasks per node, and a launcher's environment variables: lines
+// Slurm's list of tasks per node, and a launcher's environment variables: lines
 // NAME=VALUE.
-#include <algorithm>
 #include <map>
 
 #include "core/launch/detect_launch.hpp"
-#include "core/launch/slurm_hostlist.hpp"
+#include "core/launch/tasks_per_node.hpp"
 #include "fuzz/fuzz.hpp"
 
 namespace {
 
 constexpr int64_t kMaxAsked = 64;
-
-void read_hosts(std::string_view text) {
-  const int64_t count = ddp::detail::count_hosts(text, "HOSTS");
-  fuzz::require(count > 0, "an accepted list has a host");
-  for (int64_t i = 0; i < std::min(count, kMaxAsked); ++i) {
-    fuzz::require(!ddp::detail::host_at(text, i, "HOSTS").empty(), "each host has a name");
-    fuzz::require(!ddp::detail::host_at(text, count - 1 - i, "HOSTS").empty(), "each has a name");
-  }
-  fuzz::require(!fuzz::accepts([&] { ddp::detail::host_at(text, count, "HOSTS"); }),
-                "no host follows the last one");
-}
 
 void read_tasks(std::string_view text) {
   const auto all = ddp::detail::parse_tasks_per_node(text, 0, "TASKS");
@@ -59,7 +47,6 @@ void read_environment(std::string_view text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   const auto text = fuzz::view(data, size);
-  (void)fuzz::accepts([&] { read_hosts(text); });
   (void)fuzz::accepts([&] { read_tasks(text); });
   (void)fuzz::accepts([&] { read_environment(text); });
   return 0;
