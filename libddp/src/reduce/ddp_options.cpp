@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/options.hpp"
 
 #include "ddp/core/error.hpp"
 #include "reduce/buckets/gradient_arena.hpp"

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/options.hpp"
 #include "reduce/gradient_hooks.hpp"
 
 namespace ddp::detail {

@@ -7,7 +7,7 @@
 
 #include "core/log/trace_recorder.hpp"
 #include "ddp/detail/trace_scope.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/logging_data.hpp"
 #include "ops/shared/timing_event.hpp"
 
 namespace ddp::detail {

@@ -15,7 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/comm/communicator.hpp"
+#include "ddp/core/state_dict.hpp"
+#include "ddp/reduce/comm_hook.hpp"
+#include "ddp/reduce/logging_data.hpp"
+#include "ddp/reduce/options.hpp"
 #include "reduce/backward_pass.hpp"
 
 namespace ddp {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/options.hpp"
 
 namespace ddp::detail {
 

@@ -16,7 +16,7 @@
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/state_dict.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/options.hpp"
 #include "reduce/buckets/bucket_layout.hpp"
 
 namespace testing {

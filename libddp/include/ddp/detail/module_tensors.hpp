@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "ddp/detail/describe.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/model_tensors.hpp"
 
 namespace ddp::detail {
 

@@ -11,75 +11,14 @@
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
-#include "ddp/core/fields.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/detail/no_sync.hpp"
-#include "ddp/detail/usage_mark.hpp"
 #include "ddp/reduce/comm_hook.hpp"
+#include "ddp/reduce/logging_data.hpp"
+#include "ddp/reduce/model_tensors.hpp"
+#include "ddp/reduce/options.hpp"
 
 namespace ddp {
-
-/// When rank 0's buffers (BatchNorm's running statistics) are sent to the others.
-enum class BroadcastBuffers {
-  /// During each synchronised backward, for the next training forward. The first forward, and
-  /// forwards in a join, send before they compute.
-  EachForward,
-  BeforeEval,  ///< when the wrapper's eval() is called
-  Off,
-};
-
-/// How a bucket is reduced. None: all-reduce in the gradients' dtype. See comm_hook.hpp for hooks
-/// of a program's own.
-enum class CommHookType { None, AllReduce, Fp16Compress, Bf16Compress, PowerSgd };
-
-inline constexpr NumberOrAuto kAutoBuckets = std::nullopt;  ///< ddp.bucket_cap_mb=auto
-
-/// Names and defaults are PyTorch's; docs/configuration.md describes each setting.
-struct DdpOptions {
-  NumberOrAuto bucket_cap_mb = 25;  ///< kAutoBuckets: from times measured in the first backwards
-  double first_bucket_mb = 0;
-  bool find_unused_parameters = false;
-  bool static_graph = false;
-  BroadcastBuffers broadcast_buffers = BroadcastBuffers::EachForward;
-  bool init_sync = true;
-  bool seed_ranks = true;  ///< each rank of the communicator draws its own random numbers (dropout)
-  std::vector<std::string> parameters_to_ignore{};
-  CommHookType comm_hook = CommHookType::None;
-  int64_t powersgd_rank = 1;
-  int64_t powersgd_start_step = 1000;
-  bool fp32_grads = true;
-  detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
-};
-void describe_fields(DdpOptions& options, FieldVisitor& visitor);
-
-/// PyTorch's DDPLoggingData. Times are in milliseconds, averaged over the measured backwards (the
-/// first 10, then every 100th); 0 before the first measurement.
-struct DdpLoggingData {
-  int64_t num_parameter_tensors = 0;          ///< trained parameters
-  int64_t total_parameter_bytes = 0;          ///< of the trained parameters
-  std::vector<int64_t> bucket_sizes;          ///< bytes, at construction
-  std::vector<int64_t> rebuilt_bucket_sizes;  ///< bytes; empty before the rebuild
-  std::vector<std::vector<int>> rebuilt_per_bucket_param_indices;  ///< parameters, in launch order
-  std::vector<int> prev_iteration_grad_ready_order_indices;  ///< parameters, in the last backward
-  bool has_rebuilt_buckets = false;                          ///< true after the one rebuild
-  int64_t unused_parameter_size = 0;  ///< parameters without a local gradient in the last backward
-  bool can_set_static_graph = false;  ///< the same parameters were unused in every backward so far
-  int64_t num_synchronised_backwards = 0;  ///< so far
-  double avg_forward_compute_time = 0;     ///< ms
-  double avg_backward_compute_time = 0;    ///< ms
-  double avg_backward_comm_time = 0;       ///< ms, from the first launch to the last result
-  double avg_backward_compute_comm_overlap_time = 0;  ///< ms
-};
-
-/// What DataParallelModel needs to know about a model. The std::function members may be empty.
-struct ModelTensors {
-  NamedParameters parameters = {};  ///< in registration order, also frozen parameters
-  NamedParameters buffers = {};     ///< in registration order
-  std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
-  std::function<bool()> is_training{};                 ///< empty: always in training mode
-  std::function<uint64_t()> training_modes{};          ///< hash of all submodules' training flags
-  bool has_collective_forward = false;                 ///< the model contains a SyncBatchNorm
-};
 
 class DataParallelModel;
 class JoinScope;

@@ -15,7 +15,7 @@
 #include "ddp/data/options.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/optim/make_optimizer.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/options.hpp"
 #include "ddp/train/options.hpp"
 
 namespace ddp {

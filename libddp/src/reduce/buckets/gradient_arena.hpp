@@ -15,7 +15,7 @@
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/comm_hook.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/options.hpp"
 #include "ops/shared/grad_slot.hpp"
 #include "reduce/buckets/bucket_layout.hpp"
 

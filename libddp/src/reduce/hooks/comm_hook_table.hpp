@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "ddp/reduce/comm_hook.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/options.hpp"
 
 namespace ddp::detail {
 

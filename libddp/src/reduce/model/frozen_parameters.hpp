@@ -8,7 +8,6 @@
 
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/state_dict.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp::detail {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/reduce/model_tensors.hpp"
 
 namespace ddp::detail {
 

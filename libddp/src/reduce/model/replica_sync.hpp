@@ -4,7 +4,9 @@
 
 #include <vector>
 
-#include "ddp/reduce/data_parallel_model.hpp"
+#include "ddp/comm/communicator.hpp"
+#include "ddp/reduce/model_tensors.hpp"
+#include "ddp/reduce/options.hpp"
 
 namespace ddp::detail {
 

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "ddp/core/state_dict.hpp"
+
+namespace ddp {
+
+/// What DataParallelModel needs to know about a model. The std::function members may be empty.
+struct ModelTensors {
+  NamedParameters parameters = {};  ///< in registration order, also frozen parameters
+  NamedParameters buffers = {};     ///< in registration order
+  std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
+  std::function<bool()> is_training{};                 ///< empty: always in training mode
+  std::function<uint64_t()> training_modes{};          ///< hash of all submodules' training flags
+  bool has_collective_forward = false;                 ///< the model contains a SyncBatchNorm
+};
+
+}  // namespace ddp
