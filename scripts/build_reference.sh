@@ -27,8 +27,9 @@ version=${version%% *}
 version_at_least "$version" 1.9.4 || die "$DOXYGEN is version $version; the reference needs 1.9.4 or newer"
 
 # The tree on the left shows the pages in this order, then those of other folders.
-first=(README.md docs/tutorial.md docs/coming_from.md docs/recipes/README.md docs/architecture.md docs/semantics.md
-  docs/semantics_graphs.md docs/semantics_training.md docs/metrics.md docs/configuration.md docs/language_models.md data/README.md)
+first=(README.md docs/tutorial.md docs/coming_from.md docs/recipes/README.md docs/architecture.md docs/one_step.md
+  docs/semantics.md docs/semantics_graphs.md docs/semantics_training.md docs/metrics.md docs/configuration.md
+  docs/language_models.md data/README.md)
 mapfile -t other < <(git ls-files --cached --others --exclude-standard 'docs/*.md' '*.md')
 mapfile -t headers < <(git ls-files --cached --others --exclude-standard 'libddp/include/ddp/*.hpp' 'libddp/ops/include/*.hpp' \
   'models/include/*.hpp' ':!*/detail/*')
