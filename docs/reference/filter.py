@@ -383,7 +383,7 @@ class Page:
         path = self.path
         if name:
             path = pathlib.Path(*normal_parts(self.path.parent / name))
-        if path.suffix == ".md":
+        if path.suffix == ".md" and path.parts[0] != "libddp":  # maps of source folders are no pages
             return f"@ref {page_label(path)}" + (f"__{anchor}" if anchor else "")
         for folder in HEADERS:
             if path.is_relative_to(folder) and "detail" not in path.parts:

@@ -85,7 +85,8 @@ class DataParallelModel : public Stateful {
   void sync_buffers(int root = 0);  ///< sends rank `root`'s buffers now; collective
   /// Sends rank `root`'s parameters and buffers. Collective. Optimizers made from this model reset
   /// their float32 masters to the parameters. With exactly=false, a master that rounds to its
-  /// parameter is kept; masters may then differ between ranks.
+  /// parameter is kept; masters may then differ between ranks. With optimizer.zero1 such a master
+  /// is always kept, because it is on one rank only.
   void sync_module_states(int root = 0, bool exactly = true);
 
   /// Milliseconds that the compute stream (CPU: the thread) waited for reductions in the last
