@@ -9,7 +9,7 @@
 #include "comm/argument_checks.hpp"
 #include "comm/communicator_state.hpp"
 #include "comm/job/cuda_device.hpp"
-#include "comm/nccl/thread_group.hpp"
+#include "comm/thread_group.hpp"
 #include "comm/tuning/group_choices.hpp"
 #include "core/control/failure/first_failure.hpp"
 #include "ddp/comm/communicator.hpp"

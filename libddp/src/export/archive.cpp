@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "core/control/failure/error_text.hpp"
 #include "core/control/wire/bounded_json.hpp"
 #include "core/control/wire/unique_fd.hpp"
 #include "core/files/file_mapping.hpp"
 #include "core/files/file_ops.hpp"
+#include "core/log/error_text.hpp"
 #include "ddp/core/error.hpp"
 #include "export/json_access.hpp"
 

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "core/control/failure/error_text.hpp"
+#include "core/log/error_text.hpp"
 #include "ddp/core/error.hpp"
 #include "export/stack_functions.hpp"
 

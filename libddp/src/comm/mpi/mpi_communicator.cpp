@@ -12,7 +12,7 @@
 #include "comm/communicator_state.hpp"
 #include "comm/mpi/mpi_collectives.hpp"
 #include "comm/mpi/mpi_internal.hpp"
-#include "comm/nccl/thread_group.hpp"
+#include "comm/thread_group.hpp"
 #include "core/control/failure/first_failure.hpp"
 #include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"

@@ -7,7 +7,7 @@
 
 #include "comm/nccl/cuda_event.hpp"
 #include "comm/nccl/nccl_handle.hpp"
-#include "comm/nccl/thread_group.hpp"
+#include "comm/thread_group.hpp"
 #include "core/control/failure/first_failure.hpp"
 #include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"

@@ -11,7 +11,7 @@
 #include "core/settings/settings_help.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/train/config.hpp"
-#include "train/checkpoint/answers.hpp"
+#include "train/program/answers.hpp"
 
 namespace ddp {
 namespace {

@@ -10,16 +10,16 @@
 #include <thread>
 
 #include "comm/job/context_handle.hpp"
-#include "core/control/failure/error_text.hpp"
 #include "core/control/failure/exit_deadline.hpp"
 #include "core/control/failure/failure_cause.hpp"
 #include "core/launch/training_state.hpp"
+#include "core/log/error_text.hpp"
 #include "core/settings/command_line.hpp"
 #include "core/settings/setting_row.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
-#include "train/checkpoint/answers.hpp"
 #include "train/checkpoint/save_history.hpp"
+#include "train/program/answers.hpp"
 #include "train/program/stop_before_training.hpp"
 
 namespace ddp {
