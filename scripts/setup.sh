@@ -36,7 +36,7 @@ answer_help() {
 # Packages have the same names on Debian 12 and Ubuntu 24.04. The build works without the optional ones.
 DDP_PACKAGES_NEEDED=(g++ make pkg-config procps python3-venv libspdlog-dev libfmt-dev libyaml-cpp-dev
   nlohmann-json3-dev libssl-dev libxxhash-dev libturbojpeg0-dev zlib1g-dev libpng-dev catch2)
-DDP_PACKAGES_OPTIONAL=(openmpi-bin libopenmpi-dev libwebp-dev libjpeg-dev ccache)
+DDP_PACKAGES_OPTIONAL=(openmpi-bin libopenmpi-dev libwebp-dev libjpeg-dev ccache universal-ctags)
 
 what_lacks() {
   case $1 in
@@ -44,6 +44,7 @@ what_lacks() {
     libwebp-dev) echo "without it, WebP images are refused" ;;
     libjpeg-dev) echo "without it, a JPEG image is decoded whole where a part is enough" ;;
     ccache) echo "without it, another branch compiles everything again" ;;
+    universal-ctags) echo "without it, scripts/check_house.py measures no classes and functions of C++" ;;
   esac
 }
 

@@ -31,29 +31,14 @@ at::Tensor values(at::IntArrayRef sizes, double scale) {
   return (at::arange(c10::multiply_integers(sizes), at::kFloat) * scale).sin().reshape(sizes);
 }
 
-void linear(ArchiveBuilder& archive, const std::string& input, const std::string& weight,
-            const std::string& output, const std::string& bias = "") {
-  std::vector<std::pair<std::string, Json>> arguments = {{"input", tensor(input)},
-                                                         {"weight", tensor(weight)}};
-  if (!bias.empty()) {
-    arguments.push_back({"bias", tensor(bias)});
-  }
-  archive.node("torch.ops.aten.linear.default", arguments, {tensor(output)});
-}
-
-void relu(ArchiveBuilder& archive, const std::string& input, const std::string& output) {
-  archive.node("torch.ops.aten.relu.default", {{"self", tensor(input)}}, {tensor(output)});
-}
-
 /// x [batch, 4] -> up [5, 4] with bias -> relu -> down [3, 5]
 ArchiveBuilder perceptron() {
   ArchiveBuilder archive;
   archive.parameter("net.up.weight", values({5, 4}, 0.7)).parameter("net.up.bias", values({5}, 1));
   archive.parameter("net.down.weight", values({3, 5}, 1.3));
   archive.input("x", {symbol("s0"), integer(4)});
-  linear(archive, "x", "p_net_up_weight", "h", "p_net_up_bias");
-  relu(archive, "h", "r");
-  linear(archive, "r", "p_net_down_weight", "y");
+  archive.linear("x", "p_net_up_weight", "h", "p_net_up_bias").relu("h", "r");
+  archive.linear("r", "p_net_down_weight", "y");
   archive.output(tensor("y"));
   return archive;
 }
@@ -80,16 +65,22 @@ void randomize(torch::nn::Module& module) {
   }
 }
 
+/// The adapter's part of a layer's result, before it is scaled.
+at::Tensor low_rank(const torch::nn::Module& module, const std::string& name, const at::Tensor& x) {
+  return at::linear(at::linear(x, parameter(module, name + ".lora_A.weight")),
+                    parameter(module, name + ".lora_B.weight"));
+}
+
+/// A layer without bias and its adapter by hand.
+at::Tensor layer(const torch::nn::Module& module, const std::string& name, const at::Tensor& x,
+                 double scale = 2) {
+  return at::linear(x, parameter(module, name + ".weight")) + scale * low_rank(module, name, x);
+}
+
 /// The perceptron by hand, with the parameters of `module`.
 at::Tensor by_hand(const torch::nn::Module& module, const at::Tensor& x, double scale) {
-  const auto layer = [&](const at::Tensor& input, const std::string& name, const at::Tensor& bias) {
-    const auto a = parameter(module, name + ".lora_A.weight");
-    const auto b = parameter(module, name + ".lora_B.weight");
-    return at::linear(input, parameter(module, name + ".weight"), bias) +
-           scale * at::linear(at::linear(input, a), b);
-  };
-  const auto h = layer(x, "net.up", parameter(module, "net.up.bias"));
-  return layer(at::relu(h), "net.down", {});
+  const auto h = layer(module, "net.up", x, scale) + parameter(module, "net.up.bias");
+  return layer(module, "net.down", at::relu(h), scale);
 }
 
 std::string add_lora_error(torch::nn::Module& module, const models::LoraOptions& options) {
@@ -142,7 +133,7 @@ TEST_CASE("An adapter of a program equals that of the library's own layer", "[ex
   ArchiveBuilder archive;
   archive.parameter("fc.weight", values({5, 4}, 0.7)).parameter("fc.bias", values({5}, 1));
   archive.input("x", {symbol("s0"), integer(4)});
-  linear(archive, "x", "p_fc_weight", "y", "p_fc_bias");
+  archive.linear("x", "p_fc_weight", "y", "p_fc_bias");
   auto module = load(archive.output(tensor("y")));
   models::Linear own(4, 5, true);
   const models::LoraOptions options{.rank = 3, .alpha = 4, .dropout = 0, .target_modules = {"fc"}};
@@ -191,9 +182,7 @@ TEST_CASE("The dropout of adapters follows the mode", "[export]") {
   auto archive = perceptron();
   SECTION("one program") {}
   SECTION("two programs") {
-    archive.others["models/eval.json"] = archive.program().dump();
-    archive.others["data/constants/eval_constants_config.json"] =
-        Json{{"config", Json::object()}}.dump();
+    archive.evaluation(archive);
   }
   archive.write(folder.file("net.pt2"));
   ddp::ExportedModule module(folder.file("net.pt2"));
@@ -205,8 +194,7 @@ TEST_CASE("The dropout of adapters follows the mode", "[export]") {
     torch::manual_seed(5);
     const auto dropped = at::dropout(h, 0.5, training);
     return at::linear(h, parameter(*module, "net.down.weight")) +
-           2 * at::linear(at::linear(dropped, parameter(*module, "net.down.lora_A.weight")),
-                          parameter(*module, "net.down.lora_B.weight"));
+           2 * low_rank(*module, "net.down", dropped);
   };
   for (const bool training : {true, false, true}) {
     module->train(training);
@@ -218,22 +206,13 @@ TEST_CASE("The dropout of adapters follows the mode", "[export]") {
 }
 
 TEST_CASE("A layer that only the evaluation decomposes has no adapter", "[export]") {
-  const auto with_product = [](const char* target, const char* weight) {
-    ArchiveBuilder archive;
-    archive.parameter("up.weight", at::eye(3)).input("x", {symbol("s0"), integer(3)});
-    archive.node(
-        target,
-        {{target[15] == 'l' ? "input" : "self", tensor("x")}, {weight, tensor("p_up_weight")}},
-        {tensor("y")});
-    archive.output(tensor("y"));
-    return archive;
-  };
-  auto archive = with_product("torch.ops.aten.linear.default", "weight");
-  archive.others["models/eval.json"] =
-      with_product("torch.ops.aten.mm.default", "mat2").program().dump();
-  archive.others["data/constants/eval_constants_config.json"] =
-      Json{{"config", Json::object()}}.dump();
-  auto module = load(archive);
+  ArchiveBuilder archive;
+  archive.parameter("up.weight", at::eye(3)).input("x", {symbol("s0"), integer(3)});
+  auto evaluation = archive;
+  archive.linear("x", "p_up_weight", "y").output(tensor("y"));
+  evaluation.node("torch.ops.aten.mm.default",
+                  {{"self", tensor("x")}, {"mat2", tensor("p_up_weight")}}, {tensor("y")});
+  auto module = load(archive.evaluation(evaluation.output(tensor("y"))));
   CHECK_THAT(message_of<ddp::SettingsError>(
                  [&] { models::add_lora(*module, {.rank = 1, .target_modules = {"up"}}); }),
              Contains("up is no aten.linear in the program of evaluation"));
@@ -268,12 +247,12 @@ TEST_CASE("Adapters take part in graphs inside the graph", "[export]") {
   // The weight of a region is its last operand, and that of a choice is in its last list.
   ArchiveBuilder region;
   region.input("a", {}).input("w", {});
-  linear(region, "a", "w", "b");
+  region.linear("a", "w", "b");
   region.output(tensor("b"));
   ArchiveBuilder twice;
   twice.input("a", {}).input("w", {});
-  linear(twice, "a", "w", "b");
-  linear(twice, "b", "w", "c");
+  twice.linear("a", "w", "b");
+  twice.linear("b", "w", "c");
   twice.output(tensor("c"));
   ArchiveBuilder archive;
   archive.parameter("first.weight", values({4, 4}, 0.7));
@@ -297,14 +276,9 @@ TEST_CASE("Adapters take part in graphs inside the graph", "[export]") {
   };
   models::add_lora(*module, {.rank = 2, .alpha = 4, .dropout = 0, .target_modules = {"*"}});
   randomize(*module);
-  const auto layer = [&](const at::Tensor& x, const std::string& name) {
-    return at::linear(x, parameter(*module, name + ".weight")) +
-           2 * at::linear(at::linear(x, parameter(*module, name + ".lora_A.weight")),
-                          parameter(*module, name + ".lora_B.weight"));
-  };
-  const auto once = layer(layer(input_rows(), "first"), "second");
+  const auto once = layer(*module, "second", layer(*module, "first", input_rows()));
   CHECK(at::allclose(call(true), once, 1e-4, 1e-4));
-  CHECK(at::allclose(call(false), layer(once, "second"), 1e-4, 1e-4));
+  CHECK(at::allclose(call(false), layer(*module, "second", once), 1e-4, 1e-4));
   call(true).sum().backward();
   CHECK(parameter(*module, "first.lora_A.weight").grad().abs().sum().item<float>() > 0);
   const auto merged = call(false);
@@ -322,14 +296,14 @@ TEST_CASE("Adapters take part in loops", "[export]") {
   turn.input("n", {}).input("a", {}).input("w", {});
   turn.node("torch.ops.aten.add.Tensor", {{"self", tensor("n")}, {"other", integer(1)}},
             {tensor("next")});
-  linear(turn, "a", "w", "b");
+  turn.linear("a", "w", "b");
   turn.output(tensor("next")).output(tensor("b"));
   row.input("r", {}).input("w", {});
-  linear(row, "r", "w", "s");
+  row.linear("r", "w", "s");
   row.output(tensor("s"));
   ArchiveBuilder sum;
   sum.input("carried", {}).input("r", {}).input("w", {});
-  linear(sum, "r", "w", "s");
+  sum.linear("r", "w", "s");
   sum.node("torch.ops.aten.add.Tensor", {{"self", tensor("carried")}, {"other", tensor("s")}},
            {tensor("t")});
   sum.node("torch.ops.aten.clone.default", {{"self", tensor("t")}}, {tensor("copy")});
@@ -361,13 +335,8 @@ TEST_CASE("Adapters take part in loops", "[export]") {
   };
   models::add_lora(*module, {.rank = 2, .alpha = 4, .dropout = 0, .target_modules = {"*"}});
   randomize(*module);
-  const auto layer = [&](const at::Tensor& x, const std::string& name) {
-    return at::linear(x, parameter(*module, name + ".weight")) +
-           2 * at::linear(at::linear(x, parameter(*module, name + ".lora_A.weight")),
-                          parameter(*module, name + ".lora_B.weight"));
-  };
-  const auto looped = layer(layer(input_rows(), "while"), "while");
-  const auto expected = layer(layer(looped, "map"), "scan").cumsum(0);
+  const auto looped = layer(*module, "while", layer(*module, "while", input_rows()));
+  const auto expected = layer(*module, "scan", layer(*module, "map", looped)).cumsum(0);
   const auto result = call();
   CHECK(at::allclose(result, expected, 1e-4, 1e-4));
   result.square().sum().backward();
@@ -389,7 +358,7 @@ TEST_CASE("A tied weight gets an adapter at its linear layer alone", "[export]")
   archive.input("ids", {symbol("s0")});
   archive.node("torch.ops.aten.embedding.default",
                {{"weight", tensor("p_tokens_weight")}, {"indices", tensor("ids")}}, {tensor("h")});
-  linear(archive, "h", "p_tokens_weight", "y");
+  archive.linear("h", "p_tokens_weight", "y");
   archive.nodes.back()["metadata"]["nn_module_stack"] = "net,,net.Net;head,head,torch.nn.Linear";
   auto module = load(archive.output(tensor("y")));
   CHECK_THAT(add_lora_error(*module, {.target_modules = {"tokens"}}),
@@ -403,9 +372,8 @@ TEST_CASE("A tied weight gets an adapter at its linear layer alone", "[export]")
   randomize(*module);
   const auto ids = at::arange(3);
   const auto h = at::embedding(parameter(*module, "tokens.weight"), ids);
-  const auto expected = at::linear(h, parameter(*module, "tokens.weight")) +
-                        at::linear(at::linear(h, parameter(*module, "head.lora_A.weight")),
-                                   parameter(*module, "head.lora_B.weight"));
+  const auto expected =
+      at::linear(h, parameter(*module, "tokens.weight")) + low_rank(*module, "head", h);
   CHECK(at::allclose(run(*module, ids), expected, 1e-5, 1e-6));
   CHECK_THAT(message_of<std::invalid_argument>([&] { models::merge_lora(*module); }),
              Contains("adapter of head cannot be merged") && Contains("save the adapter"));
@@ -504,8 +472,8 @@ TEST_CASE("A short name in PEFT's config never means another module", "[export]"
   archive.parameter("stem.proj.weight", at::ones({1, 1, 1})).parameter("a.proj.weight", at::eye(2));
   archive.parameter("a.fc.weight", at::eye(2));
   archive.input("x", {symbol("s0"), integer(2)});
-  linear(archive, "x", "p_a_proj_weight", "h");
-  linear(archive, "h", "p_a_fc_weight", "y");
+  archive.linear("x", "p_a_proj_weight", "h");
+  archive.linear("h", "p_a_fc_weight", "y");
   auto module = load(archive.output(tensor("y")));
   models::add_lora(*module, {.rank = 1, .alpha = 1, .dropout = 0, .target_modules = {"*"}});
   const TemporaryFolder folder;

@@ -76,6 +76,18 @@ class ArchiveBuilder {
          {"metadata", {{"stack_trace", "  File \"net.py\", line 7, in forward\n    x"}}}});
     return *this;
   }
+  ArchiveBuilder& linear(const std::string& input, const std::string& weight,
+                         const std::string& output, const std::string& bias = "") {
+    std::vector<std::pair<std::string, Json>> arguments = {{"input", tensor(input)},
+                                                           {"weight", tensor(weight)}};
+    if (!bias.empty()) {
+      arguments.push_back({"bias", tensor(bias)});
+    }
+    return node("torch.ops.aten.linear.default", arguments, {tensor(output)});
+  }
+  ArchiveBuilder& relu(const std::string& input, const std::string& output) {
+    return node("torch.ops.aten.relu.default", {{"self", tensor(input)}}, {tensor(output)});
+  }
   /// The nodes from `first` on are calls of Python's module `path`.
   ArchiveBuilder& module(const std::string& path, std::size_t first = 0) {
     for (; first < nodes.size(); ++first) {
@@ -87,6 +99,12 @@ class ArchiveBuilder {
   ArchiveBuilder& output(const Json& argument) {
     outputs.push_back(argument);
     output_specs.push_back({{"user_output", {{"arg", argument}}}});
+    return *this;
+  }
+  /// Adds a second program to the archive: the one for evaluation.
+  ArchiveBuilder& evaluation(const ArchiveBuilder& other) {
+    others["models/eval.json"] = other.program().dump();
+    others["data/constants/eval_constants_config.json"] = Json{{"config", Json::object()}}.dump();
     return *this;
   }
 
@@ -213,11 +231,7 @@ inline ArchiveBuilder linear_relu() {
   archive.parameter("fc.weight", at::ones({2, 3})).parameter("fc.bias", at::zeros({2}));
   archive.input("x", {symbol("s0"), integer(3)});
   archive.ranges["s0"] = {{"min_val", 2}, {"max_val", 8}};
-  archive.node(
-      "torch.ops.aten.linear.default",
-      {{"input", tensor("x")}, {"weight", tensor("p_fc_weight")}, {"bias", tensor("p_fc_bias")}},
-      {tensor("linear")});
-  archive.node("torch.ops.aten.relu.default", {{"self", tensor("linear")}}, {tensor("relu")});
+  archive.linear("x", "p_fc_weight", "linear", "p_fc_bias").relu("linear", "relu");
   archive.output(tensor("relu"));
   return archive;
 }

@@ -31,9 +31,7 @@ ArchiveBuilder two_blocks() {
   for (const std::string block : {"layers_0_", "layers_1_"}) {
     const std::string path = block == "layers_0_" ? "layers.0" : "layers.1";
     const auto first = archive.nodes.size();
-    archive.node("torch.ops.aten.linear.default",
-                 {{"input", tensor(value)}, {"weight", tensor("p_" + block + "weight")}},
-                 {tensor(block + "h")});
+    archive.linear(value, "p_" + block + "weight", block + "h");
     archive.node("torch.ops.aten.add_.Tensor",
                  {{"self", tensor("b_" + block + "num_batches_tracked")}, {"other", integer(1)}},
                  {tensor(block + "counted")});

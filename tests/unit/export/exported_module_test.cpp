@@ -36,10 +36,7 @@ ArchiveBuilder tied() {
   archive.weights["head.weight"]["path_name"] = "weight_0";
   archive.records.erase("weight_1");
   archive.input("x", {symbol("s0"), integer(2)});
-  archive.node("torch.ops.aten.linear.default",
-               {{"input", tensor("x")}, {"weight", tensor("p_embedding_weight")}}, {tensor("h")});
-  archive.node("torch.ops.aten.linear.default",
-               {{"input", tensor("h")}, {"weight", tensor("p_embedding_weight")}}, {tensor("y")});
+  archive.linear("x", "p_embedding_weight", "h").linear("h", "p_embedding_weight", "y");
   archive.output(tensor("y"));
   return archive;
 }
@@ -114,8 +111,7 @@ TEST_CASE("Tensors over one memory stay so after a move and in a copy", "[export
 
 TEST_CASE("Parameters over one memory that are both used are two", "[export]") {
   auto archive = tied();
-  archive.node("torch.ops.aten.linear.default",
-               {{"input", tensor("x")}, {"weight", tensor("p_head_weight")}}, {tensor("z")});
+  archive.linear("x", "p_head_weight", "z");
   archive.output(tensor("z"));
   CHECK(load(archive)->named_parameters().size() == 2);
 }

@@ -185,11 +185,9 @@ TEST_CASE("An archive of both modes is evaluated by its own program", "[export]"
   auto archive = linear_relu();
   auto eval = linear_relu();
   eval.nodes[1]["target"] = "torch.ops.aten.tanh.default";
-  archive.others["models/eval.json"] = eval.program().dump();
+  archive.evaluation(eval);
   archive.others["data/weights/eval_weights_config.json"] =
       Json{{"config", archive.weights}}.dump();
-  archive.others["data/constants/eval_constants_config.json"] =
-      Json{{"config", Json::object()}}.dump();
   auto module = load(archive);
   const auto x = at::ones({2, 3});
   CHECK(at::equal(module->forward(x).toTensor(), at::full({2, 2}, 3.0F)));
