@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss curves of several runs: reading, averaging, comparing and writing them."""
+
 import csv
 import glob
 import math
@@ -8,7 +9,7 @@ import os
 
 def smooth(losses, window):
     """Means of whole windows."""
-    return [sum(losses[i:i + window]) / window for i in range(0, len(losses) - window + 1, window)]
+    return [sum(losses[i : i + window]) / window for i in range(0, len(losses) - window + 1, window)]
 
 
 def distance(a, b):

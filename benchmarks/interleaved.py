@@ -8,6 +8,7 @@ done, waits for GATE/NAME.go0, answers GATE/NAME.done0 with the milliseconds of 
 `profile` it then waits for GATE/NAME.profile, writes that file and answers GATE/NAME.profiled. Its last line on
 the terminal that begins with { is what it says of itself.
 """
+
 import json
 import os
 import shutil
@@ -166,7 +167,10 @@ def measure(programs, rounds, keep_going):
 
     each(lambda program, _: results.update({program.name: start(program)}), programs)
     for index in range(rounds):
-        each(lambda program, result: one_round(program, index, result), programs if index % 2 == 0 else programs[::-1])
+        each(
+            lambda program, result: one_round(program, index, result),
+            programs if index % 2 == 0 else programs[::-1],
+        )
     each(lambda program, _: write_profile(program), programs)
     each(finish, programs)
     return results

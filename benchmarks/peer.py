@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the PyTorch programs that libddp is compared with share: settings, launch, memory, a captured step, and
 taking turns round by round (interleaved.py)."""
+
 import contextlib
 import os
 import statistics
@@ -14,8 +15,20 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 
 # What every program that takes turns has.
-PROTOCOL_DEFAULTS = dict(steps=20, warmup=15, lead_in=0, host_repeats=5, init_sync=True, rounds=5, device="auto", release_memory=False, gate="", name="pytorch",
-                         profile="", profile_steps=5)
+PROTOCOL_DEFAULTS = dict(
+    steps=20,
+    warmup=15,
+    lead_in=0,
+    host_repeats=5,
+    init_sync=True,
+    rounds=5,
+    device="auto",
+    release_memory=False,
+    gate="",
+    name="pytorch",
+    profile="",
+    profile_steps=5,
+)
 
 
 def parse(arguments, defaults):
@@ -64,12 +77,15 @@ def wrap(o, model, device, **options):
     if o.comm_hook not in HOOKS:
         sys.exit(f"comm_hook={o.comm_hook}, there are {', '.join(HOOKS)}")
     ids = [device.index] if device.type == "cuda" else None
-    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb,
-                                                      init_sync=o.init_sync, **options)
+    model = torch.nn.parallel.DistributedDataParallel(
+        model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb, init_sync=o.init_sync, **options
+    )
     if o.comm_hook == "bf16_compress":
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
     elif o.comm_hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=o.powersgd_rank, start_powerSGD_iter=2)
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=o.powersgd_rank, start_powerSGD_iter=2
+        )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return model
 
@@ -146,7 +162,9 @@ class CapturedStep:
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+            ):
                 self.step()
         self.graph.replay()
 
@@ -171,7 +189,9 @@ def host_work(device, step, is_graph=False, repeats=5):
 
 def write_profile(path, device, step, steps):
     """A Chrome trace of `steps` steps' device work by rank 0: what step_profile.py reads."""
-    activities = [torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU]
+    activities = [
+        torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
+    ]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(steps):
             step()

@@ -4,6 +4,7 @@ without a mask, exact GELU, learned positions, a head of its own, the loss over 
 
   torchrun --nproc-per-node=1 benchmarks/pytorch_lm.py model=encoder seq_len=512 batch_size=8 dtype=fp32 clip=0
 """
+
 from torch import nn
 from torch.nn import functional as F
 

@@ -4,6 +4,7 @@
 
 usage: benchmarks/pytorch_tensors.py
 """
+
 import statistics
 import sys
 import time

@@ -2,6 +2,7 @@
 """What the prepare scripts have in common: errors with their exit codes, command lines, files that come into
 being all at once. Standard library only.
 """
+
 import argparse
 import os
 import secrets

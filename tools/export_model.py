@@ -5,7 +5,9 @@
 import os
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "packaging", "python"))
+sys.path.insert(
+    0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "packaging", "python")
+)
 from libddp.export.command import main  # noqa: E402
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def main(arguments):
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("--output", metavar="FILE", help="the page (run.html in the first run's folder)")
-    parser.add_argument("--smooth", type=int, default=1, metavar="N", help="draw means of the last N rows of steps (1: none)")
+    parser.add_argument(
+        "--smooth", type=int, default=1, metavar="N", help="draw means of the last N rows of steps (1: none)"
+    )
     parser.add_argument("--title", help="of the page (the runs' names)")
     options = parser.parse_args(arguments)
     if options.smooth < 1:

@@ -18,6 +18,7 @@ Headers:
 Pages: headings get anchors like GitHub's, links lead to pages, headers or (finish.py) copies of other files, and names
 of classes in code become links. Recipes become subpages of their index.
 """
+
 import functools
 import pathlib
 import re
@@ -58,6 +59,7 @@ def slug(heading):
 
 def link_pages(text):
     """Turns `docs/x.md, "Heading"` (or the beginning of a heading) and `docs/x.md` in a comment into links."""
+
     def replace(match):
         page, heading = match[1], match[3]
         label = page_label(page)
@@ -65,6 +67,7 @@ def link_pages(text):
             headings = re.findall(r"^#+ (.*)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
             label += "__" + slug(next((h for h in headings if h.startswith(heading)), heading))
         return f'@ref {label} "{page}{", " + heading if heading else ""}"'
+
     return re.sub(r'(docs/\w+\.md)(, "([^"]+)")?', replace, text)
 
 
@@ -209,8 +212,10 @@ class Header:
         bare = re.sub(r"^template <.*?> (?=class|struct)", "", text)
         if module := re.match(r"TORCH_MODULE\((\w+)\);", text):
             name = module[1]
-            self.lines[first] = (f"/** Holds a {name}Impl, as torch::nn's holders do: copies share the module. */ "
-                                 f"class {name} : public torch::nn::ModuleHolder<{name}Impl> {{}};")
+            self.lines[first] = (
+                f"/** Holds a {name}Impl, as torch::nn's holders do: copies share the module. */ "
+                f"class {name} : public torch::nn::ModuleHolder<{name}Impl> {{}};"
+            )
             return None
         comment = self.comment_of(first, last)
         if match := re.match(r"(class|struct|enum class|namespace) ?([\w:]*).*\{", bare):
@@ -356,7 +361,9 @@ class Page:
         parts = re.split(r"(`[^`]+`|\[[^\]]*\]\([^)]+\)|https?://[^\s)]+)", line)
         for i, part in enumerate(parts):
             if part.startswith("`") and part.endswith("`") and len(part) > 2:
-                known = links and ("::" in part or not line.startswith("|"))  # tables also have PyTorch's names
+                known = links and (
+                    "::" in part or not line.startswith("|")
+                )  # tables also have PyTorch's names
                 parts[i] = self.code(part[1:-1]) if known else part
             elif link := re.match(r"\[(.*)\]\((.+)\)$", part):
                 parts[i] = self.link(link[1], link[2]) if links else link[1]
@@ -371,8 +378,14 @@ class Page:
 
     def link(self, text, link):
         target = self.target(link)
-        if self.path.parent.name == "recipes" and self.path.name == "README.md" and re.fullmatch(r"\w+\.md", link):
-            return f'@subpage {target.removeprefix("@ref ")} "{text}"'  # below this page in the tree on the left
+        if (
+            self.path.parent.name == "recipes"
+            and self.path.name == "README.md"
+            and re.fullmatch(r"\w+\.md", link)
+        ):
+            return (
+                f'@subpage {target.removeprefix("@ref ")} "{text}"'  # below this page in the tree on the left
+            )
         return f"[{text}]({target})"
 
     def target(self, link):
@@ -407,7 +420,9 @@ def main():
         lines = path.read_text(encoding="utf-8").splitlines()
         kind = {".md": Page, ".hpp": Header}.get(path.suffix)
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text("\n".join(kind(path, lines).convert() if kind else lines) + "\n", encoding="utf-8")
+        (folder / path).write_text(
+            "\n".join(kind(path, lines).convert() if kind else lines) + "\n", encoding="utf-8"
+        )
 
 
 main()

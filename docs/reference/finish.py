@@ -10,6 +10,7 @@ leads to no file or to no anchor is an error. So is `ddp::x` or `models::x` in a
 setting as in `train.max_steps=9` or `train.max_steps` that docs/configuration.md lacks. So is a call of ctx.x(),
 model.x() or ->x() if no header names x.
 """
+
 import pathlib
 import re
 import shutil
@@ -37,14 +38,20 @@ for page, text in sorted(texts.items()):
             errors.append(f"{page} links to {link}: no such file")
         elif anchor and (name or page) in anchors and anchor not in anchors[name or page]:
             errors.append(f"{page} links to {link}: no such anchor")
+
+
 def git_files(*patterns):
-    names = subprocess.run(["git", "ls-files", *patterns], check=True, capture_output=True, text=True).stdout.split()
+    names = subprocess.run(
+        ["git", "ls-files", *patterns], check=True, capture_output=True, text=True
+    ).stdout.split()
     return ((name, pathlib.Path(name).read_text(encoding="utf-8")) for name in names)
 
 
 FILE_ENDINGS = {"hpp", "cpp", "py", "json", "yaml", "csv", "md", "safetensors"}
 words = {"ddp", "pch", "models", "pretrained", "tokens"}  # CMake's targets
-for _, text in git_files("libddp/include/*.hpp", "libddp/ops/include/*.hpp", "models/include/*.hpp", ":!*/detail/*"):
+for _, text in git_files(
+    "libddp/include/*.hpp", "libddp/ops/include/*.hpp", "models/include/*.hpp", ":!*/detail/*"
+):
     words.update(re.findall(r"\w+", text))
 settings = pathlib.Path("docs/configuration.md").read_text(encoding="utf-8")
 keys = set(re.findall(r"^\| `([\w.]+)`", settings, re.MULTILINE))
@@ -56,7 +63,9 @@ for page, text in git_files("README.md", "docs/*.md"):
                 errors.append(f"{page} names {name} in `{code}`, which no public header has")
         for key in re.findall(r"(?<!\S)([a-z]\w*\.\w[\w.]*)(?==|$)", code):
             last = key.rpartition(".")[2]
-            is_other = f"{key}=" not in code and (last in words or last in FILE_ENDINGS)  # optimizer.step, model.cpp
+            is_other = f"{key}=" not in code and (
+                last in words or last in FILE_ENDINGS
+            )  # optimizer.step, model.cpp
             if key.split(".")[0] in sections and key not in keys and not is_other:
                 errors.append(f"{page} names the setting {key}, which docs/configuration.md lacks")
         for name in re.findall(r"(?:\b(?:ctx|model)\.|->)(\w+)\(", code):

@@ -5,6 +5,7 @@
 usage: make_image_kinds_golden.py > image_kinds_golden.csv     (needs Pillow and NumPy; made with 13.0 and 2.4)
 Rows: name,width,height, then in hex the file, convert("RGB") and convert("L").
 """
+
 import io
 import struct
 import zlib

@@ -6,6 +6,7 @@ usage: make_rand_augment_golden.py > rand_augment_golden.csv   (torchvision 0.26
 The first row is "image,,,HEX": [25, 25, 3] bytes. Rows "OP,magnitudes,,V0 … V30" are torchvision's magnitudes at that
 side, without sign; rows "OP,result,MAGNITUDE,HEX" are the image after an operation with this signed magnitude.
 """
+
 import numpy as np
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
@@ -39,7 +40,8 @@ def main():
             used = [sign * values[b] for b in BINS for sign in ((1, -1) if signed else (1,))]
         for magnitude in used:
             result = augment._apply_image_or_video_transform(
-                image, op, magnitude, InterpolationMode.NEAREST, augment._fill)
+                image, op, magnitude, InterpolationMode.NEAREST, augment._fill
+            )
             print(op, "result", repr(magnitude), result.tobytes().hex(), sep=",")
 
 

@@ -73,10 +73,14 @@ class Mutation:
 # --- tables --------------------------------------------------------------------------------------
 def mutation_from(table, entry):
     if not isinstance(entry, dict) or not set(entry) - {"why"} == {"name", "expect", "edits"}:
-        raise TableError(f"{table}: an entry needs name, expect and edits, and may have why; found {entry!r:.100}")
+        raise TableError(
+            f"{table}: an entry needs name, expect and edits, and may have why; found {entry!r:.100}"
+        )
     name, expect = entry["name"], entry["expect"]
     if not isinstance(expect, list) or not expect or not all(isinstance(text, str) for text in expect):
-        raise TableError(f"{table}: {name}: expect is {expect!r}; give a list of regular expressions of test names")
+        raise TableError(
+            f"{table}: {name}: expect is {expect!r}; give a list of regular expressions of test names"
+        )
     edits = entry["edits"] if isinstance(entry["edits"], list) else []
     for edit in edits:
         if not isinstance(edit, dict) or set(edit) != {"file", "old", "new"}:
@@ -104,7 +108,9 @@ def read_tables():
         for entry in entries or []:
             mutation = mutation_from(path.stem, entry)
             if mutation.name in tables:
-                raise TableError(f"{path.stem}: {mutation.name} also stands in {tables[mutation.name]}; choose another name")
+                raise TableError(
+                    f"{path.stem}: {mutation.name} also stands in {tables[mutation.name]}; choose another name"
+                )
             tables[mutation.name] = path.stem
             mutations.append(mutation)
     return mutations
@@ -116,7 +122,9 @@ def select(mutations, wanted):
     for word in wanted:
         if not any(word == m.table or fnmatch.fnmatchcase(m.name, word) for m in mutations):
             raise TableError(f"no table and no mutation is named {word}")
-    return [m for m in mutations if any(word == m.table or fnmatch.fnmatchcase(m.name, word) for word in wanted)]
+    return [
+        m for m in mutations if any(word == m.table or fnmatch.fnmatchcase(m.name, word) for word in wanted)
+    ]
 
 
 def mutated_files(mutation, root):
@@ -148,7 +156,7 @@ def registered_tests(folder):
     path = folder / "CTestTestfile.cmake"
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         if line.startswith("add_test("):
-            name, *command = shlex.split(line[len("add_test("):-1])
+            name, *command = shlex.split(line[len("add_test(") : -1])
             tests[name.strip("[]=")] = command
         elif below := re.fullmatch(r'subdirs\("(.*)"\)', line):
             tests.update(registered_tests(folder / below[1]))
@@ -179,7 +187,9 @@ def check(mutations, build):
                 problems.append(f"{mutation.table}: {mutation.name}: no test is named {pattern}")
     for problem in problems:
         print(problem, file=sys.stderr)
-    compared = "sources and test names" if registered else "sources; the test names need a build with CUDA and MPI"
+    compared = (
+        "sources and test names" if registered else "sources; the test names need a build with CUDA and MPI"
+    )
     print(f"{len(mutations)} mutations, compared with the {compared}")
     return 1 if problems else 0
 
@@ -222,8 +232,13 @@ class SourceCopy:
 
     def _copy(self):
         """Copies the files that differ. Their new time stamps also replace objects of an interrupted mutation."""
-        listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
-                                check=True, capture_output=True, text=True).stdout
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         files = {file for file in listed.split("\0") if file and (ROOT / file).is_file()}
         digest = hashlib.sha256()
         for file in sorted(files):
@@ -246,8 +261,13 @@ class SourceCopy:
         """Exit code and output. After `limit` seconds, or at an interrupt, it ends the command's whole process group."""
         with open(self.log, "ab") as log:
             begin = log.tell()
-            child = subprocess.Popen(command, cwd=self.build_folder if self.build_folder.is_dir() else self.root,
-                                     stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            child = subprocess.Popen(
+                command,
+                cwd=self.build_folder if self.build_folder.is_dir() else self.root,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             try:
                 code = child.wait(limit)
             except subprocess.TimeoutExpired:
@@ -274,7 +294,9 @@ class SourceCopy:
         return self.run(["bash", "-c", configured, str(self.root), *arguments])[0] == 0
 
     def _configure(self):
-        if not self._in_setup('cmake "$DDP_BUILD"'):  # configure does nothing where its arguments are the same
+        if not self._in_setup(
+            'cmake "$DDP_BUILD"'
+        ):  # configure does nothing where its arguments are the same
             raise TableError(f"the copy in {self.root} cannot be configured: see {self.log}")
 
     def _ninja_targets(self):
@@ -283,11 +305,15 @@ class SourceCopy:
 
     def build(self, tests):
         """Builds the programs that `tests` start. A test may be a script and start none."""
-        words = {os.path.realpath(word) for test in tests for word in self.tests[test] if word.startswith("/")}
+        words = {
+            os.path.realpath(word) for test in tests for word in self.tests[test] if word.startswith("/")
+        }
         inside = {os.path.relpath(word, os.path.realpath(self.build_folder)) for word in words}
         programs = sorted(inside & self._targets)
         return not programs or self._in_setup(
-            'cmake --build "$DDP_BUILD" --parallel "${DDP_BUILD_JOBS:-$(build_jobs)}" --target "$@"', *programs)
+            'cmake --build "$DDP_BUILD" --parallel "${DDP_BUILD_JOBS:-$(build_jobs)}" --target "$@"',
+            *programs,
+        )
 
     def test(self, tests, limit=None):
         """Returns passed, failed, or skipped where not all tests ran."""
@@ -333,7 +359,11 @@ class Runner:
         if outcome == "skipped":
             return "not tried: its tests are skipped here"
         if outcome != "passed":
-            return "NOT RUN: its tests fail without it" if outcome == "failed" else "NOT RUN: its tests do not build without it"
+            return (
+                "NOT RUN: its tests fail without it"
+                if outcome == "failed"
+                else "NOT RUN: its tests do not build without it"
+            )
         try:
             outcome = self.mutated(mutation, tests)
         except TableError as error:
@@ -365,11 +395,17 @@ def run_all(mutations, again):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="tables, and names or patterns of mutations (all)")
     parser.add_argument("--again", action="store_true", help="forget what earlier calls caught")
-    parser.add_argument("--check", action="store_true", help="compare the tables with the sources and the test names")
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="the build folder whose test names --check takes")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the tables with the sources and the test names"
+    )
+    parser.add_argument(
+        "--build", type=Path, default=ROOT / "build", help="the build folder whose test names --check takes"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # restores the mutated files
     try:

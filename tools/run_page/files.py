@@ -11,7 +11,10 @@ import re
 from scaling.numbers import DataError, csv_lines, decoded, read_bytes, read_text
 
 SETTING = re.compile(r"([* ]) (\S+) *(.*)")  # of settings.txt; a star marks what differs from the default
-SMALLEST, LARGEST = 1e-300, 1e300  # of the numbers that are drawn: those of axes must not underflow or overflow
+SMALLEST, LARGEST = (
+    1e-300,
+    1e300,
+)  # of the numbers that are drawn: those of axes must not underflow or overflow
 LATEST = 4e9  # a time in seconds, in the year 2096
 FIX = "name the folder of a run, metrics.dir/<run>"
 
@@ -47,7 +50,10 @@ def read_rows(path):
     if path.endswith(".csv"):
         lines = [line for line in csv_lines(path, text) if line[1]]
         columns = lines[0][1] if lines else []
-        lines = [(line, dict(zip(columns, cells)) if len(cells) == len(columns) else None) for line, cells in lines[1:]]
+        lines = [
+            (line, dict(zip(columns, cells)) if len(cells) == len(columns) else None)
+            for line, cells in lines[1:]
+        ]
     else:
         lines = [(line, json_row(content)) for line, content in enumerate(text.split("\n")[:-1], 1)]
         columns = list(dict.fromkeys(column for _, row in lines for column in row or ()))
@@ -82,19 +88,38 @@ class Table:
         self.name = os.path.splitext(self.file)[0]
         columns, rows, self.bad_lines = read_rows(path)
         self.x = next((column for column in ("step", "epoch") if column in columns), None)
-        first = columns.index("epoch") if self.x == "epoch" and rows else 0  # the columns in front of it describe the run
-        self.facts = {column: str(rows[-1][column]) for column in columns[:first] if rows[-1].get(column) not in (None, "")}
+        first = (
+            columns.index("epoch") if self.x == "epoch" and rows else 0
+        )  # the columns in front of it describe the run
+        self.facts = {
+            column: str(rows[-1][column])
+            for column in columns[:first]
+            if rows[-1].get(column) not in (None, "")
+        }
         self.rows = []
         for row in rows:
             add_row(self.rows, self.x, numbers(row))
-        self.columns = [column for column in columns[first:] if column not in ("step", "epoch", "time") and
-                        any(column in row for row in self.rows)]
+        self.columns = [
+            column
+            for column in columns[first:]
+            if column not in ("step", "epoch", "time") and any(column in row for row in self.rows)
+        ]
 
     def notes(self):
-        lines = [f"{self.file}: lines that cannot be read are left out: {', '.join(map(str, self.bad_lines))}"] if self.bad_lines else []
-        bad = {column: [row[self.x] for row in self.rows if not math.isfinite(row.get(column, 0))] for column in self.columns}
-        return lines + [f"{self.file}: {column} is not finite in {len(steps)} of {len(self.rows)} rows, first at {self.x} {steps[0]:g}"
-                        for column, steps in bad.items() if steps]
+        lines = (
+            [f"{self.file}: lines that cannot be read are left out: {', '.join(map(str, self.bad_lines))}"]
+            if self.bad_lines
+            else []
+        )
+        bad = {
+            column: [row[self.x] for row in self.rows if not math.isfinite(row.get(column, 0))]
+            for column in self.columns
+        }
+        return lines + [
+            f"{self.file}: {column} is not finite in {len(steps)} of {len(self.rows)} rows, first at {self.x} {steps[0]:g}"
+            for column, steps in bad.items()
+            if steps
+        ]
 
 
 class Run:
@@ -105,7 +130,11 @@ class Run:
         self.label = os.path.basename(os.path.abspath(path))
         self.tables = self._read_tables()
         self.facts = {key: value for table in self.tables for key, value in table.facts.items()}
-        lines = [match.groups() for line in self.text("settings.txt").splitlines() if (match := SETTING.fullmatch(line))]
+        lines = [
+            match.groups()
+            for line in self.text("settings.txt").splitlines()
+            if (match := SETTING.fullmatch(line))
+        ]
         self.settings = {key: value.strip() or "(empty)" for _, key, value in lines}
         self.changed = [key for star, key, _ in lines if star == "*"]
         self.times = sorted(row["time"] for table in self.tables for row in table.rows if "time" in row)
@@ -113,8 +142,14 @@ class Run:
         self.x = "step" if steps else "epoch"
         self.last = max(row[self.x] for table in self.tables if table.x == self.x for row in table.rows)
         self._clock = sorted((row["time"], row["step"]) for row in steps if "time" in row)
-        series = [(table.name, column, self._points(table, column)) for table in self.tables for column in table.columns]
-        self.series = [entry for entry in series if entry[2]]  # (file without ending, column, its finite values as [(step, value)])
+        series = [
+            (table.name, column, self._points(table, column))
+            for table in self.tables
+            for column in table.columns
+        ]
+        self.series = [
+            entry for entry in series if entry[2]
+        ]  # (file without ending, column, its finite values as [(step, value)])
         self.notes = [note for table in self.tables for note in table.notes()]
 
     def text(self, name):
@@ -130,18 +165,28 @@ class Run:
             if name.endswith((".csv", ".jsonl")):
                 table = Table(os.path.join(self.path, name))
                 known = tables.get(table.name)
-                if table.x and (known is None or len(table.rows) >= len(known.rows)):  # of equals JSONL, the later name
+                if table.x and (
+                    known is None or len(table.rows) >= len(known.rows)
+                ):  # of equals JSONL, the later name
                     tables[table.name] = table
         if not tables and "settings.txt" not in names:
             inside = [name for name in names if os.path.exists(os.path.join(self.path, name, "settings.txt"))]
-            raise DataError(f"{self.path}: not the folder of a run: no CSV or JSONL file in it has a column step or epoch; "
-                            f"fix: {'name a run in it: ' + ', '.join(inside[-5:]) if inside else FIX}")
+            raise DataError(
+                f"{self.path}: not the folder of a run: no CSV or JSONL file in it has a column step or epoch; "
+                f"fix: {'name a run in it: ' + ', '.join(inside[-5:]) if inside else FIX}"
+            )
         if not any(table.rows for table in tables.values()):
-            raise DataError(f"{self.path}: the run has logged nothing yet; fix: wait for its first logging step (metrics.log_every)")
+            raise DataError(
+                f"{self.path}: the run has logged nothing yet; fix: wait for its first logging step (metrics.log_every)"
+            )
         return list(tables.values())
 
     def _points(self, table, column):
-        return [(self.position(table, row), row[column]) for row in table.rows if math.isfinite(row.get(column, math.nan))]
+        return [
+            (self.position(table, row), row[column])
+            for row in table.rows
+            if math.isfinite(row.get(column, math.nan))
+        ]
 
     def position(self, table, row):
         """The step; an epoch lies at its end."""

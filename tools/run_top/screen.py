@@ -8,9 +8,17 @@ import time
 from .view import cells
 
 SELECTED, PLAIN = "selected", "plain"
-STYLES = {"bold": (None, curses.A_BOLD), "dim": (None, curses.A_DIM), "header": (None, curses.A_REVERSE),
-          SELECTED: (curses.COLOR_CYAN, curses.A_REVERSE), "curve": (curses.COLOR_CYAN, 0), "good": (curses.COLOR_GREEN, curses.A_BOLD),
-          "warning": (curses.COLOR_YELLOW, 0), "bad": (curses.COLOR_RED, curses.A_BOLD), PLAIN: (None, 0)}
+STYLES = {
+    "bold": (None, curses.A_BOLD),
+    "dim": (None, curses.A_DIM),
+    "header": (None, curses.A_REVERSE),
+    SELECTED: (curses.COLOR_CYAN, curses.A_REVERSE),
+    "curve": (curses.COLOR_CYAN, 0),
+    "good": (curses.COLOR_GREEN, curses.A_BOLD),
+    "warning": (curses.COLOR_YELLOW, 0),
+    "bad": (curses.COLOR_RED, curses.A_BOLD),
+    PLAIN: (None, 0),
+}
 
 
 def attributes():

@@ -29,8 +29,10 @@ def writing(folder):
     except BrokenPipeError:  # standard output's
         raise
     except OSError as error:
-        raise WriteError(f"{error.filename or folder}: cannot write: {error.strerror or error}; "
-                         "fix: name another folder (--output), or make room or the rights to write there") from None
+        raise WriteError(
+            f"{error.filename or folder}: cannot write: {error.strerror or error}; "
+            "fix: name another folder (--output), or make room or the rights to write there"
+        ) from None
 
 
 def exit_code(main, arguments):

@@ -68,7 +68,9 @@ def _new_files_owner(folder):
     """File systems may map users: of a file that this process makes."""
     name = f".try_{secrets.token_hex(8)}"
     try:
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        descriptor = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
+        )
     except OSError:
         return None
     try:

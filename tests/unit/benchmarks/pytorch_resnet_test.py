@@ -49,14 +49,21 @@ class Cifar10(unittest.TestCase):
         pytorch_resnet.build = lambda o, device: Model()
 
     def run_of(self, **settings):
-        settings = dict(dict(cifar10=self.folder.name, batch_size=8, epochs=2, eval_batch_size=4, dtype="off", warmup=3), **settings)
-        return pytorch_resnet.Cifar10Run(peer.parse([f"{k}={v}" for k, v in settings.items()], pytorch_resnet.DEFAULTS), CPU, 1)
+        settings = dict(
+            dict(cifar10=self.folder.name, batch_size=8, epochs=2, eval_batch_size=4, dtype="off", warmup=3),
+            **settings,
+        )
+        return pytorch_resnet.Cifar10Run(
+            peer.parse([f"{k}={v}" for k, v in settings.items()], pytorch_resnet.DEFAULTS), CPU, 1
+        )
 
     def test_nothing_remains_of_the_warm_up(self):
         fresh, warm = self.run_of(), self.run_of()
         memory = [p.data_ptr() for p in warm.model.parameters()]
         warm.warm_up()
-        self.assertEqual(memory, [p.data_ptr() for p in warm.model.parameters()])  # where a graph would read them
+        self.assertEqual(
+            memory, [p.data_ptr() for p in warm.model.parameters()]
+        )  # where a graph would read them
         for name, value in fresh.model.state_dict().items():
             self.assertTrue(torch.equal(warm.model.state_dict()[name], value), name)
         said = [run.train()["accuracy"] for run in (fresh, warm)]

@@ -17,5 +17,6 @@ __all__ = ["CannotWrite", "DoesNotExport", "Mistake", "export"]
 def __getattr__(name):
     if name == "export":  # needs torch
         from .program import export
+
         return export
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

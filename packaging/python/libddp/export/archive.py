@@ -60,4 +60,8 @@ def merge(training, evaluation):
         for folder in FOLDERS:
             merge_tensors(target, source, folder)
         for name, ending in (("models", "json"), ("data/sample_inputs", "pt")):
-            append(target, f"{root_of(target)}{name}/{EVAL}.{ending}", source.read(f"{root_of(source)}{name}/model.{ending}"))
+            append(
+                target,
+                f"{root_of(target)}{name}/{EVAL}.{ending}",
+                source.read(f"{root_of(source)}{name}/model.{ending}"),
+            )
