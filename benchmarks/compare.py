@@ -11,10 +11,11 @@ usage: compare.py BENCH OUT_DIR CASE…     BENCH = a built bench_resnet or benc
 
 Prints one line a case and writes OUT_DIR/compare.json, with what each program said of itself. ms is the
 median over ROUNDS rounds; peak_mib is memory of the first device as cudaMemGetInfo tells it, less what was in
-use before the program started. Where both programs do not fit beside each other, release_memory=true,lead_in=1
-makes them give memory back after each round and take it again in a step that is not timed. Without a GPU both
-run on the CPU, several ranks of libddp under mpirun. Environment: ROUNDS (5), READY_TIMEOUT (240 s until the
-warm-up is done), ROUND_TIMEOUT (120 s). For the whole table of the vision models see compare_pytorch.
+use before the program started. Where both programs do not fit beside each other,
+release_memory=true,lead_in=1 makes them give memory back after each round and take it again in a step that is
+not timed. Without a GPU both run on the CPU, several ranks of libddp under mpirun. Environment: ROUNDS (5),
+READY_TIMEOUT (240 s until the warm-up is done), ROUND_TIMEOUT (120 s). For the whole table of the vision
+models see compare_pytorch.
 """
 
 import json
@@ -85,7 +86,8 @@ def main():
         results.append(r)
         ours, theirs = r["libddp"], r["pytorch"]
         print(
-            f"{case:{width}} {ours['ms']:8.3f}ms {theirs['ms']:8.3f}ms {r['speedup']:7.3f}   {ours[r['unit']]:9.1f} "
+            f"{case:{width}} {ours['ms']:8.3f}ms {theirs['ms']:8.3f}ms {r['speedup']:7.3f}   "
+            f"{ours[r['unit']]:9.1f} "
             f"{theirs[r['unit']]:9.1f}   {ours['peak_mib']} / {theirs['peak_mib']}",
             flush=True,
         )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of transformer_curves: first weights, the trainer's settings, and PyTorch's training on the same batches."""
+"""The models of transformer_curves: first weights, the trainer's settings, and PyTorch's training on the same
+batches."""
 
 import csv
 import dataclasses
@@ -106,9 +107,8 @@ class Gpt2(Language):
 
     def __init__(self, data, tiny):
         recipe = Recipe(batch_size=2 if tiny else 8, lr=6e-4, beta2=0.95, eps=1e-8, weight_decay=0.1)
-        sizes = (
-            dict(n_embd=64, n_layer=2, n_head=4, n_positions=64) if tiny else {}
-        )  # the defaults have 124M parameters
+        # The defaults have 124M parameters.
+        sizes = dict(n_embd=64, n_layer=2, n_head=4, n_positions=64) if tiny else {}
         super().__init__(os.path.join(data, "gpt2"), 32 if tiny else 512, recipe, sizes)
 
     def make_model(self):
@@ -145,6 +145,7 @@ class Bert(Language):
 
     def __init__(self, data, tiny):
         recipe = Recipe(batch_size=4 if tiny else 32, lr=1e-4, beta2=0.999, eps=1e-6, weight_decay=0.01)
+        # The defaults are BERT-base's.
         sizes = (
             dict(
                 hidden_size=64,
@@ -155,7 +156,7 @@ class Bert(Language):
             )
             if tiny
             else {}
-        )  # the defaults are BERT-base's
+        )
         super().__init__(os.path.join(data, "bert"), 32 if tiny else 128, recipe, sizes)
         self.masking = libddp_batches.Masking(self.folder)
 
@@ -243,7 +244,8 @@ def write_weights(task, folder):
 
 
 def train(task, weights, out, steps, device, dtype="bf16", compiled=False):
-    """Trains float32 parameters under autocast of `dtype` (off: none), and writes the loss of each step to out/steps.csv."""
+    """Trains float32 parameters under autocast of `dtype` (off: none), and writes the loss of each step to
+    out/steps.csv."""
     model = task.load(weights).to(device).train()
     optimizer = task.recipe.optimizer(model)
     called = torch.compile(model, dynamic=False) if compiled else model

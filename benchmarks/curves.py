@@ -19,8 +19,8 @@ def distance(a, b):
 
 
 def allowed(reference, again):
-    """The largest allowed distance of a curve from `reference`: twice the distance of `again`, and at least what bfloat16
-    resolves of the first loss."""
+    """The largest allowed distance of a curve from `reference`: twice the distance of `again`, and at least
+    what bfloat16 resolves of the first loss."""
     return max(2 * distance(reference, again), reference[0] * 2**-8)
 
 
@@ -47,8 +47,8 @@ def table(curves, window):
 
 
 def write(out, losses, window, verdict):
-    """Writes curves.csv and table.md, and prints the table. `verdict` returns a text about the averaged curves and whether
-    they are close enough, which is this function's result too."""
+    """Writes curves.csv and table.md, and prints the table. `verdict` returns a text about the averaged
+    curves and whether they are close enough, which is this function's result too."""
     averaged = {side: smooth(values, window) for side, values in losses.items()}
     with open(os.path.join(out, "curves.csv"), "w", newline="") as f:
         writer = csv.writer(f)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated steps: programs that replay a step's convolutions, passes and byte counts as one CUDA graph on random data.
-They say what the chip allows in this call, at these clocks. They are no part of this project; a folder holds them:
+"""Emulated steps: programs that replay a step's convolutions, passes and byte counts as one CUDA graph on
+random data. They say what the chip allows in this call, at these clocks. They are no part of this project; a
+folder holds them:
 
-  resnet50_probe   `resnet50_probe bf16 plain net` prints {"t": "net", "name": "R1_s2d", "step_sustained_ms": …}
-  resnet18_probe   `resnet18_probe net` prints {"t": "net", "N": batch, "name": DESIGN, "b2b_us": …}, for BATCHES and ONLY
+  resnet50_probe   `resnet50_probe bf16 plain net` prints {"t": "net", "name": "R1_s2d", "step_sustained_ms":
+                   …}
+  resnet18_probe   `resnet18_probe net` prints {"t": "net", "N": batch, "name": DESIGN, "b2b_us": …}, for
+                   BATCHES and ONLY
 """
 
 import json

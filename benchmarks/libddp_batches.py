@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training batches of libddp's loaders in plain Python, on one rank, without shuffling (sampler.shuffle=false,
-loader.drop_last=true) and without augmentation. Standard library only."""
+"""The training batches of libddp's loaders in plain Python, on one rank, without shuffling
+(sampler.shuffle=false, loader.drop_last=true) and without augmentation. Standard library only."""
 
 import array
 import json
@@ -118,7 +118,8 @@ def read_tensors(path):
 
 
 def read_cifar10(folder):
-    """(labels, pixels) of all training images in the official binary layout; pixels [image, channel, y, x] as bytes."""
+    """(labels, pixels) of all training images in the official binary layout; pixels [image, channel, y, x] as
+    bytes."""
     labels, pixels = bytearray(), bytearray()
     for i in range(1, 6):
         with open(os.path.join(folder, "cifar-10-batches-bin", f"data_batch_{i}.bin"), "rb") as f:

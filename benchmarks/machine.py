@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a figure depends on besides the programs: GPUs, driver, libraries, and clocks and power while it was taken."""
+"""What a figure depends on besides the programs: GPUs, driver, libraries, and clocks and power while it was
+taken."""
 
 import os
 import shutil
@@ -61,7 +62,8 @@ def describe():
 
 
 class Sampler:
-    """Clock and power of the first GPU some five times a second while the `with` block runs; nothing without nvidia-smi."""
+    """Clock and power of the first GPU some five times a second while the `with` block runs; nothing without
+    nvidia-smi."""
 
     FIELDS = "clocks.sm,power.draw.instant,temperature.gpu"
 
@@ -99,7 +101,10 @@ class Sampler:
 
     def within(self, windows):
         """Medians of the samples in (begin, end) windows of the monotonic clock."""
-        inside = [s for s in self.samples if any(begin <= s[0] <= end for begin, end in windows)]
+        inside = []
+        for sample in self.samples:
+            if any(begin <= sample[0] <= end for begin, end in windows):
+                inside.append(sample)
         if not inside:
             return {}
         clock, power, temperature = (statistics.median(column) for column in list(zip(*inside))[1:])

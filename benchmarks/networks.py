@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of two ranks on networks of several speeds (compare_networks): the sides, how many steps of each are
-measured, and the figures and tables that follow from the times."""
+"""Training steps of two ranks on networks of several speeds (compare_networks): the sides, how many steps of
+each are measured, and the figures and tables that follow from the times."""
 
 import contextlib
 import dataclasses
@@ -97,8 +97,9 @@ def for_network(side, gbit_s):
 
 
 def schedule(step_seconds, settings):
-    """(settings, rounds) of a side whose step takes about `step_seconds`. The warm-up includes rebuilt buckets, the
-    capture and the start of PowerSGD. Rank 0's weights are not sent: 15 GB of a 7B model take 2 minutes at 1 Gbit/s."""
+    """(settings, rounds) of a side whose step takes about `step_seconds`. The warm-up includes rebuilt
+    buckets, the capture and the start of PowerSGD. Rank 0's weights are not sent: 15 GB of a 7B model take 2
+    minutes at 1 Gbit/s."""
     least = 5 if "bucket_cap_mb=auto" in settings else 4
     warmup = min(15, max(least, int(2 / step_seconds)))
     steps = min(30, max(1, int(1.5 / step_seconds)))
@@ -151,11 +152,11 @@ def cell(record, about):
 
 def table(records, name, accumulate, networks):
     """Of one model and accumulation: a row per network, a column per side; empty without a measured side."""
-    chosen = [
-        side
-        for side in sides(MODELS[name], HOOKS, True)
-        if any(key(network, name, accumulate, side.name) in records for network in networks)
-    ]
+
+    def is_measured(side):
+        return any(key(network, name, accumulate, side.name) in records for network in networks)
+
+    chosen = [side for side in sides(MODELS[name], HOOKS, True) if is_measured(side)]
     if not chosen:
         return []
     alone = {side.alone: records.get(key(ONE_GPU, name, accumulate, side.alone), {}) for side in chosen}
@@ -197,8 +198,10 @@ def markdown(records):
         {parts[0] for parts in found} - {ONE_GPU}, key=lambda name: -float("inf" if name == "full" else name)
     )
     lines = [
-        "Cells: ms of a step on two GPUs / exposed ms (overlap). Exposed: minus the step on one GPU. Overlap: 1 - exposed /",
-        f"time of the reductions alone, by the all-reduce of {ALL_REDUCE_BYTES >> 20} MiB in Gbit/s beside the network.",
+        "Cells: ms of a step on two GPUs / exposed ms (overlap). Exposed: minus the step on one GPU. "
+        "Overlap: 1 - exposed /",
+        f"time of the reductions alone, by the all-reduce of {ALL_REDUCE_BYTES >> 20} MiB in Gbit/s beside "
+        "the network.",
         "",
     ]
     for name in MODELS:

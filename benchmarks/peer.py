@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the PyTorch programs that libddp is compared with share: settings, launch, memory, a captured step, and
-taking turns round by round (interleaved.py)."""
+"""What the PyTorch programs that libddp is compared with share: settings, launch, memory, a captured step,
+and taking turns round by round (interleaved.py)."""
 
 import contextlib
 import os
@@ -12,7 +12,6 @@ import types
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
 
 # What every program that takes turns has.
 PROTOCOL_DEFAULTS = dict(
@@ -70,8 +69,9 @@ HOOKS = ("none", "bf16_compress", "powersgd")
 
 
 def wrap(o, model, device, **options):
-    """`model` in DistributedDataParallel with the hook that `comm_hook` names; without a process group, or with wrap=false,
-    the model itself. PowerSGD begins in the third step, the earliest that PyTorch accepts."""
+    """`model` in DistributedDataParallel with the hook that `comm_hook` names; without a process group, or
+    with wrap=false, the model itself. PowerSGD begins in the third step, the earliest that PyTorch
+    accepts."""
     if not (o.wrap and dist.is_initialized()):
         return model
     if o.comm_hook not in HOOKS:
@@ -130,7 +130,8 @@ class Gate:
             dist.barrier()
 
     def answer(self, what, value):
-        """From rank 0 when all ranks are off their devices; written aside and renamed, so that it is read whole."""
+        """From rank 0 when all ranks are off their devices; written aside and renamed, so that it is read
+        whole."""
         if self.prefix and dist.is_initialized():
             dist.barrier()
         if not self.prefix or not is_main():
@@ -148,9 +149,9 @@ def release(o, device):
 
 
 class CapturedStep:
-    """`step` captured whole (forward, backward, reductions, optimizer) in one CUDA graph after `eager_steps` eager
-    ones (DDP wants 11), then replayed; all on the current stream, which must be a side stream where the model was
-    built too. `step` leaves its gradients undefined before it computes new ones."""
+    """`step` captured whole (forward, backward, reductions, optimizer) in one CUDA graph after `eager_steps`
+    eager ones (DDP wants 11), then replayed; all on the current stream, which must be a side stream where the
+    model was built too. `step` leaves its gradients undefined before it computes new ones."""
 
     def __init__(self, step, eager_steps=11):
         self.step, self.eager_steps, self.graph = step, eager_steps, None
@@ -170,8 +171,8 @@ class CapturedStep:
 
 
 def host_work(device, step, is_graph=False, repeats=5):
-    """(wall ms, CPU us) in which the host issues one step into an empty queue, medians; a step that is one launch: behind
-    another one, as in a run."""
+    """(wall ms, CPU us) in which the host issues one step into an empty queue, medians; a step that is one
+    launch: behind another one, as in a run."""
     if repeats == 0:
         return 0.0, 0.0
     wall, cpu = [], []

@@ -11,10 +11,10 @@ MANIFEST = "photographs.json"  # of a folder that prepare() made: what it holds
 
 
 def prepare(source, folder, least=4096):
-    """The path of a data set of the JPEG images of `source`, a tar file or a folder. A folder with train/ in it is one
-    already. Of others FOLDER becomes one: train/<name>/*.jpg, a class for each image, which is repeated by hard links
-    until there are at least `least`; val/ is the same images, each once. A FOLDER that holds just this is taken as it is,
-    one that holds anything else is refused."""
+    """The path of a data set of the JPEG images of `source`, a tar file or a folder. A folder with train/ in
+    it is one already. Of others FOLDER becomes one: train/<name>/*.jpg, a class for each image, which is
+    repeated by hard links until there are at least `least`; val/ is the same images, each once. A FOLDER that
+    holds just this is taken as it is, one that holds anything else is refused."""
     if os.path.isdir(os.path.join(source, "train")):
         return source
     images = {}

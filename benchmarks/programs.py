@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that programs of their own measure: each function gives the sides of its row, with `value` in the row's unit and
-what else is to be said as `remark`, and of how many rounds they are."""
+"""Rows that programs of their own measure: each function gives the sides of its row, with `value` in the
+row's unit and what else is to be said as `remark`, and of how many rounds they are."""
 
 import csv
 import functools
@@ -60,8 +60,8 @@ def side(function, *arguments):
 
 
 def in_turn(functions, rounds):
-    """By name what each function gave in each round, all of them in turn from alternating ends; one that failed is left out
-    of what follows."""
+    """By name what each function gave in each round, all of them in turn from alternating ends; one that
+    failed is left out of what follows."""
     runs = {name: [] for name in functions}
     for index in range(rounds):
         for name in list(functions)[:: 1 if index % 2 == 0 else -1]:
@@ -111,10 +111,9 @@ def worst_all_reduce(text):
         raise ValueError("bench_all_reduce printed no times from both sides of 4 MiB")
     ratio, mode, size = min(large)
     extra, small_mode, small_size = max(small)
-    extra_us = {
-        mode: max(us for us, of_mode, _ in small if of_mode == mode)
-        for mode in sorted({mode for _, mode, _ in small})
-    }
+    extra_us = {}
+    for us, of_mode, _ in sorted(small, key=lambda row: row[1]):
+        extra_us[of_mode] = max(us, extra_us.get(of_mode, us))
     return dict(
         value=ratio,
         extra_us=extra_us,
@@ -130,9 +129,9 @@ CIFAR10_SIDES = {"libddp": ["train.cuda_graph=on"], "libddp_eager": ["train.cuda
 
 
 def cifar10(o, gpus):
-    """Both sides' clocks run from the end of the first step to the end of the last evaluation, of which there is one after
-    each epoch; what comes before them is untimed, and so is a run of one epoch on several GPUs, which leaves a plan. One line
-    of our log an epoch: the device is waited for there anyway."""
+    """Both sides' clocks run from the end of the first step to the end of the last evaluation, of which there
+    is one after each epoch; what comes before them is untimed, and so is a run of one epoch on several GPUs,
+    which leaves a plan. One line of our log an epoch: the device is waited for there anyway."""
     batch, eval_batch = f"batch_size={512 // gpus}", f"eval_batch_size={1000 if gpus == 1 else 1250}"
     data = os.path.abspath(o.cifar10)
 
@@ -165,29 +164,17 @@ def cifar10(o, gpus):
         return folder, text
 
     def ours(name):
-        if plan_file and not os.path.exists(
-            plan
-        ):  # how to cut the buckets is measured once, not in the steps that are timed
+        # How to cut the buckets is measured once, not in the steps that are timed.
+        if plan_file and not os.path.exists(plan):
             resnet_ddp("plan", CIFAR10_SIDES[name] + ["train.epochs=1"])
             os.stat(plan)  # raises where it left none
         folder, text = resnet_ddp(name, CIFAR10_SIDES[name])
         return dict(seconds_of_run(folder), accuracy=re.findall(r"test accuracy\s+([\d.]+ %)", text)[-1])
 
     def theirs(name):
-        peer = (
-            [
-                os.path.join(interleaved.HERE, "pytorch_resnet.py"),
-                "model=resnet18",
-                f"cifar10={data}",
-                "stem=cifar",
-                batch,
-                eval_batch,
-                "epochs=24",
-                "label_smoothing=0.1",
-            ]
-            + PEERS[name]
-            + ([] if gpus > 1 else ["wrap=false"])
-        )
+        script = os.path.join(interleaved.HERE, "pytorch_resnet.py")
+        peer = [script, "model=resnet18", f"cifar10={data}", "stem=cifar", batch, eval_batch]
+        peer += ["epochs=24", "label_smoothing=0.1", *PEERS[name], *([] if gpus > 1 else ["wrap=false"])]
         said = json.loads(run(peer, gpus, log_path(o, f"cifar10_{gpus}.{name}")).strip().splitlines()[-1])
         return dict(
             value=said["seconds"],
@@ -197,9 +184,8 @@ def cifar10(o, gpus):
 
     functions = {name: functools.partial(ours, name) for name in CIFAR10_SIDES}
     functions.update({name: functools.partial(theirs, name) for name in o.peers})
-    return {
-        name: about_runs(runs) for name, runs in in_turn(functions, o.program_rounds).items()
-    }, o.program_rounds
+    measured = in_turn(functions, o.program_rounds)
+    return {name: about_runs(runs) for name, runs in measured.items()}, o.program_rounds
 
 
 def about_runs(runs):
@@ -217,8 +203,9 @@ def about_runs(runs):
 
 
 def seconds_of_run(folder):
-    """From the end of the first step to the end of the last epoch with its evaluation, and of that without evaluations, by
-    what the run wrote. Before it are the first step and, with train.eval_first, an evaluation, in which cuDNN chooses its plans."""
+    """From the end of the first step to the end of the last epoch with its evaluation, and of that without
+    evaluations, by what the run wrote. Before it are the first step and, with train.eval_first, an
+    evaluation, in which cuDNN chooses its plans."""
 
     def read(name):
         paths = sorted(glob.glob(os.path.join(folder, "**", name), recursive=True), key=os.path.getmtime)
@@ -243,8 +230,8 @@ def num_workers(gpus):
 
 
 def resnet50_jpeg(o, gpus):
-    """Steps fed by the loader beside steps on a resident batch, round by round. A round begins with some steps that are
-    not timed, which use up what the loader made while others ran."""
+    """Steps fed by the loader beside steps on a resident batch, round by round. A round begins with some
+    steps that are not timed, which use up what the loader made while others ran."""
     row = ROWS["resnet50"]
     own = list(row.ours(gpus).values())[-1]
     bench = [program(o, "benchmarks/bench_resnet")] + row.settings(gpus, own) + own + o.set
@@ -266,7 +253,7 @@ def fed_against_synthetic(measured, workers):
     """The sides of the row: what is fed by the rate of what is not."""
     synthetic = measured.pop("synthetic")
     if "error" in synthetic:
-        return {name: synthetic for name in measured}
+        return dict.fromkeys(measured, synthetic)
     sides = {}
     for name, fed in measured.items():
         sides[name] = (
@@ -274,15 +261,16 @@ def fed_against_synthetic(measured, workers):
             if "error" in fed
             else dict(
                 value=synthetic["ms"] / fed["ms"],
-                remark=f"{fed['ms']:.2f} ms per step from JPEG with {workers} threads per GPU, {synthetic['ms']:.2f} ms on a resident batch",
+                remark=f"{fed['ms']:.2f} ms per step from JPEG with {workers} threads per GPU, "
+                f"{synthetic['ms']:.2f} ms on a resident batch",
             )
         )
     return sides
 
 
 def jpeg_loader(o, gpus):
-    """Batches alone. A round of ours begins with some that are not timed, as above; of PyTorch's it begins without processes,
-    and those that they make at first are not timed either (pytorch_loader.py)."""
+    """Batches alone. A round of ours begins with some that are not timed, as above; of PyTorch's it begins
+    without processes, and those that they make at first are not timed either (pytorch_loader.py)."""
     workers = num_workers(gpus)
     with tempfile.TemporaryDirectory() as folder:
         common = [

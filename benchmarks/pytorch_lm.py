@@ -10,11 +10,11 @@ usage:
 A qwen2 model is trained with LoRA: base and adapters in bf16 (dtype=fp32: both in fp32), no autocast.
 lora_dtype=fp32 keeps the adapters in fp32 under autocast. lora_rank=0 trains all of it. A gpt2 model has fp32
 parameters under autocast; `dropout` is of all three kinds. A bert model is trained likewise, as plain modules
-(pytorch_bert.py, without transformers), on the loss over all positions; so is cluster_check's reference encoder
-(model=encoder, pytorch_encoder.py). Bodies are randomly initialised on the
-device; one resident random batch is trained on. A step accumulates its gradient `accumulate` times. Settings are
-key=value (see DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over `steps` steps; tokens_s
-counts the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the warm-up.
+(pytorch_bert.py, without transformers), on the loss over all positions; so is cluster_check's reference
+encoder (model=encoder, pytorch_encoder.py). Bodies are randomly initialised on the device; one resident
+random batch is trained on. A step accumulates its gradient `accumulate` times. Settings are key=value (see
+DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over `steps` steps; tokens_s counts
+the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the warm-up.
 """
 
 import json

@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's side of the row jpeg_loader: photographs as batches on the GPU, through DataLoader and PIL.
 
-usage: python3 benchmarks/pytorch_loader.py data=FOLDER batch_size=256 num_workers=16     # FOLDER/train/<class>/*.jpg
+usage: python3 benchmarks/pytorch_loader.py data=FOLDER batch_size=256 num_workers=16
+FOLDER holds train/<class>/*.jpg.
 
-Processes read, decode, crop at random (torchvision's RandomResizedCrop) and flip; bytes go to the GPU out of page-locked
-memory and are normalised and cast to bf16 NHWC there, which is faster than floats from the processes. Rank 0 prints one JSON
-line; ms is of a batch, the median of `rounds` rounds. A round has processes of its own, so that none computes while other
-programs measure; its first `num_workers` batches, in which they start, are not timed, and at its end they are busy still.
-Settings are key=value (DEFAULTS); with `gate` (a folder) each round waits for a file there: see interleaved.py.
+Processes read, decode, crop at random (torchvision's RandomResizedCrop) and flip; bytes go to the GPU out of
+page-locked memory and are normalised and cast to bf16 NHWC there, which is faster than floats from the
+processes. Rank 0 prints one JSON line; ms is of a batch, the median of `rounds` rounds. A round has processes
+of its own, so that none computes while other programs measure; its first `num_workers` batches, in which they
+start, are not timed, and at its end they are busy still. Settings are key=value (DEFAULTS); with `gate` (a
+folder) each round waits for a file there: see interleaved.py.
 """
 
 import json

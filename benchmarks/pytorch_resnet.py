@@ -5,16 +5,17 @@
 usage:
   torchrun --nproc-per-node=2 benchmarks/pytorch_resnet.py model=resnet50 image_size=224 batch_size=256
   python3 benchmarks/pytorch_resnet.py model=resnet18 image_size=32 batch_size=512 step=graph
-  python3 benchmarks/pytorch_resnet.py cifar10=PATH stem=cifar batch_size=512 epochs=24   # seconds and accuracy, same recipe
+  python3 benchmarks/pytorch_resnet.py cifar10=PATH stem=cifar batch_size=512 epochs=24
+The last one gives seconds and accuracy of the same recipe as libddp's.
 
 Settings are key=value (see DEFAULTS, and peer.PROTOCOL_DEFAULTS). Rank 0 prints one JSON line. The speed mode
-measures steps on one resident random batch; ms is the median of `rounds` means over `steps` steps. Peak memory is
-device-wide (cudaMemGetInfo), read after the warm-up: caching allocators do not give memory back. With
-`gate` (a folder) each round waits for a file there: see interleaved.py.
+measures steps on one resident random batch; ms is the median of `rounds` means over `steps` steps. Peak
+memory is device-wide (cudaMemGetInfo), read after the warm-up: caching allocators do not give memory back.
+With `gate` (a folder) each round waits for a file there: see interleaved.py.
 
-step=eager; step=compile (torch.compile of the model); step=graph (the whole eager step, reductions and optimizer
-included, captured in one CUDA graph by hand and replayed); step=compile_graph (both). All have NHWC,
-bf16 autocast over float32 parameters and the fused optimizer.
+step=eager; step=compile (torch.compile of the model); step=graph (the whole eager step, reductions and
+optimizer included, captured in one CUDA graph by hand and replayed); step=compile_graph (both). All have
+NHWC, bf16 autocast over float32 parameters and the fused optimizer.
 """
 
 import functools
@@ -90,7 +91,7 @@ def build(o, device):
 
 
 def make_optimizer(o, model, lr):
-    groups = [dict(params=[p for p in model.parameters()])]
+    groups = [dict(params=list(model.parameters()))]
     if not o.decay_norm_and_bias:
         groups = [
             dict(params=[p for p in model.parameters() if p.dim() > 1]),
@@ -149,7 +150,7 @@ def load_cifar10(path, device):
     return read([f"data_batch_{i}.bin" for i in range(1, 6)]), read(["test_batch.bin"])
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def mean_and_std(device):
     """In device memory once: a copy of them in each step would hold up the host."""
     return MEAN.to(device).view(1, 3, 1, 1), STD.to(device).view(1, 3, 1, 1)
@@ -183,7 +184,8 @@ def cutout(o, images, generator):
 
 
 class Cifar10Run:
-    """Training on images in device memory with an evaluation after each epoch, in which every rank takes its share."""
+    """Training on images in device memory with an evaluation after each epoch, in which every rank takes its
+    share."""
 
     def __init__(self, o, device, world):
         o.num_classes, o.image_size = 10, 32
@@ -241,9 +243,9 @@ class Cifar10Run:
         return hits.item() / self.test_x.size(0)
 
     def warm_up(self):
-        """Steps and an evaluation that nothing remains of: libraries are loaded, cuDNN chooses, compilers compile, the graph
-        is captured. The model's state is written back where it lies, for a graph reads it there; a momentum of zeros is as
-        good as none."""
+        """Steps and an evaluation that nothing remains of: libraries are loaded, cuDNN chooses, compilers
+        compile, the graph is captured. The model's state is written back where it lies, for a graph reads it
+        there; a momentum of zeros is as good as none."""
         state = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.model.train()
         for step in range(self.o.warmup):
@@ -305,9 +307,8 @@ def main():
     gate = peer.Gate(o)
     gate.wait("start")
     if o.step.endswith("graph"):
-        os.environ.setdefault(
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
-        )  # as PyTorch's notes on CUDA graphs ask of DDP
+        # As PyTorch's notes on CUDA graphs ask of DDP.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     device, world = peer.setup(o.device)
     torch.backends.cudnn.benchmark = True
     result = accuracy(o, device, world) if o.cifar10 else speed(o, gate, device, world)

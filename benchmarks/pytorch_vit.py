@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The PyTorch side of the Vision Transformers: torchvision's model in plain modules with SDPA, DistributedDataParallel
-and a fused AdamW.
+"""The PyTorch side of the Vision Transformers: torchvision's model in plain modules with SDPA,
+DistributedDataParallel and a fused AdamW.
 
 usage:
   python3 benchmarks/pytorch_vit.py model=vit_b_16 batch_size=128 step=compile
   torchrun --nproc-per-node=2 benchmarks/pytorch_vit.py model=vit_s_16 batch_size=128
 
-Settings are key=value (see DEFAULTS, and peer.PROTOCOL_DEFAULTS). Rank 0 prints one JSON line. Steps are measured on
-one resident random batch; ms is the median of `rounds` means over `steps` steps. peak_mib is device-wide
-(cudaMemGetInfo), read after the warm-up. With `gate` (a folder) each round waits for a file there: see interleaved.py.
+Settings are key=value (see DEFAULTS, and peer.PROTOCOL_DEFAULTS). Rank 0 prints one JSON line. Steps are
+measured on one resident random batch; ms is the median of `rounds` means over `steps` steps. peak_mib is
+device-wide (cudaMemGetInfo), read after the warm-up. With `gate` (a folder) each round waits for a file
+there: see interleaved.py.
 
-step=eager; step=compile (torch.compile of the model; compile=true is the same); step=graph (the whole eager step,
-reductions and optimizer included, captured in one CUDA graph by hand and replayed); step=compile_graph (both).
-param_dtype=fp32 has bf16 autocast over float32 parameters. param_dtype=bf16 has bf16 parameters without masters, which
-is less than libddp's step does.
+step=eager; step=compile (torch.compile of the model; compile=true is the same); step=graph (the whole eager
+step, reductions and optimizer included, captured in one CUDA graph by hand and replayed); step=compile_graph
+(both). param_dtype=fp32 has bf16 autocast over float32 parameters. param_dtype=bf16 has bf16 parameters
+without masters, which is less than libddp's step does.
 """
 
 import json
@@ -181,9 +182,8 @@ def main():
     gate = peer.Gate(o)
     gate.wait("start")
     if o.step.endswith("graph"):
-        os.environ.setdefault(
-            "TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"
-        )  # as PyTorch's notes on CUDA graphs ask of DDP
+        # As PyTorch's notes on CUDA graphs ask of DDP.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     device, world = peer.setup(o.device)
     torch.backends.cudnn.benchmark = True
     result = speed(o, gate, device, world)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured rows: kept in one JSON file that later calls add to, and written as CSV and as the table of the docs."""
+"""Measured rows: kept in one JSON file that later calls add to, and written as CSV and as the table of the
+docs."""
 
 import csv
+import itertools
 import json
 import os
 
@@ -38,8 +40,8 @@ def key(name, gpus):
 
 
 def merge(records, name, gpus, record):
-    """A new record takes the place of an older one of the same row; a row that could not be run leaves an older
-    measured one as it is."""
+    """A new record takes the place of an older one of the same row; a row that could not be run leaves an
+    older measured one as it is."""
     if "sides" in record or "sides" not in records.get(key(name, gpus), {}):
         records[key(name, gpus)] = dict(record, row=name, gpus=gpus)
 
@@ -109,7 +111,8 @@ def gain(row, ours, theirs):
 
 
 def speed_table(records):
-    peers = [name for name in PEERS if any(name in r.get("sides", {}) for r in records.values())]
+    measured = set().union(*(record.get("sides", {}) for record in records.values()))
+    peers = [name for name in PEERS if name in measured]
     head = [
         "",
         "GPUs",
@@ -122,7 +125,7 @@ def speed_table(records):
         "emulated / libddp",
     ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for name, row, gpus, record in in_order(records):
+    for _, row, gpus, record in in_order(records):
         title = f"{row.title}, {unit(row)}"
         if "sides" not in record:
             cells = [title, str(gpus), record["not_run"]]
@@ -166,7 +169,8 @@ def also_asked(records):
             )
         eager = record.get("sides", {}).get("eager", {})
         if name == "resnet50" and gpus == 1 and side.get("peak_mib") and eager.get("peak_mib"):
-            ratio = f"{side['peak_mib'] / eager['peak_mib']:.3f} ({side['peak_mib']:,} / {eager['peak_mib']:,} MiB)"
+            mib, eager_mib = side["peak_mib"], eager["peak_mib"]
+            ratio = f"{mib / eager_mib:.3f} ({mib:,} / {eager_mib:,} MiB)"
             yield f"{row.title}: peak memory / PyTorch eager's", gpus, ratio, "<= 1", "<= 0.85"
         if name == "resnet50" and gpus > 1 and "exposed_comm_ms" in side:
             share = f"{side['exposed_comm_ms'] / side['ms']:.2%} ({side['exposed_comm_ms']:.3f} ms)"
@@ -225,7 +229,7 @@ def side_table(records):
         "settings",
     ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for name, row, gpus, record in in_order(records):
+    for _, row, gpus, record in in_order(records):
         for side_name, side in record.get("sides", {}).items():
             if "ms" in side:
                 title = PEER_TITLES.get(side_name, side_name)
@@ -243,18 +247,18 @@ def in_rounds(record):
 
 def remark_lines(records):
     """A table of the sides' remarks and errors; empty without any."""
-    lines = [
-        f"| {row.title} | {gpus} | {PEER_TITLES.get(side_name, side_name)} | {side.get('remark') or side['error']} |"
-        for name, row, gpus, record in in_order(records)
-        for side_name, side in record.get("sides", {}).items()
-        if "remark" in side or "error" in side
-    ]
+    lines = []
+    for _, row, gpus, record in in_order(records):
+        for side_name, side in record.get("sides", {}).items():
+            if "remark" in side or "error" in side:
+                said = side.get("remark") or side["error"]
+                lines.append(f"| {row.title} | {gpus} | {PEER_TITLES.get(side_name, side_name)} | {said} |")
     return ["| remarks | GPUs | side |  |", "|---|---|---|---|", *lines, ""] if lines else []
 
 
 def profile_tables(records):
     lines = []
-    for name, row, gpus, record in in_order(records):
+    for _, row, gpus, record in in_order(records):
         profiles = {
             PEER_TITLES.get(n, n): s["profile"] for n, s in record.get("sides", {}).items() if "profile" in s
         }
@@ -271,7 +275,7 @@ def profile_tables(records):
 def machine_lines(records):
     """A table of the machine, the commit and the time of each row."""
     calls = {}
-    for name, row, gpus, record in in_order(records):
+    for name, _, gpus, record in in_order(records):
         if "sides" in record:
             m = record["machine"]
             about = " | ".join(
@@ -325,12 +329,13 @@ def markdown(records):
         parts += [
             [
                 "",
-                "GPU time of a step by class of kernel (`benchmarks/step_profile.py`). Profiling makes a step a few percent longer.",
+                "GPU time of a step by class of kernel (`benchmarks/step_profile.py`). Profiling makes a "
+                "step a few percent longer.",
                 "A GEMM is a convolution or a linear layer. `benchmarks/roofline.py` computes the roofline.",
             ],
             profiles,
         ]
-    return "\n".join(line for part in parts for line in part)
+    return "\n".join(itertools.chain.from_iterable(parts))
 
 
 def write_table(path, records):

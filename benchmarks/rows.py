@@ -27,7 +27,8 @@ BF16_WIRE = ("fp32_grads=false",)
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """`must` and `aim` in the row's unit, or, with `of_one_gpu`, as a share of the same row's rate on one GPU."""
+    """`must` and `aim` in the row's unit, or, with `of_one_gpu`, as a share of the same row's rate on one
+    GPU."""
 
     must: float
     aim: float
@@ -76,7 +77,8 @@ class StepRow:
     peer_settings: tuple = ()  # of all PyTorch sides
     before: tuple = BEFORE  # our plain step, which the others are compared with; empty: there is none
     best: tuple = BEST  # our fastest step, with gradients in 16 bits on the wire too
-    # Of ours on several GPUs: buckets by measurement, and reductions of known width, beside which small kernels go on.
+    # Of ours on several GPUs: buckets by measurement, and reductions of known width, beside which small
+    # kernels go on.
     reductions: tuple = ("bucket_cap_mb=auto", "nccl_max_ctas=24")
     in_sequence: bool = (
         False  # a side starts after the previous one ended: together they exceed a GPU's memory
@@ -92,7 +94,8 @@ class StepRow:
         return dict(before=list(self.before), **sides) if self.before else sides
 
     def peers(self, gpus, chosen=None):
-        """Settings of the PyTorch sides by name: of those of `chosen` (None: the usual ones) that the program has."""
+        """Settings of the PyTorch sides by name: of those of `chosen` (None: the usual ones) that the program
+        has."""
         # DDP costs something on one GPU too, and there nobody needs it.
         alone = [] if gpus > 1 else ["wrap=false"]
         chosen = self.programs.default_peers if chosen is None else chosen
@@ -184,6 +187,7 @@ TRANSFORMER_SCALING = {n: of_one_gpu(0.975, 0.985) for n in (2, 4, 8)}
 LORA_SCALING = {n: of_one_gpu(0.985, 0.99) for n in (2, 4, 8)}
 
 ROWS = {
+    # 1 s and more: until clocks have settled at the power limit.
     "resnet50": resnet(
         "ResNet-50, 224 px, batch 256 per GPU",
         "resnet50",
@@ -201,7 +205,7 @@ ROWS = {
         steps=60,
         eager_steps=20,
         probe="resnet50",
-    ),  # 1 s and more: until clocks have settled at the power limit
+    ),
     "resnet18_512": small_images(512, 0.85, 0.74),
     "resnet18_128": small_images(128, 0.57, 0.47),
     "resnet18_64": small_images(64, 0.52, 0.38),
@@ -258,11 +262,11 @@ def language(
     best=(),
     accumulate=1,
     unit="tok_s",
-    scaling={},
+    scaling=None,
     **options,
 ):
-    """`goal` is for one GPU; None: there is none. `scaling`: goals for more GPUs, if the row is measured on them.
-    `best` follows what our sides of all language models have."""
+    """`goal` is for one GPU; None: there is none. `scaling`: goals for more GPUs, if the row is measured on
+    them. `best` follows what our sides of all language models have."""
     sizes = (f"seq_len={seq_len}", *sizes, *((f"accumulate={accumulate}",) if accumulate > 1 else ()))
     options = dict(dict(programs=LANGUAGE, before=(), reductions=()), **options)
     return StepRow(
@@ -271,8 +275,8 @@ def language(
         batch_size,
         sizes,
         unit,
-        (1, *scaling),
-        {**({1: goal} if goal else {}), **scaling},
+        (1, *(scaling or {})),
+        {**({1: goal} if goal else {}), **(scaling or {})},
         units_per_sample=accumulate * (seq_len if unit == "tok_s" else 1),
         best=(*BEST, "bucket_cap_mb=100", *best),
         **options,

@@ -6,11 +6,13 @@ usage: step_profile.py [--steps N] [--names] [--reductions] TRACE…
        TRACE    what a benchmark wrote with profile=FILE, or torch.profiler's export_chrome_trace
        --steps  the number of steps in each trace (5, as bench_resnet writes)
        --names  also the kernels of each class by name, the longest first
-       --reductions  also the collectives of the last step, one a line, and what of them is beside other kernels
+       --reductions  also the collectives of the last step, one a line, and what of them is beside other
+                     kernels
 
-Prints one Markdown table: per class the microseconds of a step and the number of kernels, for each trace. `busy` is
-the time in which any kernel ran, `span` the time from the first one's begin to the last one's end, both a step; the
-sum of the classes is larger than `busy` where streams overlap. A profiled step is some percent longer than others.
+Prints one Markdown table: per class the microseconds of a step and the number of kernels, for each trace.
+`busy` is the time in which any kernel ran, `span` the time from the first one's begin to the last one's end,
+both a step; the sum of the classes is larger than `busy` where streams overlap. A profiled step is some
+percent longer than others.
 """
 
 import argparse
@@ -20,7 +22,8 @@ import os
 import re
 import sys
 
-# The first class whose expression is found in a kernel's name (in lower case) has it. The specific ones come first.
+# The first class whose expression is found in a kernel's name (in lower case) has it. The specific ones come
+# first.
 CLASSES = [
     ("collectives", r"nccl|all_?reduce|allgather|reduce_?scatter"),
     (
@@ -49,7 +52,8 @@ CLASSES = [
     ("rotary positions, joined heads", r"rotary"),
     (
         "layout",
-        r"ddp::ops::.*::(space_to_depth|patches|pack_filter|unpack_filter|spread|fold|publish)|nchwtonhwc|nhwctonchw|nchw_?2_?nhwc|nhwc_?2_?nchw|im2col|space_to_depth|transpose|convert_?tensor|addpadding",
+        r"ddp::ops::.*::(space_to_depth|patches|pack_filter|unpack_filter|spread|fold|publish)"
+        r"|nchwtonhwc|nhwctonchw|nchw_?2_?nhwc|nhwc_?2_?nchw|im2col|space_to_depth|transpose|convert_?tensor|addpadding",
     ),
     ("pool", r"pool"),
     ("loss", r"crossentropy|softmax|nll|cross_entropy|log_sum|row_losses|headloss"),
@@ -85,7 +89,8 @@ def covered(intervals):
 
 
 def summarize(path, steps):
-    """The trace at `path` a step: classes (us and kernels), kernels, launches by graph, waits, busy_us, span_us."""
+    """The trace at `path` a step: classes (us and kernels), kernels, launches by graph, waits, busy_us,
+    span_us."""
     with open(path) as f:
         events = [e for e in json.load(f)["traceEvents"] if e.get("ph") == "X"]
     classes = {name: dict(us=0.0, kernels=0.0, names=collections.Counter()) for name in ORDER}
@@ -117,8 +122,9 @@ def summarize(path, steps):
 
 
 def reductions(path, steps):
-    """The last step's collectives as (name, begin_us, end_us, beside_us), times from the step's first kernel, with
-    `beside_us` the time in which another kernel ran; and when the last kernel ended that is no collective or optimizer's."""
+    """The last step's collectives as (name, begin_us, end_us, beside_us), times from the step's first kernel,
+    with `beside_us` the time in which another kernel ran; and when the last kernel ended that is no
+    collective or optimizer's."""
     with open(path) as f:
         events = [e for e in json.load(f)["traceEvents"] if e.get("ph") == "X" and e.get("cat") == "kernel"]
     events.sort(key=lambda e: e["ts"])
@@ -189,7 +195,8 @@ def main():
     for path in arguments.traces if arguments.reductions else ():
         found, backward_end = reductions(path, arguments.steps)
         print(
-            f"\n{os.path.basename(path)}: the last step from its first kernel on; its backward ends at {backward_end:.1f} us"
+            f"\n{os.path.basename(path)}: the last step from its first kernel on; its backward ends at "
+            f"{backward_end:.1f} us"
         )
         for name, begin, end, beside in found:
             print(f"  {begin:10.1f} to {end:10.1f} us, {beside:8.1f} us beside other kernels  {name[:100]}")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of compare_trainers: a trainer with one of examples/configs, and the benchmark of the same step. A row has the
-name of its configuration. This module also prepares data and reads step times from run folders.
+"""The rows of compare_trainers: a trainer with one of examples/configs, and the benchmark of the same step. A
+row has the name of its configuration. This module also prepares data and reads step times from run folders.
 
-These configurations have no row. vit_sample, bert_sample, gpt2_sample, lora_small, lora_tiny and quickstart are for
-laptops. gpt2_medium, gpt2_large, gpt2_xl, qwen2_1_5b_full and llama_full are larger sizes of programs that have a row.
+These configurations have no row. vit_sample, bert_sample, gpt2_sample, lora_small, lora_tiny and quickstart
+are for laptops. gpt2_medium, gpt2_large, gpt2_xl, qwen2_1_5b_full and llama_full are larger sizes of programs
+that have a row.
 """
 
 import array
@@ -22,7 +23,8 @@ from scaling import numbers  # noqa: E402
 from token_files import serialize  # noqa: E402
 
 MUST = 0.98
-WARMUP = 40  # these first steps choose buckets and capture graphs. A run of less than 120 steps has a third of its steps
+# These first steps choose buckets and capture graphs. A run of less than 120 steps has a third of its steps.
+WARMUP = 40
 QWEN2_VOCABULARY = "151936"
 
 # The benchmarks' settings by the trainers' settings of the same meaning.
@@ -155,7 +157,8 @@ ROWS = {
 
 
 def read_config(name):
-    """{full name of a setting: its text}. Two spaces indent a level, and no value has a # or several lines."""
+    """{full name of a setting: its text}. Two spaces indent a level, and no value has a # or several
+    lines."""
     names, values = [], {}
     with open(os.path.join(ROOT, "examples", "configs", f"{name}.yaml")) as f:
         for line in f:
@@ -168,8 +171,8 @@ def read_config(name):
 
 
 def own_settings(row, gpus):
-    """The trainer's settings beside its configuration. The learning-rate schedule is that of a long run, because the
-    warm-up of some configurations is longer than this run."""
+    """The trainer's settings beside its configuration. The learning-rate schedule is that of a long run,
+    because the warm-up of some configurations is longer than this run."""
     own = dict(setting.split("=", 1) for setting in row.own)
     if row.shared:
         own[row.shared[0]] = str(row.shared[1] // gpus)
@@ -182,7 +185,8 @@ def own_settings(row, gpus):
 
 
 def benchmark_settings(row, settings):
-    """Settings of the same step. `settings` are all settings of the trainer. Its two runs together measure as many steps."""
+    """Settings of the same step. `settings` are all settings of the trainer. Its two runs together measure as
+    many steps."""
     steps = int(settings["train.max_steps"])
     same = {other: settings[name] for name, other in row.equivalents().items() if name in settings}
     own = dict(setting.split("=", 1) for setting in row.benchmark)
@@ -263,16 +267,18 @@ def repeat(path, num_tokens):
     offsets = array.array("q", parts["documents"][1])
     copies = max(1, -(-num_tokens // offsets[-1]))
     parts = {name: (dtype, part * copies) for name, (dtype, part) in parts.items()}
-    parts["documents"] = array.array(
-        "q", [0] + [copy * offsets[-1] + end for copy in range(copies) for end in offsets[1:]]
-    )
+    ends = array.array("q", [0])
+    for copy in range(copies):
+        ends.extend(copy * offsets[-1] + end for end in offsets[1:])
+    parts["documents"] = ends
     with open(path, "wb") as f:
         f.writelines(serialize(parts, metadata))
 
 
 def of_run(folder, name, steps):
-    """Means over a run's steps after the warm-up: the time of a step, with logging and saving, and its waits. Evaluations stop
-    the run's clock, so they are counted separately. Their seconds are those after the first log line."""
+    """Means over a run's steps after the warm-up: the time of a step, with logging and saving, and its waits.
+    Evaluations stop the run's clock, so they are counted separately. Their seconds are those after the first
+    log line."""
     try:
         run = numbers.read_run(folder, name, min(WARMUP, steps // 3))
         path = os.path.join(folder, name)

@@ -185,8 +185,9 @@ class ChatTemplate:
         return text, spans
 
     def end_mark(self, turns, content, begin, rest, special):
-        """The length of what ends the last of `turns` up to its special token, where `rest` goes on so: a template
-        may end only the conversation's last turn with one, and the next one in `rest` is then another's."""
+        """The length of what ends the last of `turns` up to its special token, where `rest` goes on so: a
+        template may end only the conversation's last turn with one, and the next one in `rest` is then
+        another's."""
         mark = special.search(rest) if special else None
         if not mark:
             return 0
@@ -248,7 +249,7 @@ def make_documents(conversations, path, tokenizer, template, skipped):
         encodings = tokenizer.tokenizer.encode_batch(
             [text for _, text, _ in rendered], add_special_tokens=False
         )
-        for (line, _, spans), encoding in zip(rendered, encodings):
+        for (_, _, spans), encoding in zip(rendered, encodings):
             ids, offsets = encoding.ids, encoding.offsets
             targets = bytearray(len(ids))
             begins = [begin for begin, _ in offsets]
@@ -274,13 +275,14 @@ def find_end_of_turn(ends, tokenizer):
 
 def trained_tokenizer(conversations, vocab_size, template):
     """A tokenizer, and the files that make it one for transformers too."""
-    texts = (
-        text
-        for _, messages in conversations
-        for message in messages
-        for text in (message["role"] + "\n", message["content"])
-    )
-    tokenizer = train_tokenizer(texts, vocab_size, [END_OF_TEXT, TURN_BEGIN, TURN_END], "chatml-bpe")
+
+    def texts():
+        for _, messages in conversations:
+            for message in messages:
+                yield message["role"] + "\n"
+                yield message["content"]
+
+    tokenizer = train_tokenizer(texts(), vocab_size, [END_OF_TEXT, TURN_BEGIN, TURN_END], "chatml-bpe")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": TURN_END,

@@ -31,6 +31,7 @@ import argparse
 import errno
 import hashlib
 import io
+import itertools
 import lzma
 import os
 import pickle
@@ -110,7 +111,7 @@ class Sample:
             image = decode(self.encoded, self.name)
         else:
             r, g, b = self.pixels[:1024], self.pixels[1024:2048], self.pixels[2048:]
-            rgb = bytes(v for pixel in zip(r, g, b) for v in pixel)
+            rgb = bytes(itertools.chain.from_iterable(zip(r, g, b)))
             image = pillow().frombytes("RGB", (32, 32), rgb)
         out = io.BytesIO()
         image.save(out, "JPEG", quality=95, subsampling=0)
@@ -183,9 +184,8 @@ def walk_folder(path, left_out):
     """As walk_archive()."""
     for folder, folders, files in os.walk(path):
         folders.sort()
-        left_out += [
-            full for full in (os.path.join(folder, name) for name in folders) if os.path.islink(full)
-        ]
+        paths = [os.path.join(folder, name) for name in folders]
+        left_out += [full for full in paths if os.path.islink(full)]
         for file in sorted(files):
             full = os.path.join(folder, file)
             name = os.path.relpath(full, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
@@ -237,10 +237,15 @@ def read_source(path):
         images["unsplit"] = []  # something else beside the two folders
     else:
         splits = {"train": splits["train"], "test": splits["test"], "unsplit": {}}
-    classes = sorted({c for rows in images.values() for c, _, _ in rows}) or CLASSES
+    classes = set()
+    for rows in images.values():
+        classes.update(class_name for class_name, _, _ in rows)
+    classes = sorted(classes) or CLASSES
     result = {}
     for split in splits:
-        rows = [s for name in sorted(splits[split]) for s in splits[split][name]]
+        rows = []
+        for name in sorted(splits[split]):
+            rows += splits[split][name]
         if images[split]:
             # Sorted by class: mix them, the same way each time.
             named = sorted(images[split], key=lambda row: row[1])
@@ -286,11 +291,12 @@ def write_bin(splits, classes, out):
     part = -(-len(train) // 5)
     files = {f"data_batch_{i + 1}.bin": train[i * part : (i + 1) * part] for i in range(5)}
     files["test_batch.bin"] = test
-    contents = {
-        name: [chunk for s in samples for chunk in (bytes([s.label]), s.to_pixels())]
-        for name, samples in files.items()
-        if samples
-    }
+    contents = {}
+    for name, samples in files.items():
+        if samples:
+            contents[name] = chunks = []
+            for sample in samples:
+                chunks += [bytes([sample.label]), sample.to_pixels()]
     contents["batches.meta.txt"] = [("\n".join(classes) + "\n").encode()]
     write_files(out, contents)
     return out

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers of the prepare scripts: bytes and characters (standard library only), tokenizer.json files
-and small BPE and WordPiece ones trained here (package `tokenizers`), tiktoken's encodings (package `tiktoken`).
+and small BPE and WordPiece ones trained here (package `tokenizers`), tiktoken's encodings (package
+`tiktoken`).
 
 Each has `vocabulary` (token_files.Vocabulary) and `encode(text) -> ids`.
 """

@@ -6,14 +6,16 @@
     tools/ddp_top.py runs                         the newest run in that folder
     tools/ddp_top.py                              the GPUs of this host
 
-It shows the state of the run (running, quiet, dead, finished, ended), step, loss, rates, waits, the slowest rank, each
-rank's GPU and the last lines of the log. A dash is a number that nobody reports. Numbers of ranks are those of the last
-logging step (ranks.json), those of GPUs on this host are fresh. docs/tutorial.md explains each.
+It shows the state of the run (running, quiet, dead, finished, ended), step, loss, rates, waits, the slowest
+rank, each rank's GPU and the last lines of the log. A dash is a number that nobody reports. Numbers of ranks
+are those of the last logging step (ranks.json), those of GPUs on this host are fresh. docs/tutorial.md
+explains each.
 
-Keys: q quits, s sorts by the next column, r reverses, up and down pick a rank. This program needs nothing but Python.
+Keys: q quits, s sorts by the next column, r reverses, up and down pick a rank. This program needs nothing but
+Python.
 
-Exit codes: 0 shown, 64 a mistake in the call, 65 a folder that cannot be used (the message names it), 73 the output
-cannot be written.
+Exit codes: 0 shown, 64 a mistake in the call, 65 a folder that cannot be used (the message names it), 73 the
+output cannot be written.
 """
 
 import json
@@ -40,7 +42,8 @@ class Run:
         self._follower = Follower(path, self._nvml)
 
     def read(self):
-        """Of a folder of runs the newest: once the run that was shown has ended, a later one takes its place."""
+        """Of a folder of runs the newest: once the run that was shown has ended, a later one takes its
+        place."""
         state = self._follower.read()
         if (
             state.status in ("dead", "finished", "ended")
@@ -51,7 +54,8 @@ class Run:
         return state
 
     def read_once(self):
-        """Waits until it is known whether the run lives: an owner on another host counts every two seconds."""
+        """Waits until it is known whether the run lives: an owner on another host counts every two
+        seconds."""
         state = self.read()
         while state.status == "unknown":
             time.sleep(LOOK_SECONDS)
@@ -108,9 +112,8 @@ def print_text(text):
     try:
         print(text, end="", flush=True)
     except OSError as error:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python flushes the rest once more when it ends
+        # Python flushes the rest once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise WriteError(
                 f"standard output: cannot write: {error.strerror}; fix: make room there, or name another file"
@@ -159,7 +162,8 @@ def main(arguments):
             options.interval,
         ):
             parser.error(
-                f"TERM={os.environ.get('TERM', '')} is a terminal that curses does not know; fix: set TERM=xterm, or add --once"
+                f"TERM={os.environ.get('TERM', '')} is a terminal that curses does not know; fix: set "
+                "TERM=xterm, or add --once"
             )
     return 0
 

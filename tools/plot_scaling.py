@@ -6,14 +6,16 @@
     tools/plot_scaling.py runs/resnet50_weak --before runs/resnet50_weak_old --output runs/report
 
 Each folder is a study's (tools/study.py made it), or any folder whose sub-folders are runs: then --kind
-says what was held fixed. Rows whose global batches contradict the kind end with 65. Written: <output>/report.html, which needs nothing beside it, every figure as PNG
-and SVG, and merged.csv with one row a run. Needs pandas and matplotlib.
+says what was held fixed. Rows whose global batches contradict the kind end with 65. Written:
+<output>/report.html, which needs nothing beside it, every figure as PNG and SVG, and merged.csv with one row
+a run. Needs pandas and matplotlib.
 
 Exit codes: 0 written, 64 a mistake in the call, 65 data that cannot be used (the message names the file
 and the column), 73 the report cannot be written.
 """
 
 import dataclasses
+import itertools
 import json
 import os
 import re
@@ -30,8 +32,8 @@ from scaling.files import replace_file  # noqa: E402
 SYSTEM_UNKNOWN = "not described: tools/system_report.py writes SYSTEM.md"
 
 
-# A run's folder as tools/study.py names it: n002_ddp.bucket_cap_mb-25_amp.dtype-bf16_r1. A setting begins behind a "_"
-# with its section, which a value cannot be mistaken for.
+# A run's folder as tools/study.py names it: n002_ddp.bucket_cap_mb-25_amp.dtype-bf16_r1. A setting begins
+# behind a "_" with its section, which a value cannot be mistaken for.
 RUN_NAME = re.compile(r"n\d+_(.+)_r\d+")
 SETTING = r"(?:lr_schedule|[a-z0-9]+)(?:\.[a-z0-9_]+)+"
 VARIED = re.compile(rf"({SETTING})-(.+?)(?:_(?={SETTING}-)|$)")
@@ -125,7 +127,8 @@ class Study:
         keys = {tuple(settings) for settings in varied.values()}
         if kind == "sensitivity" and (keys == {()} or len(keys) > 1):
             raise numbers.DataError(
-                f"{self.path}: there is no study.json, and the names of the runs' folders differ in the varied settings; "
+                f"{self.path}: there is no study.json, and the names of the runs' folders differ in the "
+                "varied settings; "
                 "fix: name them n<ranks>_<setting>-<value>_r<repeat>, as slurm/sensitivity.sbatch does"
             )
         return {
@@ -138,7 +141,7 @@ class Study:
             "steps": 0,
             "warmup_steps": 1,
             "command": "",
-            "vary": {key: [] for names in keys for key in names},
+            "vary": {key: [] for key in itertools.chain.from_iterable(keys)},
             "runs": {name: {"varied": varied[name]} for name in runs},
         }
 
@@ -178,12 +181,11 @@ def matching_points(before, after):
         raise numbers.DataError(
             f"{before.path} counts {before.unit}s and {after.path} {after.unit}s: they cannot be compared"
         )
-    pairs = [
-        (old, new)
-        for new in after.points
-        for old in before.points
-        if (old.ranks, old.varied) == (new.ranks, new.varied)
-    ]
+    pairs = []
+    for new in after.points:
+        for old in before.points:
+            if (old.ranks, old.varied) == (new.ranks, new.varied):
+                pairs.append((old, new))
     if not pairs:
         raise numbers.DataError(f"{before.path} and {after.path} have no point in common")
     return pairs
@@ -191,17 +193,12 @@ def matching_points(before, after):
 
 def merge(studies, output, pandas):
     """One row a run of every study."""
-    rows = [
-        {
-            "study": study.name,
-            "kind": study.kind,
-            "folder": study.path,
-            "varied": " ".join(f"{key}={value}" for key, value in study.varied[run.name].items()),
-            **dataclasses.asdict(run),
-        }
-        for study in studies
-        for run in study.runs
-    ]
+    rows = []
+    for study in studies:
+        about = {"study": study.name, "kind": study.kind, "folder": study.path}
+        for run in study.runs:
+            varied = " ".join(f"{key}={value}" for key, value in study.varied[run.name].items())
+            rows.append({**about, "varied": varied, **dataclasses.asdict(run)})
     frame = pandas.DataFrame(rows)
     replace_file(os.path.join(output, "merged.csv"), frame.to_csv(index=False))
     return frame

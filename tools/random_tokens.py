@@ -14,8 +14,8 @@ import random
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data"))
-from prepare_script import Parser, UsageError, run_main  # noqa: E402
-from token_files import Documents, Vocabulary, write_folder  # noqa: E402
+from prepare_script import Parser, UsageError, run_main
+from token_files import Documents, Vocabulary, write_folder
 
 BLOCK = 1 << 20  # ids that are drawn; more tokens repeat them
 

@@ -23,7 +23,8 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 # pylint: disable=wrong-import-position
-from scaling import folder as study_folder, launch, plan  # noqa: E402
+from scaling import folder as study_folder  # noqa: E402
+from scaling import launch, plan  # noqa: E402
 from scaling.command_line import Parser, exit_code, writing  # noqa: E402
 
 
@@ -80,8 +81,8 @@ def print_plan(options, study, folder):
                 )
             )
     print(
-        f"# {len(study.runs)} runs of {study.kind} study {study.name}: {len(study.groups)} number(s) of ranks, "
-        f"{study.repeats} repeat(s)"
+        f"# {len(study.runs)} runs of {study.kind} study {study.name}: {len(study.groups)} number(s) of "
+        f"ranks, {study.repeats} repeat(s)"
     )
 
 
@@ -134,12 +135,10 @@ def start(options, study, folder, command):
         return 1 if failed else 0
     if todo:
         launch.submit(study, folder, todo, options.build)
-    again = [options.study] + [
-        word
-        for key in ("output", "build")
-        if getattr(options, f"given_{key}")
-        for word in (f"--{key}", getattr(options, key))
-    ]
+    again = [options.study]
+    for key in ("output", "build"):
+        if getattr(options, f"given_{key}"):
+            again += [f"--{key}", getattr(options, key)]
     print(f"status: tools/study.py {shlex.join(again)} --status; report: {report}")
     return 0
 

@@ -92,7 +92,8 @@ def gpu_section():
     if not listing:
         return lines + ["none is seen (no nvidia-smi, or it finds no GPU)"]
     lines += [
-        "| GPU | name | memory | power limit | SM clock | memory clock | PCIe | ECC | persistence | compute mode |",
+        "| GPU | name | memory | power limit | SM clock | memory clock | PCIe | ECC | persistence | compute "
+        "mode |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in listing.splitlines():
@@ -128,7 +129,8 @@ def network_section():
             (
                 f"{device} port {port}",
                 f"{read(path + '/link_layer')}, {read(path + '/rate')}, "
-                f"{read(path + '/state').split(': ')[-1]}, firmware {read(f'/sys/class/infiniband/{device}/fw_ver') or UNKNOWN}",
+                f"{read(path + '/state').split(': ')[-1]}, firmware "
+                f"{read(f'/sys/class/infiniband/{device}/fw_ver') or UNKNOWN}",
             )
         )
     lines += table(devices) if devices else ["InfiniBand and RoCE: none"]
@@ -137,7 +139,8 @@ def network_section():
         name, speed = os.path.basename(path), read(path + "/speed")
         if name != "lo":
             interfaces.append(
-                f"{name} ({speed + ' Mbit/s' if speed.isdigit() else 'speed unknown'}, {read(path + '/operstate')})"
+                f"{name} ({speed + ' Mbit/s' if speed.isdigit() else 'speed unknown'}, "
+                f"{read(path + '/operstate')})"
             )
     return lines + ["", "Ethernet: " + (", ".join(interfaces) or "none")]
 
@@ -223,9 +226,8 @@ def main(arguments):
         sys.stdout.write(text)
         return 0
     try:
-        replace_file(
-            options.output, text
-        )  # several jobs of a study may begin at once; none may read half a file
+        # Several jobs of a study may begin at once; none may read half a file.
+        replace_file(options.output, text)
     except OSError as error:
         raise WriteError(f"{options.output} cannot be written: {error.strerror}") from None
     return 0

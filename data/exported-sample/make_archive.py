@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Exports the small ResNet of this folder: cifar_net.pt2, for images of 32x32 pixels and 10 classes, with random weights.
+"""Exports the small ResNet of this folder: cifar_net.pt2, for images of 32x32 pixels and 10 classes, with
+random weights.
 
 usage: make_archive.py OUT.pt2
 
-The archive is in training mode; libddp derives the evaluation. Stack traces keep the lines of this file alone, so the
-archive is small and has no path of the machine that made it.
+The archive is in training mode; libddp derives the evaluation. Stack traces keep the lines of this file
+alone, so the archive is small and has no path of the machine that made it.
 """
 
 import sys

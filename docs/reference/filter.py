@@ -12,11 +12,12 @@ Headers:
 - A comment holds for all overloads of a function that directly follow.
 - A comment behind `enum class X { … };` describes X. XOptions, XResult and classes of errors get a sentence.
 - `namespace detail` and what stands below `// For libddp's own parts` is hidden.
-- Settings get the key, the allowed values and, if the header has no comment, the meaning from docs/configuration.md.
+- Settings get the key, the allowed values and, if the header has no comment, the meaning from
+docs/configuration.md.
 - Functions that have one meaning everywhere (describe_fields, for_each_tensor, moves) get a sentence.
 
-Pages: headings get anchors like GitHub's, links lead to pages, headers or (finish.py) copies of other files, and names
-of classes in code become links. Recipes become subpages of their index.
+Pages: headings get anchors like GitHub's, links lead to pages, headers or (finish.py) copies of other files,
+and names of classes in code become links. Recipes become subpages of their index.
 """
 
 import functools
@@ -29,7 +30,8 @@ HEADERS = ("libddp/include", "libddp/ops/include", "models/include")
 SECTIONS = {
     "TrainOptions": "train.", "DataOptions": "data.", "RandomResizedCropOptions": "data.",
     "RandAugmentOptions": "data.rand_augment_", "SamplerOptions": "sampler.", "LoaderOptions": "loader.",
-    "DdpOptions": "ddp.", "OptimizerOptions": "optimizer.", "LrScheduleOptions": "lr_schedule.", "AmpOptions": "amp.",
+    "DdpOptions": "ddp.", "OptimizerOptions": "optimizer.", "LrScheduleOptions": "lr_schedule.",
+    "AmpOptions": "amp.",
     "CheckpointOptions": "checkpoint.", "MetricsOptions": "metrics.", "ContextOptions": "context.",
     "CommunicatorOptions": "context.communicator.", "ControlPlaneOptions": "context.control_plane.",
     "TokenDataOptions": "tokens.", "MaskingOptions": "masking.",
@@ -58,7 +60,8 @@ def slug(heading):
 
 
 def link_pages(text):
-    """Turns `docs/x.md, "Heading"` (or the beginning of a heading) and `docs/x.md` in a comment into links."""
+    """Turns `docs/x.md, "Heading"` (or the beginning of a heading) and `docs/x.md` in a comment into
+    links."""
 
     def replace(match):
         page, heading = match[1], match[3]
@@ -121,12 +124,13 @@ class Header:
         self.path = path
         self.name = str(path.relative_to(next(h for h in HEADERS if path.is_relative_to(h))))
         self.lines = lines
-        self.rows = settings() if any(name in line for line in lines for name in SECTIONS) else {}
+        self.rows = settings() if any(name in "\n".join(lines) for name in SECTIONS) else {}
 
     def convert(self):
         self.convert_comments()
         self.hide()
-        scopes = []  # of each open brace: the struct's name, "" for a namespace or class, None for a function's body
+        # Of each open brace: the struct's name, "" for a namespace or class, None for a function's body.
+        scopes = []
         previous = None  # name and comment of the function in the lines directly above
         i = 0
         while i < len(self.lines):
@@ -311,6 +315,9 @@ def match_indent(line):
 
 
 # --- pages ---------------------------------------------------------------------------------------
+CLASS_LINE = re.compile(r"(?:class|struct|enum class) (\w+)[^;]*\{$|TORCH_MODULE\((\w+)\)")
+
+
 @functools.cache
 def class_names():
     """Classes and enumerations of the public headers: name -> name with its namespace."""
@@ -323,10 +330,8 @@ def class_names():
                     namespace = match[1]
                 elif namespace.endswith("detail"):
                     continue
-                elif match := re.match(r"(?:class|struct|enum class) (\w+)[^;]*\{$", line):
-                    names[match[1]] = f"{namespace}::{match[1]}"
-                elif match := re.match(r"TORCH_MODULE\((\w+)\)", line):
-                    names[match[1]] = f"{namespace}::{match[1]}"
+                elif match := CLASS_LINE.match(line):
+                    names[match[1] or match[2]] = f"{namespace}::{match[1] or match[2]}"
     return names
 
 
@@ -361,9 +366,8 @@ class Page:
         parts = re.split(r"(`[^`]+`|\[[^\]]*\]\([^)]+\)|https?://[^\s)]+)", line)
         for i, part in enumerate(parts):
             if part.startswith("`") and part.endswith("`") and len(part) > 2:
-                known = links and (
-                    "::" in part or not line.startswith("|")
-                )  # tables also have PyTorch's names
+                # Tables also have PyTorch's names.
+                known = links and ("::" in part or not line.startswith("|"))
                 parts[i] = self.code(part[1:-1]) if known else part
             elif link := re.match(r"\[(.*)\]\((.+)\)$", part):
                 parts[i] = self.link(link[1], link[2]) if links else link[1]

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Completes the site of scripts/build_reference.sh: copies the files that its pages link to, then checks all links and
-the names of libddp in the pages' code.
+"""Completes the site of scripts/build_reference.sh: copies the files that its pages link to, then checks all
+links and the names of libddp in the pages' code.
 
 usage: finish.py SITE (from the top of the repository)
 
-Pages link to a file that has no page as files/PATH.txt, a picture as files/PATH (see filter.py). A relative link that
-leads to no file or to no anchor is an error. So is `ddp::x` or `models::x` in a page if no header names x, and a
-setting as in `train.max_steps=9` or `train.max_steps` that docs/configuration.md lacks. So is a call of ctx.x(),
-model.x() or ->x() if no header names x.
+Pages link to a file that has no page as files/PATH.txt, a picture as files/PATH (see filter.py). A relative
+link that leads to no file or to no anchor is an error. So is `ddp::x` or `models::x` in a page if no header
+names x, and a setting as in `train.max_steps=9` or `train.max_steps` that docs/configuration.md lacks. So is
+a call of ctx.x(), model.x() or ->x() if no header names x.
 """
 
 import pathlib
@@ -63,9 +63,8 @@ for page, text in git_files("README.md", "docs/*.md"):
                 errors.append(f"{page} names {name} in `{code}`, which no public header has")
         for key in re.findall(r"(?<!\S)([a-z]\w*\.\w[\w.]*)(?==|$)", code):
             last = key.rpartition(".")[2]
-            is_other = f"{key}=" not in code and (
-                last in words or last in FILE_ENDINGS
-            )  # optimizer.step, model.cpp
+            # For example optimizer.step, or a file such as model.cpp.
+            is_other = f"{key}=" not in code and (last in words or last in FILE_ENDINGS)
             if key.split(".")[0] in sections and key not in keys and not is_other:
                 errors.append(f"{page} names the setting {key}, which docs/configuration.md lacks")
         for name in re.findall(r"(?:\b(?:ctx|model)\.|->)(\w+)\(", code):

@@ -7,11 +7,11 @@
     docs/report/build.py --output FOLDER
     docs/report/build.py --check              # the sources alone; needs nothing but Python
 
-The sources are checked first: an unknown value, a number of its own in the text, or a value that differs from the page
-that its run names ends the build. The page report.html needs nothing beside it.
+The sources are checked first: an unknown value, a number of its own in the text, or a value that differs from
+the page that its run names ends the build. The page report.html needs nothing beside it.
 
-Exit codes: 0 built, 64 a mistake in the call, 65 sources with problems (all are printed), 69 the package typst is
-missing, 73 the files cannot be written.
+Exit codes: 0 built, 64 a mistake in the call, 65 sources with problems (all are printed), 69 the package
+typst is missing, 73 the files cannot be written.
 """
 
 import argparse

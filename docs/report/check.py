@@ -2,7 +2,8 @@
 """Checks the sources of the report. Needs Python alone.
 
 - The CSV files are well formed, and each row names a run of runs.csv.
-- Each value stands on a page of its run, or in the message of its commit (where git has the commit). Values that belong
+- Each value stands on a page of its run, or in the message of its commit (where git has the commit). Values
+that belong
   together stand in one row, one column or one paragraph.
 - report.typ names existing, measured values, and has no number of its own.
 """
@@ -13,8 +14,8 @@ import os
 import re
 import subprocess
 
-# Columns of measured values. Empty: not measured. One line or one column of a table, or one paragraph, of a run's pages
-# holds all values of a group: two rows with exchanged values do not pass.
+# Columns of measured values. Empty: not measured. One line or one column of a table, or one paragraph, of a
+# run's pages holds all values of a group: two rows with exchanged values do not pass.
 GROUPS = {
     "hardware": (("value",),),
     "results": (("libddp", "eager", "compile", "graph"), ("peak_libddp",), ("peak_peer",)),
@@ -64,7 +65,8 @@ CHOICES = {
     ("scaling", "same_call"): ("yes", "no"),
     ("scaling", "kind"): ("weak", "strong"),
 }
-# Words of the text that have digits and are no measurement: names, formats, symbols, and settings in code marks.
+# Words of the text that have digits and are no measurement: names, formats, symbols, and settings in code
+# marks.
 WORDS = set(
     "ResNet-18 ResNet-50 GPT-2 ViT-B/16 Qwen2 Qwen2-7B CIFAR-10 H100 H200 bf16 FP8 float32 ZeRO-1 C++20 "
     "T_1 3x3".split()
@@ -159,7 +161,8 @@ def text_of_run(root, run, problems):
 
 
 def units_of(text):
-    """The parts of a page whose numbers belong together: paragraphs, list items, and rows and columns of tables."""
+    """The parts of a page whose numbers belong together: paragraphs, list items, and rows and columns of
+    tables."""
     units, columns, paragraph = [], [], []
 
     def end():
@@ -209,7 +212,11 @@ def check_pages(root, tables, problems):
 
 def check_group(where, key, values, units, run, problems):
     """One unit must hold all values of the group."""
-    if any(all(stands_in(value, unit) for value in values.values()) for unit in units):
+
+    def holds_all(unit):
+        return all(stands_in(value, unit) for value in values.values())
+
+    if any(map(holds_all, units)):
         return
     for column, value in values.items():
         if not any(stands_in(value, unit) for unit in units):
@@ -266,7 +273,8 @@ def check_text(source, tables, problems):
 
 
 def check(folder, root):
-    """The problems of the report's sources in `folder` as sentences. root: where the pages of runs.csv are."""
+    """The problems of the report's sources in `folder` as sentences. root: where the pages of runs.csv
+    are."""
     problems = []
     tables = read_tables(folder, problems)
     if not problems:

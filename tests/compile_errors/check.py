@@ -41,9 +41,10 @@ def main():
         expected = re.findall(r"^ *// error: (.*)$", file.read(), re.MULTILINE)
     status, text = compile_file(commands, path)
     errors = re.findall(r" error: (.*)$", text, re.MULTILINE)
-    problems = [
-        f"no comment has: {error}" for error in errors if not any(sentence in error for sentence in expected)
-    ]
+    problems = []
+    for error in errors:
+        if not any(sentence in error for sentence in expected):
+            problems.append(f"no comment has: {error}")
     for sentence, count in collections.Counter(expected).items():
         found = sum(sentence in error for error in errors)
         if found != count:

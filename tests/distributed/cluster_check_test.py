@@ -26,11 +26,13 @@ HOST = socket.gethostname()
 
 
 def run(*arguments, code=0, output=(), device="cpu", environment=()):
-    """Starts the ranks; rank 0 must write every text of `output`. Returns all output. The launcher hides variables of
-    Slurm, so `environment` is set behind it."""
+    """Starts the ranks; rank 0 must write every text of `output`. Returns all output. The launcher hides
+    variables of Slurm, so `environment` is set behind it."""
     launch = ["--launch", "env"] if RANKS == 1 and device == "cpu" else []
     launch += ["--gpus"] if device == "cuda" else []
-    expected = [word for text in output for word in ("--expect-output", "0:" + text)]
+    expected = []
+    for text in output:
+        expected += ["--expect-output", "0:" + text]
     done = subprocess.run(
         [
             launcher,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""lora_ddp trains adapters on a base made by transformers; PEFT loads them and finds the same evaluation loss.
+"""lora_ddp trains adapters on a base made by transformers; PEFT loads them and finds the same evaluation
+loss.
 
 usage: lora_ddp_peft.py LORA_DDP DATA
 """

@@ -15,7 +15,7 @@ try:
     if sys.argv[1] in ("torchscript", "exported_model", "fine_tuning"):
         import torch
     if sys.argv[1] in ("exported_model", "fine_tuning"):
-        import safetensors.torch  # noqa: F401
+        import safetensors.torch
     if sys.argv[1] == "fine_tuning":
         import torchvision
 except ImportError as error:
@@ -34,7 +34,9 @@ def run(output, *settings, code=0):
     """`output`: what rank 0 must write, one text or a list."""
     launch = ["--launch", "env"] if ranks == "1" else []
     expected = [output] if isinstance(output, str) else output
-    outputs = [word for text in expected for word in ("--expect-output", "0:" + text)]
+    outputs = []
+    for text in expected:
+        outputs += ["--expect-output", "0:" + text]
     subprocess.run(
         [
             launcher,
@@ -105,7 +107,7 @@ def exported_model():
         f"exported.path={source}/cifar_net.pt2", "exported.output=same.safetensors", "lr_schedule.lr=0"
     )
     same = safetensors.torch.load_file("same.safetensors")
-    for name, parameter in net.named_parameters():
+    for name, _ in net.named_parameters():
         assert torch.equal(before[name], same[name]), f"{name} is another one than the archive's"
     assert net.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 

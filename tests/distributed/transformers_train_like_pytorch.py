@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpt2_ddp, bert_ddp and vit_ddp train like PyTorch: benchmarks/transformer_curves with small models in float32.
+"""gpt2_ddp, bert_ddp and vit_ddp train like PyTorch: benchmarks/transformer_curves with small models in
+float32.
 
 usage: transformers_train_like_pytorch.py BUILD SOURCES
 """

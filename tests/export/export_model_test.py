@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/export_model.py, and its archives in Python and in C++: export_model_test.py EXPORTED_CASE, the program of tests/export."""
+"""tools/export_model.py, and its archives in Python and in C++: export_model_test.py EXPORTED_CASE, the
+program of tests/export."""
 
 import contextlib
 import io
@@ -22,7 +23,6 @@ import torch  # noqa: E402
 import transformers.modeling_outputs  # noqa: E402,F401  (torch.export.load knows the outputs' classes then)
 from libddp.export import DoesNotExport, Mistake, export  # noqa: E402
 from libddp.export.command import main  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
 from torch.export.pt2_archive._package import load_pt2  # noqa: E402
 
 OWN = '''
@@ -31,7 +31,8 @@ import torch
 from torch import nn
 
 class Cnn(nn.Module):
-    """Evaluation is no rewriting of the operators of training: only Python knows what self.training leaves out."""
+    """Evaluation is no rewriting of the operators of training.
+    Only Python knows what self.training leaves out."""
     def __init__(self):
         super().__init__()
         self.conv, self.norm, self.dropout = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.3)
@@ -223,12 +224,10 @@ class Archives(unittest.TestCase):
                 )
                 self.assertEqual(begin % 64, 0, entry.filename)
         self.assertEqual(tables["model"], tables["eval"])
-        self.assertEqual(
-            sum("weights/weight_" in name for name in names), 8
-        )  # nine tensors, two of them tied
-        self.assertEqual(
-            sum("constants/tensor_" in name for name in names), 3
-        )  # the buffer once, one constant for each mode
+        # Nine tensors, two of them tied.
+        self.assertEqual(sum("weights/weight_" in name for name in names), 8)
+        # The buffer once, one constant for each mode.
+        self.assertEqual(sum("constants/tensor_" in name for name in names), 3)
         self.assertEqual(len(names), len(set(names)))
 
     def test_python_loads_both_programs(self):
@@ -236,11 +235,9 @@ class Archives(unittest.TestCase):
         training = torch.export.load("loaded/model.pt2")
         programs = load_pt2("loaded/model.pt2").exported_programs
         self.assertEqual(set(programs), {"model", "eval"})
-        modes = [
-            next(node.args[5] for node in program.graph.nodes if "batch_norm" in str(node.target))
-            for program in (training, programs["model"], programs["eval"])
-        ]
-        self.assertEqual(modes, [True, True, False])
+        for program, mode in ((training, True), (programs["model"], True), (programs["eval"], False)):
+            norms = [node for node in program.graph.nodes if "batch_norm" in str(node.target)]
+            self.assertEqual(norms[0].args[5], mode)
 
     def test_options(self):
         code, printed = call(

@@ -80,8 +80,8 @@ def efficientnet_b0():
 
 
 def hugging_face(model, vocab, *, inputs=None):
-    """A text model that takes input_ids [batch, length]. Causal models mask inside their attention: the mask of
-    transformers is built by code that torch.export does not save."""
+    """A text model that takes input_ids [batch, length]. Causal models mask inside their attention: the mask
+    of transformers is built by code that torch.export does not save."""
     shapes = {"input_ids": {0: Dim("batch", min=2, max=512), 1: Dim("length", min=4, max=32)}}
     ids = inputs or (lambda batch, length: torch.randint(vocab, (batch, length)))
     return Case(
@@ -295,7 +295,8 @@ def dlrm():
 
 
 class TwoInputs(nn.Module):
-    """Keyword arguments, a constant one, a list and a dict; shared weights, a buffer that is not persistent, a frozen part."""
+    """Keyword arguments, a constant one, a list and a dict; shared weights, a buffer that is not persistent,
+    a frozen part."""
 
     def __init__(self):
         super().__init__()
@@ -354,7 +355,8 @@ def checkpointed():
 
 
 class Siamese(nn.Module):
-    """One network for two inputs, a norm under two names, norms without statistics, of instances, and in a region."""
+    """One network for two inputs, a norm under two names, norms without statistics, of instances, and in a
+    region."""
 
     def __init__(self):
         super().__init__()
@@ -464,7 +466,7 @@ def gpt2_loss():
     starts = torch.randint(len(text) - 129, (16 * (BATCH or 2),))
     rows = torch.stack([text[start : start + 129] for start in starts])
     batch = Dim("batch", min=2, max=512)
-    loss = lambda output, y: F.cross_entropy(output.logits.flatten(0, 1), y.flatten())  # noqa: E731
+    loss = lambda output, y: F.cross_entropy(output.logits.flatten(0, 1), y.flatten())
     return Case(
         WithLoss(model, loss),
         (rows[:4, :-1], rows[:4, 1:]),
@@ -474,25 +476,10 @@ def gpt2_loss():
     )
 
 
-NAMES = [
-    "resnet50",
-    "vit_b_16",
-    "convnext_tiny",
-    "efficientnet_b0",
-    "gpt2",
-    "qwen2",
-    "bert",
-    "vit",
-    "unet",
-    "lstm",
-    "graph_network",
-    "pinn",
-    "dlrm",
-    "two_inputs",
-    "checkpointed",
-    "siamese",
-    "trees",
-]
+NAMES = (
+    "resnet50 vit_b_16 convnext_tiny efficientnet_b0 gpt2 qwen2 bert vit unet lstm graph_network pinn dlrm "
+    "two_inputs checkpointed siamese trees"
+).split()
 
 
 def make(name):

@@ -2,11 +2,12 @@
 """Exports models of models.py, trains them in Python, and compares the same training by exported_case.
 
 usage: reference.py FOLDER NAME                     writes FOLDER/model.pt2 and FOLDER/case.safetensors
-       reference.py --run EXPORTED_CASE NAME…       does so in a temporary folder, and runs the program on each
+       reference.py --run EXPORTED_CASE NAME…       does so in a temporary folder, and runs the program on
+                                                    each
        reference.py --run EXPORTED_CASE all
-The environment variables BATCH, STEPS, LR and DEVICE set the number of training samples (of a batch), the steps, the
-learning rate and the device. Each side prints the median processor time of a step,
-and the peak of the memory during the first step above that before it.
+The environment variables BATCH, STEPS, LR and DEVICE set the number of training samples (of a batch), the
+steps, the learning rate and the device. Each side prints the median processor time of a step, and the peak of
+the memory during the first step above that before it.
 """
 
 import copy
@@ -25,7 +26,7 @@ except ImportError as error:
     sys.exit(77)
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import models  # noqa: E402
+import models
 
 LEARNING_RATE = float(os.environ.get("LR", 0.01))
 STEPS = int(os.environ.get("STEPS", 10))
@@ -99,28 +100,28 @@ def train(model, inputs, keywords, batches):
         del leaves, loss
     tensors.update({f"after.{name}": value.detach().clone() for name, value in model.state_dict().items()})
     print(
-        f"Python: step {sorted(seconds[1:])[(STEPS - 1) // 2] * 1000:.3f} ms, peak {peak_mib:.1f} MiB; losses "
-        f"{losses[0]:.6f} to {losses[-1]:.6f}"
+        f"Python: step {sorted(seconds[1:])[(STEPS - 1) // 2] * 1000:.3f} ms, peak {peak_mib:.1f} MiB; "
+        f"losses {losses[0]:.6f} to {losses[-1]:.6f}"
     )
     return {**tensors, "losses": torch.stack(losses)}
 
 
 def can_evaluate(program):
     """Whether eval() follows from the program of training: no random operator but those with a mode."""
+    with_mode = {"train", "training", "dropout_p"}
     for node in program.graph.nodes:
-        if (
-            isinstance(node.target, torch._ops.OpOverload)
-            and torch.Tag.nondeterministic_seeded in node.target.tags
-        ):
-            if not {"train", "training", "dropout_p"} & {
-                argument.name for argument in node.target._schema.arguments
-            }:
-                return False
+        operator = node.target
+        is_random = (
+            isinstance(operator, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
+        )
+        if is_random and not with_mode & {argument.name for argument in operator._schema.arguments}:
+            return False
     return True
 
 
 def named_leaves(inputs):
-    """Tensors as input.0 and, of a container, input.0.KEY with a named tuple's field, a dict's key or a list's index."""
+    """Tensors as input.0 and, of a container, input.0.KEY with a named tuple's field, a dict's key or a
+    list's index."""
     tensors = {}
     for i, value in enumerate(inputs):
         if isinstance(value, torch.Tensor):

@@ -32,6 +32,7 @@ every cell must then fail.
 import argparse
 import concurrent.futures
 import fnmatch
+import itertools
 import os
 import re
 import shutil
@@ -234,24 +235,22 @@ def hash_in(start):
 
 
 def select(options):
-    cells = [
-        Cell(phase, sig, victim)
-        for phase in options.phases
-        for sig in options.signals
-        for victim in options.victims
-    ]
-    patterns = options.patterns or ["*"]
-    return [cell for cell in cells if any(fnmatch.fnmatch(cell.name, pattern) for pattern in patterns)]
+    def is_wanted(cell):
+        return any(fnmatch.fnmatch(cell.name, pattern) for pattern in options.patterns or ["*"])
+
+    cells = itertools.starmap(Cell, itertools.product(options.phases, options.signals, options.victims))
+    return [cell for cell in cells if is_wanted(cell)]
 
 
 def print_table(results):
     """Passed cells of each place and signal, and the longest cell."""
+
+    def passed(phase, sig):
+        return [not problems for cell, problems, _ in results if (cell.phase, cell.signal) == (phase, sig)]
+
     print(f"\n{'place':<14}" + "".join(f"{sig:>10}" for sig in SIGNALS))
     for phase in PHASES:
-        row = [
-            [not problems for cell, problems, _ in results if (cell.phase, cell.signal) == (phase, sig)]
-            for sig in SIGNALS
-        ]
+        row = [passed(phase, sig) for sig in SIGNALS]
         if any(row):
             counts = [f"{sum(part)}/{len(part)}" if part else "-" for part in row]
             print(f"{phase:<14}" + "".join(f"{count:>10}" for count in counts))

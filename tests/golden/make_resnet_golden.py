@@ -88,8 +88,8 @@ def eval_case(name, stem, size):
 
 
 def train_case(name, stem, size):
-    # float64: gradients pass through batch statistics of few values, which amplify float32's roundings, and those are
-    # other ones on other processors.
+    # float64: gradients pass through batch statistics of few values, which amplify float32's roundings, and
+    # those are other ones on other processors.
     model = make(name, stem).double().train()
     out = model(uniform("input", (4, 3, size, size)).double() * 4)
     loss = torch.nn.functional.cross_entropy(out, torch.tensor([1, 3, 5, 7]), label_smoothing=0.1)

@@ -22,12 +22,12 @@ A table, <area>.yaml, is a list of mutations:
 `expect` holds regular expressions of whole test names; one of these tests must fail. `old` holds whole lines
 that occur exactly once in the file. The 2 behind the bar keeps the indentation of the first line.
 
-Mutations are built and tested in a copy of the sources below build-mutations/. Only the programs of the expected
-tests are built. build-mutations/results.txt remembers what was caught. A later call skips a remembered
-mutation as long as its entry and the sources are the same. Texts (*.md) do not count as sources.
+Mutations are built and tested in a copy of the sources below build-mutations/. Only the programs of the
+expected tests are built. build-mutations/results.txt remembers what was caught. A later call skips a
+remembered mutation as long as its entry and the sources are the same. Texts (*.md) do not count as sources.
 
-Exit codes: 0 all mutations are caught, 77 none survived but some were not tried (their tests are skipped here,
-or PyYAML is missing), else 1.
+Exit codes: 0 all mutations are caught, 77 none survived but some were not tried (their tests are skipped
+here, or PyYAML is missing), else 1.
 """
 
 import argparse
@@ -109,22 +109,25 @@ def read_tables():
             mutation = mutation_from(path.stem, entry)
             if mutation.name in tables:
                 raise TableError(
-                    f"{path.stem}: {mutation.name} also stands in {tables[mutation.name]}; choose another name"
+                    f"{path.stem}: {mutation.name} also stands in {tables[mutation.name]}; choose another "
+                    "name"
                 )
             tables[mutation.name] = path.stem
             mutations.append(mutation)
     return mutations
 
 
+def is_named(mutation, word):
+    return word == mutation.table or fnmatch.fnmatchcase(mutation.name, word)
+
+
 def select(mutations, wanted):
     if not wanted:
         return mutations
     for word in wanted:
-        if not any(word == m.table or fnmatch.fnmatchcase(m.name, word) for m in mutations):
+        if not any(is_named(m, word) for m in mutations):
             raise TableError(f"no table and no mutation is named {word}")
-    return [
-        m for m in mutations if any(word == m.table or fnmatch.fnmatchcase(m.name, word) for word in wanted)
-    ]
+    return [m for m in mutations if any(is_named(m, word) for word in wanted)]
 
 
 def mutated_files(mutation, root):
@@ -196,7 +199,8 @@ def check(mutations, build):
 
 # --- the copy below build-mutations/ ---------------------------------------------------------------
 class Results:
-    """The results of earlier calls, one line each. Each line is written at once, so an interrupted call loses none."""
+    """The results of earlier calls, one line each. Each line is written at once, so an interrupted call loses
+    none."""
 
     def __init__(self, path, sources, again):
         self._path = path
@@ -231,7 +235,8 @@ class SourceCopy:
         self._targets = self._ninja_targets()
 
     def _copy(self):
-        """Copies the files that differ. Their new time stamps also replace objects of an interrupted mutation."""
+        """Copies the files that differ. Their new time stamps also replace objects of an interrupted
+        mutation."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
@@ -258,7 +263,8 @@ class SourceCopy:
         return digest.hexdigest()
 
     def run(self, command, limit=None):
-        """Exit code and output. After `limit` seconds, or at an interrupt, it ends the command's whole process group."""
+        """Exit code and output. After `limit` seconds, or at an interrupt, it ends the command's whole
+        process group."""
         with open(self.log, "ab") as log:
             begin = log.tell()
             child = subprocess.Popen(
@@ -290,13 +296,15 @@ class SourceCopy:
 
     def _in_setup(self, script, *arguments):
         """Runs `script` after setup.sh, whose `configure` also sets the variables of ccache."""
-        configured = f'source "$0/scripts/setup.sh"; configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON && {script}'
+        configured = (
+            'source "$0/scripts/setup.sh"; '
+            f"configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON && {script}"
+        )
         return self.run(["bash", "-c", configured, str(self.root), *arguments])[0] == 0
 
     def _configure(self):
-        if not self._in_setup(
-            'cmake "$DDP_BUILD"'
-        ):  # configure does nothing where its arguments are the same
+        # Configure does nothing where its arguments are the same.
+        if not self._in_setup('cmake "$DDP_BUILD"'):
             raise TableError(f"the copy in {self.root} cannot be configured: see {self.log}")
 
     def _ninja_targets(self):
@@ -305,9 +313,9 @@ class SourceCopy:
 
     def build(self, tests):
         """Builds the programs that `tests` start. A test may be a script and start none."""
-        words = {
-            os.path.realpath(word) for test in tests for word in self.tests[test] if word.startswith("/")
-        }
+        words = set()
+        for test in tests:
+            words.update(os.path.realpath(word) for word in self.tests[test] if word.startswith("/"))
         inside = {os.path.relpath(word, os.path.realpath(self.build_folder)) for word in words}
         programs = sorted(inside & self._targets)
         return not programs or self._in_setup(

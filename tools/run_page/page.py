@@ -11,13 +11,18 @@ from .chart import draw, pen, run_keys, shown
 from .panels import make_panels, unit_of, words
 
 STYLE = """
-html { background: #fff; color-scheme: light; } figure { margin: 0; } figure > svg { width: 100%; height: auto; }
-.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr)); gap: 1.4rem 1rem; align-items: end; }
+html { background: #fff; color-scheme: light; } figure { margin: 0; }
+figure > svg { width: 100%; height: auto; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(30rem, 100%), 1fr));
+  gap: 1.4rem 1rem; align-items: end; }
 .charts > * { min-width: 0; }
-figcaption { color: #111; font-size: 13px; padding-left: 3.3rem; } figcaption b { margin-right: .8rem; font-size: 14px; }
+figcaption { color: #111; font-size: 13px; padding-left: 3.3rem; }
+figcaption b { margin-right: .8rem; font-size: 14px; }
 svg text { font-size: 12px; fill: #333; } .grid { stroke: #e3e3e3; } .axis { stroke: #777; fill: none; }
-.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; } .key { display: inline-block; margin-right: .9rem; }
-span svg, td svg { vertical-align: middle; } td.text { white-space: normal; overflow-wrap: anywhere; min-width: 6rem; }
+.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; }
+.key { display: inline-block; margin-right: .9rem; }
+span svg, td svg { vertical-align: middle; }
+td.text { white-space: normal; overflow-wrap: anywhere; min-width: 6rem; }
 """
 
 
@@ -33,10 +38,9 @@ def of_runs(head, runs, rows):
 
 def chosen(runs, keys_of, differ=False):
     """[(key, value of each run)] of settings and facts."""
-    rows = [
-        (name, [{**run.facts, **run.settings}.get(name, "–") for run in runs])
-        for name in dict.fromkeys(name for run in runs for name in keys_of(run))
-    ]
+    names = dict.fromkeys(itertools.chain.from_iterable(keys_of(run) for run in runs))
+    known = [{**run.facts, **run.settings} for run in runs]
+    rows = [(name, [of_run.get(name, "–") for of_run in known]) for name in names]
     return [row for row in rows if not differ or len(set(row[1])) > 1]
 
 
@@ -44,12 +48,11 @@ def summary(runs):
     """How far each run came, and where."""
     rows = []
     for name, run in zip(run_keys(runs), runs):
-        first, last = (
-            (datetime.datetime.fromtimestamp(run.times[i], datetime.timezone.utc) for i in (0, -1))
-            if run.times
-            else ("–", "–")
-        )
-        took = str(last - first).partition(".")[0] if run.times else "–"
+        first = last = took = "–"
+        if run.times:
+            first = datetime.datetime.fromtimestamp(run.times[0], datetime.timezone.utc)
+            last = datetime.datetime.fromtimestamp(run.times[-1], datetime.timezone.utc)
+            took = str(last - first).partition(".")[0]
         facts = [
             text(run.facts.get(fact, "–")) for fact in ("ranks", "gpu_type", "precision", "global_batch_size")
         ]
@@ -92,11 +95,10 @@ def values(runs):
 
 def parts(run):
     """{part of a step: median ms over the rows of steps}, the whole step first; nothing without step_ms."""
-    medians = {
-        words(column): statistics.median(value for _, value in points)
-        for source, column, points in run.series
-        if source == "steps" and unit_of(column)[1] == "ms"
-    }
+    medians = {}
+    for source, column, points in run.series:
+        if source == "steps" and unit_of(column)[1] == "ms":
+            medians[words(column)] = statistics.median(value for _, value in points)
     step = medians.pop("step", 0)
     return {"step": step, **medians, "the rest": max(0, step - sum(medians.values()))} if step else {}
 
@@ -104,11 +106,15 @@ def parts(run):
 def parts_table(runs):
     """With bars of the parts' shares."""
     all_parts = [parts(run) for run in runs]
-    rows = {part: [text(part), *["–"] * len(runs)] for found in all_parts for part in found}
+    rows = {part: [text(part), *["–"] * len(runs)] for part in itertools.chain.from_iterable(all_parts)}
     for index, found in enumerate(all_parts):
         for part, ms in found.items():
             share = ms / found["step"]
-            bar = f'<svg width="104" height="10"><rect x="4" width="{100 * min(share, 1):.1f}" height="10" fill="{pen(index)[0]}"/></svg>'
+            width, colour = 100 * min(share, 1), pen(index)[0]
+            bar = (
+                '<svg width="104" height="10">'
+                f'<rect x="4" width="{width:.1f}" height="10" fill="{colour}"/></svg>'
+            )
             rows[part][1 + index] = f"{value_text(ms, 4)} ms <small>{share:.1%}</small>{bar}"
     return (
         table(["part of a step, median", *run_keys(runs)], list(rows.values()), text_columns={0})
@@ -134,7 +140,8 @@ def charts(runs, smooth):
 def make(runs, smooth, command):
     """The parts of the page."""
     result = [summary(runs)]
-    result += [f"<p><b>Note:</b> {text(run.label)}: {text(note)}</p>" for run in runs for note in run.notes]
+    for run in runs:
+        result += [f"<p><b>Note:</b> {text(run.label)}: {text(note)}</p>" for note in run.notes]
     if len(runs) > 1:
         differ = chosen(runs, lambda run: [*run.facts, *run.settings], differ=True)
         result += ["<h2>Settings that differ between the runs</h2>", of_runs("setting", runs, differ)]
@@ -154,6 +161,7 @@ def make(runs, smooth, command):
         for name in ("command.txt", "SYSTEM.md", "../SYSTEM.md"):  # as tools/study.py leaves them
             if run.text(name):
                 result.append(
-                    f"<details><summary>{text(run.label)}: {name}</summary><pre>{text(run.text(name))}</pre></details>"
+                    f"<details><summary>{text(run.label)}: "
+                    f"{name}</summary><pre>{text(run.text(name))}</pre></details>"
                 )
     return [*result, f"<h2>This page</h2><pre>{text(command)}</pre>"]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run folder says about its run: State. Every call of Follower.read() reads only what the run added."""
+"""What a run folder says about its run: State. Every call of Follower.read() reads only what the run
+added."""
 
 import csv
 import math
@@ -8,7 +9,6 @@ import socket
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Optional
 
 from run_page.files import FIX, add_row, json_row, number, numbers
 from scaling.files import regular
@@ -34,22 +34,22 @@ class State:
     run: str
     status: str  # running, quiet, dead, finished, ended, unknown
     reason: str
-    owner: Optional[str] = None
-    step: Optional[int] = None
-    max_steps: Optional[int] = None
-    epoch: Optional[float] = None
-    loss: Optional[float] = None
-    accuracy: Optional[float] = None
-    lr: Optional[float] = None
-    grad_norm: Optional[float] = None
-    step_ms: Optional[float] = None
-    rate: Optional[float] = None
+    owner: str | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    step_ms: float | None = None
+    rate: float | None = None
     unit: str = "samples"
-    exposed_comm_ms: Optional[float] = None
-    loader_wait_ms: Optional[float] = None
-    eta_seconds: Optional[float] = None
-    row_age_seconds: Optional[float] = None
-    slowest_rank: Optional[int] = None
+    exposed_comm_ms: float | None = None
+    loader_wait_ms: float | None = None
+    eta_seconds: float | None = None
+    row_age_seconds: float | None = None
+    slowest_rank: int | None = None
     evaluation: dict = field(default_factory=dict)
     ranks: list = field(default_factory=list)
     losses: list = field(default_factory=list)  # (step, loss) of the rows
@@ -61,7 +61,8 @@ class State:
 
 
 class Rows:
-    """The last rows of <name>.jsonl, else of <name>.csv, which grow while the run trains, and the losses of all rows."""
+    """The last rows of <name>.jsonl, else of <name>.csv, which grow while the run trains, and the losses of
+    all rows."""
 
     def __init__(self, folder, name, x="step"):
         self._x = x
@@ -193,7 +194,8 @@ def modified(path):
 
 
 def ranks_of(record):
-    """The rows of ranks.json with what a rank may have: finite numbers, and texts. A row without a rank is damaged."""
+    """The rows of ranks.json with what a rank may have: finite numbers, and texts. A row without a rank is
+    damaged."""
 
     def usable(row):
         texts = {key: row[key] for key in RANK_TEXTS if isinstance(row.get(key), str)}
@@ -205,11 +207,9 @@ def ranks_of(record):
         return {**texts, **finite, "rank": row["rank"]}
 
     rows = record.get("ranks")
-    return [
-        usable(row)
-        for row in (rows if isinstance(rows, list) else [])
-        if isinstance(row, dict) and isinstance(row.get("rank"), int)
-    ]
+    if not isinstance(rows, list):
+        return []
+    return [usable(row) for row in rows if isinstance(row, dict) and isinstance(row.get("rank"), int)]
 
 
 def count_of(cell):
@@ -224,20 +224,20 @@ def find_run(path):
         raise DataError(f"{path}: there is no such folder, or no right to read it; fix: {FIX}")
 
     def newest_mark(folder):
-        return max(
-            (age for name in MARKS if (age := modified(os.path.join(folder, name))) is not None), default=None
-        )
+        ages = (modified(os.path.join(folder, name)) for name in MARKS)
+        return max((age for age in ages if age is not None), default=None)
 
     if newest_mark(path) is not None:
         return path
-    runs = [
-        (age, entry.path)
-        for entry in os.scandir(path)
-        if entry.is_dir() and (age := newest_mark(entry.path)) is not None
-    ]
+    runs = []
+    for entry in os.scandir(path):
+        age = newest_mark(entry.path) if entry.is_dir() else None
+        if age is not None:
+            runs.append((age, entry.path))
     if not runs:
         raise DataError(
-            f"{path}: not the folder of a run, and no run is in it: none of {', '.join(MARKS)} is there; fix: {FIX}"
+            f"{path}: not the folder of a run, and no run is in it: none of {', '.join(MARKS)} is there; "
+            f"fix: {FIX}"
         )
     return max(runs)[1]
 
@@ -247,11 +247,9 @@ class Follower:
 
     def __init__(self, path, nvml):
         self.path = find_run(path)
-        self._steps, self._evaluations, self._epochs = (
-            Rows(self.path, "steps"),
-            Rows(self.path, "evals"),
-            Rows(self.path, "epochs", "epoch"),
-        )
+        self._steps = Rows(self.path, "steps")
+        self._evaluations = Rows(self.path, "evals")
+        self._epochs = Rows(self.path, "epochs", "epoch")
         self._owner = Owner(self.path)
         self._nvml = nvml
 
@@ -306,26 +304,17 @@ class Follower:
         }
 
     def _refreshed(self, ranks):
-        here = socket.gethostname()
-        now = (
-            self._nvml.read()
-            if any(rank.get("host") == here and rank.get("pci_bus_id") for rank in ranks)
-            else []
-        )
-        step_ms = max(
-            (rank["step_ms"] for rank in ranks if "step_ms" in rank), default=None
-        )  # a step ends on all ranks together
+        host = socket.gethostname()
+        here = [rank for rank in ranks if rank.get("host") == host]
+        now = self._nvml.read() if any(rank.get("pci_bus_id") for rank in here) else []
+        for rank in here:
+            for gpu in now:
+                if gpus.same_bus_id(rank.get("pci_bus_id"), gpu.get("pci_bus_id")):
+                    rank.update({key: value for key, value in gpu.items() if key != "device"})
+                    break
+        # A step ends on all ranks together.
+        step_ms = max((rank["step_ms"] for rank in ranks if "step_ms" in rank), default=None)
         for rank in ranks:
-            gpu = next(
-                (
-                    gpu
-                    for gpu in now
-                    if rank.get("host") == here
-                    and gpus.same_bus_id(rank.get("pci_bus_id"), gpu.get("pci_bus_id"))
-                ),
-                {},
-            )
-            rank.update({key: value for key, value in gpu.items() if key != "device"})
             wait = rank.get("exposed_comm_ms")
             rank["busy_ms"] = None if wait is None or step_ms is None else max(0, step_ms - wait)
         return ranks
@@ -363,11 +352,9 @@ def slowest(ranks):
 
 def status(state, owner, is_alive, interval):
     """(word, sentence). The owner's record decides: a run removes it at its end, a killed one cannot."""
-    done = (
-        f"after step {state.step}" + (f" of {state.max_steps}" if state.max_steps else "")
-        if state.step is not None
-        else "before the first row"
-    )
+    done = "before the first row"
+    if state.step is not None:
+        done = f"after step {state.step}" + (f" of {state.max_steps}" if state.max_steps else "")
     if owner is None:
         if state.max_steps and state.step == state.max_steps:
             return "finished", "the run made its last step"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host's GPUs, by NVML. The keys are those of ranks.json; a number that a GPU does not report is missing."""
+"""This host's GPUs, by NVML. The keys are those of ranks.json; a number that a GPU does not report is
+missing."""
 
 import ctypes
 import time
@@ -81,18 +82,18 @@ class Nvml:
 
     def read(self):
         """A record of each GPU."""
-        return [
-            {key: value for key, value in self._record(index, device).items() if value is not None}
-            for index, device in enumerate(self._devices)
-        ]
+        records = []
+        for index, device in enumerate(self._devices):
+            record = self._record(index, device)
+            records.append({key: value for key, value in record.items() if value is not None})
+        return records
 
     def _record(self, index, device):
         pci = self._call("nvmlDeviceGetPciInfo_v3", Pci, device)
         memory = self._call("nvmlDeviceGetMemoryInfo", Memory, device)
         use = self._call("nvmlDeviceGetUtilizationRates", Utilisation, device)
-        pcie = [
-            self._number("nvmlDeviceGetPcieThroughput", device, direction) for direction in (0, 1)
-        ]  # kB/s
+        # In kB/s.
+        pcie = [self._number("nvmlDeviceGetPcieThroughput", device, direction) for direction in (0, 1)]
         return {
             "device": f"gpu:{index}",
             "gpu_type": self._name(device),

@@ -47,7 +47,8 @@ def paint(window, lines, styles):
 
 
 def show(read, draw, choice, ranks_of, seconds):
-    """Until q: reads every `seconds`, draws after each reading and key. False for a terminal that curses does not know."""
+    """Until q: reads every `seconds`, draws after each reading and key. False for a terminal that curses does
+    not know."""
 
     def loop(window):
         with contextlib.suppress(curses.error):  # a terminal that cannot hide its cursor

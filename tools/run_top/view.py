@@ -4,8 +4,8 @@
 import os
 import time
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Optional
 
 BLOCKS, ASCII_BLOCKS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"  # a cell filled by so many eighths
 STATUS_STYLES = {
@@ -23,8 +23,8 @@ UNKNOWN = "-"
 
 @dataclass
 class Column:
-    """A column of the ranks' table: its title leaves room for the mark of the order. Of columns that do not fit,
-    those of the highest `rank` are left out first."""
+    """A column of the ranks' table: its title leaves room for the mark of the order. Of columns that do not
+    fit, those of the highest `rank` are left out first."""
 
     key: str
     title: str
@@ -84,7 +84,7 @@ class Choice:
 
     sort: str = "rank"
     reverse: bool = False
-    selected: Optional[int] = None  # a rank
+    selected: int | None = None  # a rank
 
     def sorted(self, ranks):
         known = [rank for rank in ranks if rank.get(self.sort) is not None]
@@ -118,7 +118,9 @@ def bar(state, width):
         return f"step {shown(state.step)}"
     share = min(1.0, state.step / state.max_steps)
     full = int(share * width)
-    return f"[{'=' * full}{'>' if full < width else ''}{' ' * (width - full - 1)}] {100 * share:3.0f} %  step {state.step}/{state.max_steps}"
+    head = ">" if full < width else ""
+    drawn = "=" * full + head + " " * (width - full - 1)
+    return f"[{drawn}] {100 * share:3.0f} %  step {state.step}/{state.max_steps}"
 
 
 def summary(state, width):
@@ -140,14 +142,16 @@ def summary(state, width):
         ],
         [
             (
-                f"loss {shown(state.loss, '{:.4f}')}  accuracy {shown(state.accuracy, '{:.2f} %', 100)}  lr {shown(state.lr, '{:.3g}')}"
+                f"loss {shown(state.loss, '{:.4f}')}  accuracy {shown(state.accuracy, '{:.2f} %', 100)}  lr "
+                f"{shown(state.lr, '{:.3g}')}"
                 f"  grad norm {shown(state.grad_norm, '{:.3g}')}",
                 "plain",
             )
         ],
         [
             (
-                f"{shown(state.step_ms, '{:.1f}')} ms/step  {rate} {state.unit}/s  exposed comm {shown(state.exposed_comm_ms, '{:.2f}')} ms"
+                f"{shown(state.step_ms, '{:.1f}')} ms/step  {rate} {state.unit}/s  exposed comm "
+                f"{shown(state.exposed_comm_ms, '{:.2f}')} ms"
                 f"  loader wait {shown(state.loader_wait_ms, '{:.2f}')} ms",
                 "plain",
             )
@@ -164,20 +168,23 @@ def slowest_words(state):
     if rank is None:
         return f"slowest rank {UNKNOWN}"
     return (
-        f"slowest rank {rank['rank']} ({rank.get('host', UNKNOWN)}): busy {rank['busy_ms']:.1f} of {rank['busy_ms'] + rank['exposed_comm_ms']:.1f} ms, "
+        f"slowest rank {rank['rank']} ({rank.get('host', UNKNOWN)}): busy {rank['busy_ms']:.1f} of "
+        f"{rank['busy_ms'] + rank['exposed_comm_ms']:.1f} ms, "
         f"waits {rank['exposed_comm_ms']:.2f} ms for others"
     )
 
 
 def curve(points, width, height, blocks):
-    """The losses as filled columns between their minimum and maximum: each the mean of its rows, or a part of its row."""
+    """The losses as filled columns between their minimum and maximum: each the mean of its rows, or a part of
+    its row."""
     points = [(step, loss) for step, loss in points if abs(loss) < float("inf")]
     if len(points) < 2 or width < LABEL + 2 or height < 1:
         return []
     count = width - LABEL - 1
     edges = [i * len(points) // count for i in range(count + 1)]
-    bins = [points[begin : max(end, begin + 1)] for begin, end in zip(edges, edges[1:])]
-    means = [sum(loss for _, loss in part) / len(part) for part in bins]
+    losses = [loss for _, loss in points]
+    bins = [losses[begin : max(end, begin + 1)] for begin, end in zip(edges, edges[1:])]
+    means = [sum(part) / len(part) for part in bins]
     low, high = min(means), max(means)
     levels = [
         round((mean - low) / (high - low) * (8 * height - 1)) + 1 if high > low else 4 * height
@@ -212,13 +219,11 @@ def table(ranks, choice, width, slowest, height=None, columns=COLUMNS):
     lines = [[(header, "header")]]
     for rank in ranks:
         number = rank.get("rank")
-        style = (
-            "selected"
-            if number is not None and number == choice.selected
-            else "warning"
-            if number is not None and number == slowest
-            else "plain"
-        )
+        style = "plain"
+        if number is not None and number == choice.selected:
+            style = "selected"
+        elif number is not None and number == slowest:
+            style = "warning"
         lines.append([(" ".join(column.cell(rank) for column in columns), style)])
     return lines + note
 
@@ -232,14 +237,16 @@ def details(rank):
     return [
         [
             (
-                f"rank {rank.get('rank')}: {rank.get('host', UNKNOWN)} {rank.get('device', UNKNOWN)} {rank.get('gpu_type', '')} "
+                f"rank {rank.get('rank')}: {rank.get('host', UNKNOWN)} {rank.get('device', UNKNOWN)} "
+                f"{rank.get('gpu_type', '')} "
                 f"{rank.get('pci_bus_id', '')}",
                 "bold",
             )
         ],
         [
             (
-                f"  {unit('memory_gib', 'GiB', 2)} of {unit('memory_total_gib', 'GiB')}, SM {unit('sm_clock_mhz', 'MHz')}, "
+                f"  {unit('memory_gib', 'GiB', 2)} of {unit('memory_total_gib', 'GiB')}, SM "
+                f"{unit('sm_clock_mhz', 'MHz')}, "
                 f"memory {unit('memory_clock_mhz', 'MHz')}, PCIe {unit('pcie_mb_per_second', 'MB/s')}, "
                 f"NVLink {unit('nvlink_mb_per_second', 'MB/s')}",
                 "plain",
@@ -257,6 +264,14 @@ def heading(title, status, style, reason, width):
     return lines + ([[(reason, style)]] if reason else [])
 
 
+def selected_details(ranks, choice):
+    lines = []
+    for rank in ranks:
+        if rank.get("rank") == choice.selected:
+            lines += details(rank)
+    return lines
+
+
 def draw(state, width, height=None, choice=None, blocks=BLOCKS):
     """A whole screen; with `height` None everything, for --once."""
     choice = choice or Choice()
@@ -264,7 +279,7 @@ def draw(state, width, height=None, choice=None, blocks=BLOCKS):
     lines = heading(state.run, state.status, STATUS_STYLES[state.status], "", width)
     lines.append([(reason, STATUS_STYLES[state.status] if state.reason else "dim")])
     lines += summary(state, width)
-    selected = [line for rank in state.ranks if rank.get("rank") == choice.selected for line in details(rank)]
+    selected = selected_details(state.ranks, choice)
     if height is None:
         lines += curve(state.losses, width, 6, blocks) + table(state.ranks, choice, width, state.slowest_rank)
         return clipped(lines + log_lines(state.log, 10, width), width)
@@ -286,10 +301,11 @@ def draw(state, width, height=None, choice=None, blocks=BLOCKS):
 def log_lines(log, count, width):
     if count < 2 or not log:
         return []
-    return [[("log".ljust(width, " "), "header")]] + [
-        [(line, "bad" if "[error]" in line else "warning" if "[warning]" in line else "dim")]
-        for line in log[-(count - 1) :]
-    ]
+    lines = [[("log".ljust(width, " "), "header")]]
+    for line in log[-(count - 1) :]:
+        style = "bad" if "[error]" in line else "warning" if "[warning]" in line else "dim"
+        lines.append([(line, style)])
+    return lines
 
 
 def draw_host(records, host, width, height=None, choice=None):
@@ -297,18 +313,9 @@ def draw_host(records, host, width, height=None, choice=None):
     choice = choice or Choice()
     rows = [{"rank": index, "host": host, **record} for index, record in enumerate(records)]
     lines = heading(host, f"{len(rows)} GPUs", "good", "", width)
-    selected = [line for row in rows if row["rank"] == choice.selected for line in details(row)]
-    lines += (
-        table(
-            rows,
-            choice,
-            width,
-            None,
-            None if height is None else height - len(lines) - len(selected) - 1,
-            HOST_COLUMNS,
-        )
-        + selected
-    )
+    selected = selected_details(rows, choice)
+    left = None if height is None else height - len(lines) - len(selected) - 1
+    lines += table(rows, choice, width, None, left, HOST_COLUMNS) + selected
     return clipped(lines, width) if height is None else footed(lines, width, height)
 
 
@@ -347,4 +354,5 @@ def beginning(text, room):
 
 
 def text_of(lines):
-    return "".join("".join(text for text, _ in line).rstrip() + os.linesep for line in lines)
+    plain_lines = ["".join(text for text, _ in line) for line in lines]
+    return "".join(line.rstrip() + os.linesep for line in plain_lines)

@@ -36,7 +36,8 @@ def writing(folder):
 
 
 def exit_code(main, arguments):
-    """What main() returns, or the exit code of its error, which is printed. Nothing that is printed controls the terminal."""
+    """What main() returns, or the exit code of its error, which is printed. Nothing that is printed controls
+    the terminal."""
     with guarded():
         try:
             return main(arguments)

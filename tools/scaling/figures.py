@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of studies: PNG and SVG, in black, grey and one blue, readable without colour."""
 
+import collections
 import io
 import math
 import os
@@ -8,10 +9,10 @@ import os
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from .files import replace_file  # noqa: E402
+from .files import replace_file
 
 INK, GREY, BLUE = "#111111", "#8a8a8a", "#1f4e8c"
 IDEAL = {"color": GREY, "linestyle": "--", "linewidth": 1.4, "label": "ideal"}
@@ -131,8 +132,10 @@ def beside_ideal(study, folder, points, value, ideal, name, headline, label):
     figure, axes = plt.subplots()
     axes.plot(ranks, ideal, **IDEAL)
     error_line(axes, points, value, repeats_text(points))
-    spreads = [getattr(point, value) for point in points]
-    log_values(axes, ideal + [end for spread in spreads for end in (spread.low, spread.high)])
+    ends = []
+    for spread in (getattr(point, value) for point in points):
+        ends += [spread.low, spread.high]
+    log_values(axes, ideal + ends)
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel(label)
     return save(figure, axes, folder, f"{study.stem}_{name}", headline, study.subtitle)
@@ -152,8 +155,8 @@ def log_values(axes, values):
     axes.set_yscale("log")
     axes.set_ylim(low / 1.25, high * 1.25)
     for steps in ((1, 10), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
-        ticks = [step * 10.0**power for power in range(-12, 13) for step in steps]
-        ticks = sorted({tick for tick in ticks if low / 1.25 <= tick <= high * 1.25})
+        ticks = {step * 10.0**power for power in range(-12, 13) for step in steps}
+        ticks = sorted(tick for tick in ticks if low / 1.25 <= tick <= high * 1.25)
         if len(ticks) >= 4:
             break
     else:  # less than an octave or two: equal steps
@@ -291,7 +294,7 @@ def energy(study, folder):
 def sensitivity(study, folder):
     """A panel for each number of ranks: throughput of every combination, best on top."""
     counts = sorted({point.ranks for point in study.points})
-    rows = max(sum(point.ranks == n for point in study.points) for n in counts)
+    rows = max(collections.Counter(point.ranks for point in study.points).values())
     label = max(len(varied_text(point.varied)) for point in study.points) * 0.075  # inches
     figure, panels = plt.subplots(
         1, len(counts), figsize=(len(counts) * (label + 3.2), 1.7 + 0.26 * rows), squeeze=False
@@ -349,7 +352,7 @@ def before_after(before, after, pairs, folder):
             label=plain(study.label),
             **style,
         )
-    top = max(point.rate.high for pair in pairs for point in pair)
+    top = max(max(old.rate.high, new.rate.high) for old, new in pairs)
     for i, (old, new) in enumerate(pairs):
         axes.annotate(
             f"×{new.rate.median / old.rate.median:.2f}",
@@ -390,4 +393,5 @@ def draw(study, folder):
         if study.kind == "sensitivity"
         else [throughput, efficiency, speed_up, epoch_time, waits, energy]
     )
-    return [name for name in (figure(study, folder) for figure in drawn) if name]
+    names = [figure(study, folder) for figure in drawn]
+    return [name for name in names if name]

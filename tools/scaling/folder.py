@@ -29,7 +29,15 @@ class StudyFolder:
         return os.path.join(self.path, run.name)
 
     def plan(self):
-        study = self.study
+        study, runs = self.study, {}
+        for group in study.groups:
+            for run in group.runs:
+                runs[run.name] = {
+                    "ranks": run.ranks,
+                    "repeat": run.repeat,
+                    "varied": run.varied,
+                    "arguments": study.arguments(group) + run.settings,
+                }
         return {
             "name": study.name,
             "title": study.title,
@@ -42,27 +50,19 @@ class StudyFolder:
             "repeats": study.repeats,
             "vary": study.vary,
             "command": f"tools/study.py {study.path}",
-            "runs": {
-                run.name: {
-                    "ranks": run.ranks,
-                    "repeat": run.repeat,
-                    "varied": run.varied,
-                    "arguments": study.arguments(group) + run.settings,
-                }
-                for group in study.groups
-                for run in group.runs
-            },
+            "runs": runs,
         }
 
     def save(self, command, kept):
-        """Writes the plan. Runs named in `kept` (done, or in the queue) must be those of the plan before; others
-        are begun anew with whatever settings they have now."""
+        """Writes the plan. Runs named in `kept` (done, or in the queue) must be those of the plan before;
+        others are begun anew with whatever settings they have now."""
         plan = self.plan()
         plan["command"] = command
         file = os.path.join(self.path, "study.json")
         if os.path.lexists(file):
             old = json.loads(read_text(file))
-            # Runs that this file no longer has stay known where their folders are still there, or Slurm has them.
+            # Runs that this file no longer has stay known where their folders are still there, or Slurm has
+            # them.
             left = {
                 name: run
                 for name, run in old["runs"].items()
@@ -80,7 +80,8 @@ class StudyFolder:
                 before = old["runs"].get(name)
                 if before and name in kept and before["arguments"] != run["arguments"]:
                     raise StudyError(
-                        f"{self.path}/{name} holds a run with other settings ({' '.join(before['arguments'])}); "
+                        f"{self.path}/{name} holds a run with other settings "
+                        f"({' '.join(before['arguments'])}); "
                         f"fix: give another --output, or remove {self.path}"
                     )
             plan["runs"] = {**left, **plan["runs"]}
@@ -102,7 +103,8 @@ class StudyFolder:
                 except BlockingIOError:
                     if attempt == 9:
                         raise StudyError(
-                            f"{self.path} is in use by another tools/study.py; fix: wait for its end, or give another --output"
+                            f"{self.path} is in use by another tools/study.py; fix: wait for its end, or "
+                            "give another --output"
                         ) from None
                     time.sleep(0.05)
             self._queued = None  # asked anew: another start may just have ended
@@ -121,15 +123,10 @@ class StudyFolder:
 
     # --- submissions ---------------------------------------------------------------------------
     def note_submission(self, job_id, command, runs):
-        with open(
-            os.path.join(self.path, "submissions.jsonl"), "a", encoding="utf-8", opener=regular
-        ) as file:
-            file.write(
-                json.dumps(
-                    {"job": job_id, "command": command, "runs": {str(run.task): run.name for run in runs}}
-                )
-                + "\n"
-            )
+        tasks = {str(run.task): run.name for run in runs}
+        path = os.path.join(self.path, "submissions.jsonl")
+        with open(path, "a", encoding="utf-8", opener=regular) as file:
+            file.write(json.dumps({"job": job_id, "command": command, "runs": tasks}) + "\n")
 
     def queued(self):
         """{run name: Slurm's state} of the study's runs that Slurm still knows."""

@@ -31,8 +31,8 @@ def program_path(study, build):
 
 
 def check_settings(study, build):
-    """Settings that the program does not have are told before anything waits in a queue. Where the program does
-    not start here (a login node without its libraries) each run itself will tell."""
+    """Settings that the program does not have are told before anything waits in a queue. Where the program
+    does not start here (a login node without its libraries) each run itself will tell."""
     try:
         done = subprocess.run(
             [program_path(study, build), "--help", "all"],
@@ -50,7 +50,8 @@ def check_settings(study, build):
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
             raise StudyError(
-                f"{study.path}: {study.program} has no setting {key}{f', did you mean {near[0]}?' if near else ''}"
+                f"{study.path}: {study.program} has no setting "
+                f"{key}{f', did you mean {near[0]}?' if near else ''}"
             )
 
 
@@ -120,8 +121,8 @@ def shown(environment, command):
 
 
 def sbatch_file(study, folder_path):
-    """What is submitted. The sbatch files ask for GPUs, and a cluster that knows none refuses even 0 of them: studies
-    of CPU ranks submit a copy without that line."""
+    """What is submitted. The sbatch files ask for GPUs, and a cluster that knows none refuses even 0 of them:
+    studies of CPU ranks submit a copy without that line."""
     file = SBATCH_FILES[study.kind]
     return os.path.join(folder_path, os.path.basename(file)) if study.device == "cpu" else file
 
@@ -131,7 +132,8 @@ def without_gpus(study, folder_path):
     if study.device != "cpu":
         return ""
     return (
-        f"mkdir -p {shlex.quote(folder_path)} && sed '/^#SBATCH --gpus-per-node/d' {SBATCH_FILES[study.kind]} "
+        f"mkdir -p {shlex.quote(folder_path)} && sed '/^#SBATCH --gpus-per-node/d' "
+        f"{SBATCH_FILES[study.kind]} "
         f">{shlex.quote(sbatch_file(study, folder_path))}"
     )
 
@@ -162,7 +164,8 @@ def submit(study, folder, runs, build):
             folder.note_submission(job_id, shown(environment, sent), wanted)
         except OSError as error:
             raise WriteError(
-                f"{folder.path}: job {job_id} was submitted, but this cannot be recorded here: {error.strerror}; "
+                f"{folder.path}: job {job_id} was submitted, but this cannot be recorded here: "
+                f"{error.strerror}; "
                 f"fix: scancel {job_id}, make room or the rights to write, and call this again"
             ) from None
         print(f"job {job_id}: {group.ranks} rank(s), run(s) {', '.join(run.name for run in wanted)}")
@@ -310,27 +313,30 @@ def describe_system(folder, build):
 def check_program(study, build):
     if not os.access(program_path(study, build), os.X_OK):
         raise StudyError(
-            f"there is no program {program_path(study, build)}; fix: build it, or give the build folder (--build)"
+            f"there is no program {program_path(study, build)}; fix: build it, or give the build folder "
+            "(--build)"
         )
 
 
 def check_gpus(study, runs):
-    """Refuses where none of `runs` has the GPUs it needs on this host; returns how many GPUs there are (None for
-    CPU ranks)."""
+    """Refuses where none of `runs` has the GPUs it needs on this host; returns how many GPUs there are (None
+    for CPU ranks)."""
     if study.device != "cuda":
         return None
     available = num_gpus()
     if runs and all(run.ranks > available for run in runs):
         raise StudyError(
-            f"{study.path}: nothing to run here: the remaining runs need at least {min(run.ranks for run in runs)} GPU(s), and this "
+            f"{study.path}: nothing to run here: the remaining runs need at least "
+            f"{min(run.ranks for run in runs)} GPU(s), and this "
             f"host has {available}; fix: use a host with more, or Slurm (without --local)"
         )
     return available
 
 
 def telling_lines(log, count=8):
-    """What of a failed run's log says why: what the ranks call an error, each error once (the ranks repeat one another),
-    the first and the last where they are many; then the end, which may be no more than the launcher's own words."""
+    """What of a failed run's log says why: what the ranks call an error, each error once (the ranks repeat
+    one another), the first and the last where they are many; then the end, which may be no more than the
+    launcher's own words."""
     errors = {}
     for line in log:
         if "[error]" in line:
@@ -350,8 +356,8 @@ def check_launcher(study, runs, build, launcher):
     words = launcher_words(launcher, study, max(ranks), build) if ranks else []
     if words and shutil.which(words[0]) is None:
         raise StudyError(
-            f"{study.path}: {words[0]}, which starts {max(ranks)} ranks, is not installed here; fix: install it, or choose "
-            "another --launcher"
+            f"{study.path}: {words[0]}, which starts {max(ranks)} ranks, is not installed here; fix: install "
+            "it, or choose another --launcher"
         )
 
 

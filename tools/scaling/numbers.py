@@ -112,7 +112,8 @@ def decoded(path, data):
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}:{1 + data.count(10, 0, error.start)}: not UTF-8 text: byte 0x{data[error.start]:02x}; fix: remove the damaged line"
+            f"{path}:{1 + data.count(10, 0, error.start)}: not UTF-8 text: byte 0x{data[error.start]:02x}; "
+            "fix: remove the damaged line"
         ) from None
 
 
@@ -135,7 +136,8 @@ def csv_lines(path, text):
 
 
 def read_csv(path, columns):
-    """Rows as dictionaries, with their LINE. A file that is missing or empty, a missing column: DataError that names it."""
+    """Rows as dictionaries, with their LINE. A file that is missing or empty, a missing column: DataError
+    that names it."""
     rows = csv_lines(path, read_text(path))
     if not rows or not rows[0][1]:
         raise DataError(f"{path}: the file is empty: the run wrote nothing")
@@ -210,27 +212,18 @@ def _mean(pairs):
     return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
 
 
+EPOCH_COLUMNS = (
+    "ranks nodes repeat precision global_batch_size bucket_cap_mb gpu_type gpu_utilisation_percent "
+    "steps_per_epoch job_id commit"
+).split()
+
+
 def read_run(folder, name, warmup_steps):
     """A finished run's numbers, without its warm-up."""
     steps_path = os.path.join(folder, name, "steps.csv")
     epochs_path = os.path.join(folder, name, "epochs.csv")
     intervals, column = measured_intervals(steps_path, warmup_steps)
-    epochs = read_csv(
-        epochs_path,
-        [
-            "ranks",
-            "nodes",
-            "repeat",
-            "precision",
-            "global_batch_size",
-            "bucket_cap_mb",
-            "gpu_type",
-            "gpu_utilisation_percent",
-            "steps_per_epoch",
-            "job_id",
-            "commit",
-        ],
-    )
+    epochs = read_csv(epochs_path, EPOCH_COLUMNS)
 
     def values(column):
         return [number(steps_path, row, column) for row in intervals]
@@ -315,7 +308,8 @@ def check_kind(path, kind, runs):
             raise DataError(
                 f"{path}: the kind of the study is {kind}, which holds {held} constant, but {base.name} has "
                 f"global_batch_size {base.global_batch_size:g} of {base.ranks} ranks and {run.name} "
-                f"{run.global_batch_size:g} of {run.ranks}; fix: give the other kind, or leave out the runs of another batch"
+                f"{run.global_batch_size:g} of {run.ranks}; fix: give the other kind, or leave out the runs "
+                "of another batch"
             )
 
 

@@ -82,7 +82,8 @@ def placement(ranks, per_node):
 
 
 def _strong_settings(batch, ranks, micro, fail):
-    """The global batch as one shared batch, or as the fewest equal micro-batches of at most `micro` a rank."""
+    """The global batch as one shared batch, or as the fewest equal micro-batches of at most `micro` a
+    rank."""
     if batch < ranks:
         fail(
             "global_batch_size",
@@ -167,7 +168,8 @@ def _check_schedule(values, fail):
             if text.isdigit() and int(text) >= values["steps"]:
                 fail(
                     owner,
-                    f"{LR_WARMUP}={text} does not end within the {values['steps']} steps of a run; fix: fewer, or more steps",
+                    f"{LR_WARMUP}={text} does not end within the {values['steps']} steps of a run; fix: "
+                    "fewer, or more steps",
                 )
 
 
@@ -180,7 +182,8 @@ def _check_shares(values, ranks, fail):
         if not text.isdigit() or 0 < int(text) < ranks:
             fail(
                 "vary" if "vary" in values else "settings",
-                f"loader.global_batch_size={text} is not a batch that {ranks} ranks can share; fix: at least {ranks}",
+                f"loader.global_batch_size={text} is not a batch that {ranks} ranks can share; fix: at least "
+                f"{ranks}",
             )
 
 
@@ -244,21 +247,21 @@ def load(path, root="."):
         groups=[],
         prepare=values.get("prepare", {}),
     )
+    _add_groups(study, values, all_ranks, batch, fail)
+    return study
+
+
+def _add_groups(study, values, all_ranks, batch, fail):
     for ranks in all_ranks:
         _check_shares(values, ranks, fail)
         nodes, per_node = placement(ranks, values.get("per_node", 8))
-        own = {
-            "strong": lambda: _strong_settings(batch, ranks, values.get("micro_batch_size"), fail),
-            "weak": lambda: [
-                f"train.batch_size={batch}",
-                "loader.global_batch_size=0",
-                "train.grad_accum_steps=1",
-            ],
-            "sensitivity": list,
-        }[kind]()
+        own = []
+        if study.kind == "strong":
+            own = _strong_settings(batch, ranks, values.get("micro_batch_size"), fail)
+        elif study.kind == "weak":
+            own = [f"train.batch_size={batch}", "loader.global_batch_size=0", "train.grad_accum_steps=1"]
         study.groups.append(Group(ranks, nodes, per_node, own))
         _add_runs(study, study.groups[-1])
-    return study
 
 
 def _add_runs(study, group):

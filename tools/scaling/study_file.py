@@ -48,7 +48,8 @@ class _Value:
         if value not in choices:
             near = difflib.get_close_matches(value, choices, 1)
             self.fail(
-                f"unknown value {value!r}{f', did you mean {near[0]}?' if near else ''}; one of {', '.join(choices)}"
+                f"unknown value {value!r}{f', did you mean {near[0]}?' if near else ''}; one of "
+                f"{', '.join(choices)}"
             )
         return value
 

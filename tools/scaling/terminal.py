@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a terminal shows. Names of files, columns and hosts, and words of other programs, may hold its control characters."""
+"""What a terminal shows. Names of files, columns and hosts, and words of other programs, may hold its control
+characters."""
 
 import contextlib
 import sys
@@ -14,7 +15,8 @@ def is_control(character):
 
 
 def printable(text):
-    """The text with escapes such as \\x1b in place of what controls a terminal or reorders text. Tabs and ends of lines stay."""
+    """The text with escapes such as \\x1b in place of what controls a terminal or reorders text. Tabs and
+    ends of lines stay."""
     if text.isprintable():
         return text
     return "".join(

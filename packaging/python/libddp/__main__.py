@@ -26,9 +26,8 @@ def metadata_of(package, read):
     """What pip recorded about a package, None without a record."""
     try:
         return read(package)
-    except (
-        Exception
-    ):  # importlib.metadata raises errors of many types if files of the record are missing or damaged
+    # importlib.metadata raises errors of many types if files of the record are missing or damaged.
+    except Exception:
         return None
 
 
@@ -58,39 +57,46 @@ def needs_cuda():
 
 
 def find_torch():
-    """Folder of the torch that libddp was built with. Ends the process if this Python has none or another one."""
+    """Folder of the torch that libddp was built with. Ends the process if this Python has none or another
+    one."""
     required = required_torch()
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         fail(
-            f"libddp was built with torch {required}, but this Python has no torch; fix: pip install torch=={required}"
+            f"libddp was built with torch {required}, but this Python has no torch; fix: pip install "
+            f"torch=={required}"
         )
     folder = os.path.realpath(spec.submodule_search_locations[0])
     found = metadata_of("torch", importlib.metadata.version)
     if not found:
         fail(
-            f"libddp was built with torch {required}, but pip did not install the torch in {folder}, whose version is unknown; "
+            f"libddp was built with torch {required}, but pip did not install the torch in {folder}, whose "
+            "version is unknown; "
             f"fix: remove {os.path.dirname(folder)} from PYTHONPATH, and pip install torch=={required}"
         )
     # "2.11.0+cu130" is 2.11.0 from another index.
     if required not in (found, found.split("+")[0]):
         fail(
-            f"libddp was built with torch {required}, but torch {found} is installed in {folder}; fix: pip install torch=={required}, "
+            f"libddp was built with torch {required}, but torch {found} is installed in {folder}; fix: pip "
+            f"install torch=={required}, "
             f"or build libddp's wheel again with torch {found}"
         )
     if needs_cuda() and not os.path.exists(os.path.join(folder, "lib", "libtorch_cuda.so")):
         fail(
             f"libddp was built with torch {required} and CUDA, but torch {found} in {folder} has no CUDA; "
-            f"fix: pip install --force-reinstall torch=={required} from an index with CUDA, or build libddp's wheel again with torch {found}"
+            f"fix: pip install --force-reinstall torch=={required} from an index with CUDA, or build "
+            f"libddp's wheel again with torch {found}"
         )
     return folder
 
 
 def run(program):
-    """Replaces this process by one of the programs, so that its signals and exit codes are those of the program."""
+    """Replaces this process by one of the programs, so that its signals and exit codes are those of the
+    program."""
     torch = find_torch()
     site = os.path.dirname(torch)
-    # The programs look for torch beside libddp. It is elsewhere if only one of both is in a user's or a virtual environment's folder.
+    # The programs look for torch beside libddp. It is elsewhere if only one of both is in a user's or a
+    # virtual environment's folder.
     if site != os.path.dirname(PREFIX):
         folders = [os.path.join(torch, "lib"), *sorted(glob.glob(os.path.join(site, "nvidia", "*", "lib")))]
         os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(

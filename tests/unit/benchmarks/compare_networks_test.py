@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison on slow networks: its sides, the number of steps, the figures and tables, a call that goes on where an earlier
-one stopped, and the rate of slow_sockets.c. No program of a benchmark runs here."""
+"""The comparison on slow networks: its sides, the number of steps, the figures and tables, a call that goes
+on where an earlier one stopped, and the rate of slow_sockets.c. No program of a benchmark runs here."""
 
 import hashlib
 import json
@@ -224,10 +224,11 @@ import random, socket, sys, time
 data, left = memoryview(random.Random(1).randbytes(1 << 20)), int(sys.argv[2])
 connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 connection.sendall(b"small")
+flags = socket.MSG_DONTWAIT if sys.argv[3] == "polls" else 0
 begin = time.perf_counter()
 while left > 0:
     try:
-        left -= connection.send(data[-left % len(data):][:left], socket.MSG_DONTWAIT if sys.argv[3] == "polls" else 0)
+        left -= connection.send(data[-left % len(data):][:left], flags)
     except BlockingIOError:
         pass
 print(time.perf_counter() - begin)
@@ -256,9 +257,8 @@ class SlowSockets(unittest.TestCase):
             for mode in ("polls", "waits"):
                 seconds, received = self.send(shim, num_bytes, mode)
                 self.assertEqual(hashlib.sha256(received).digest(), hashlib.sha256(whole).digest())
-                self.assertGreater(
-                    seconds, 0.95 * num_bytes * 8 / 0.2e9
-                )  # only the upper limit: other load may slow it
+                # Only the upper limit: other load may slow it.
+                self.assertGreater(seconds, 0.95 * num_bytes * 8 / 0.2e9)
                 self.assertLess(seconds, 10 * num_bytes * 8 / 0.2e9)
 
     def send(self, shim, num_bytes, mode):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison's rows of whole programs: what is taken from what they print and write, whose turn it is, and what becomes of
-a side that fails. No program of a benchmark runs here."""
+"""The comparison's rows of whole programs: what is taken from what they print and write, whose turn it is,
+and what becomes of a side that fails. No program of a benchmark runs here."""
 
 import os
 import subprocess

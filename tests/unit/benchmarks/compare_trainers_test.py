@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers against benchmarks: rows follow their configurations, step times leave out the warm-up and evaluations, and the
-table has every row. Small scripts replace the trainers and the benchmarks."""
+"""Trainers against benchmarks: rows follow their configurations, step times leave out the warm-up and
+evaluations, and the table has every row. Small scripts replace the trainers and the benchmarks."""
 
 import array
 import importlib.util
@@ -12,9 +12,9 @@ import unittest
 from study_support import EPOCH_COLUMNS, ROOT, STEP_COLUMNS, ToolTest, write_csv
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
-import trainers  # noqa: E402
-from token_files import serialize  # noqa: E402
-from trainers import ROWS  # noqa: E402
+import trainers
+from token_files import serialize
+from trainers import ROWS
 
 TOOL = os.path.join(ROOT, "benchmarks", "compare_trainers")
 
@@ -123,9 +123,8 @@ class Runs(ToolTest):
             dict(ms=40.0, exposed_comm_ms=1.5, loader_wait_ms=0.25, evaluations=2, evaluation_seconds=5.0),
         )
         write_csv(os.path.join(self.folder, "run", "evals.csv"), ["step"], [[0], [20], [40], [60]])
-        self.assertEqual(
-            trainers.of_run(self.folder, "run", 60)["evaluations"], 3
-        )  # not the one before the first step
+        # Not the one before the first step.
+        self.assertEqual(trainers.of_run(self.folder, "run", 60)["evaluations"], 3)
         os.remove(os.path.join(self.folder, "run", "steps.csv"))
         with self.assertRaisesRegex(ValueError, "steps.csv"):
             trainers.of_run(self.folder, "run", 60)
@@ -184,7 +183,8 @@ class WholeCall(ToolTest):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         table = self.read("out/trainers.md")
         self.assertIn(
-            "| resnet50_synthetic | 1 | 256 x 1 | 39.000 | 40.000 | 0.975 | 0.98 | 1.500 | 0.250 | 2 in 5.00 s |",
+            "| resnet50_synthetic | 1 | 256 x 1 | 39.000 | 40.000 | 0.975 | 0.98 | 1.500 | 0.250 | 2 in 5.00 "
+            "s |",
             table,
         )
         self.assertIn("not run: needs --cifar10", table)

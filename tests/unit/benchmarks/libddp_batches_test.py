@@ -9,7 +9,7 @@ import unittest
 from study_support import ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
-import libddp_batches  # noqa: E402
+import libddp_batches
 
 SAMPLE = os.path.join(ROOT, "data", "masked-text-sample")
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs become a data set; loss curves are compared over whole windows, and one that is too far is a failure."""
+"""Photographs become a data set; loss curves are compared over whole windows, and one that is too far is a
+failure."""
 
 import contextlib
 import importlib.machinery
@@ -14,8 +15,8 @@ import unittest
 from study_support import ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
-import curves  # noqa: E402
-import photographs  # noqa: E402
+import curves
+import photographs
 
 sys.dont_write_bytecode = True
 LOADER = importlib.machinery.SourceFileLoader("loss_curves", os.path.join(ROOT, "benchmarks", "loss_curves"))
@@ -41,11 +42,10 @@ class Photographs(unittest.TestCase):
     def test_each_image_of_a_tar_file_is_a_class_and_is_repeated(self):
         source = self.tar(fox_JPEG=b"1", owl_jpg=b"22", notes_txt=b"3")
         self.assertEqual(photographs.prepare(source, self.out, least=5), self.out)
-        found = {
-            os.path.relpath(os.path.join(path, name), self.out)
-            for path, _, names in os.walk(self.out)
-            for name in names
-        } - {photographs.MANIFEST}
+        found = set()
+        for path, _, names in os.walk(self.out):
+            found.update(os.path.relpath(os.path.join(path, name), self.out) for name in names)
+        found.remove(photographs.MANIFEST)
         self.assertEqual(
             found,
             {f"train/{name}/{i}.jpg" for name in ("fox", "owl") for i in range(3)}

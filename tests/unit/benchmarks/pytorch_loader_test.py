@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's side of the row jpeg_loader: batches without an end, normalised as ours, timed behind those in which its processes
-start. Small random images stand for photographs."""
+"""PyTorch's side of the row jpeg_loader: batches without an end, normalised as ours, timed behind those in
+which its processes start. Small random images stand for photographs."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ import torch  # noqa: E402
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
 try:
-    import torchvision  # noqa: E402, F401
+    import torchvision  # noqa: F401
 except ImportError:  # only decoding comes from there, which the tests do without
     sys.modules["torchvision"] = types.ModuleType("torchvision")
 import peer  # noqa: E402

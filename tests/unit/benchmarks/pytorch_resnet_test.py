@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's side of the CIFAR-10 row: nothing remains of its warm-up, and its clock begins behind the first step, as ours.
-A linear model on a few random images stands for the network."""
+"""PyTorch's side of the CIFAR-10 row: nothing remains of its warm-up, and its clock begins behind the first
+step, as ours. A linear model on a few random images stands for the network."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ import torch  # noqa: E402
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
 try:
-    import torchvision  # noqa: E402, F401
+    import torchvision  # noqa: F401
 except ImportError:  # only the network comes from there, which the tests replace
     sys.modules["torchvision"] = types.ModuleType("torchvision")
 import peer  # noqa: E402
@@ -61,9 +61,8 @@ class Cifar10(unittest.TestCase):
         fresh, warm = self.run_of(), self.run_of()
         memory = [p.data_ptr() for p in warm.model.parameters()]
         warm.warm_up()
-        self.assertEqual(
-            memory, [p.data_ptr() for p in warm.model.parameters()]
-        )  # where a graph would read them
+        # Where a graph would read them.
+        self.assertEqual(memory, [p.data_ptr() for p in warm.model.parameters()])
         for name, value in fresh.model.state_dict().items():
             self.assertTrue(torch.equal(warm.model.state_dict()[name], value), name)
         said = [run.train()["accuracy"] for run in (fresh, warm)]

@@ -72,7 +72,9 @@ CHATS = [
     ),
     chat(("user", "x"), ("assistant", "Uno.")),
 ] * 5
-ANSWERS = [[m["content"] + END for m in record["messages"] if m["role"] == "assistant"] for record in CHATS]
+ANSWERS = []
+for record in CHATS:
+    ANSWERS.append([m["content"] + END for m in record["messages"] if m["role"] == "assistant"])
 train = write_lines("train.jsonl", CHATS)
 held_out = write_lines("eval.jsonl", CHATS[:3])
 
@@ -228,7 +230,7 @@ BAD = {
     "glaive head": ('{"system": "", "chat": "Hi. USER: x"}', ["does not begin with USER:"]),
     "glaive number": ('{"system": "", "chat": 3}', ["must be texts"]),
 }
-for name, (line, parts) in BAD.items():
+for line, parts in BAD.values():
     bad = write("bad.jsonl", f"{ok}\n\n{line}\n{ok}\n")
     refused(script, 65, ["bad.jsonl:3:", *parts], bad, path("own"), "--eval", held_out)
     refused(script, 65, ["bad.jsonl:3:", *parts], train, path("own"), "--eval", bad)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""data/prepare_cifar10.py on folders of class folders, with and without train|test above them, and how it ends where
-something is wrong.
+"""data/prepare_cifar10.py on folders of class folders, with and without train|test above them, and how it
+ends where something is wrong.
 
 usage: prepare_cifar10_test.py SCRIPT FOLDER     (FOLDER is made anew)
 """
@@ -155,7 +155,7 @@ if importlib.util.find_spec("PIL"):
 else:
     refused(script, 64, ["needs Pillow"], f"{work}/plain", out)
 os.environ.update(
-    {name: "http://127.0.0.1:1" for name in ("http_proxy", "https_proxy")}, no_proxy="", NO_PROXY=""
+    dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:1"), no_proxy="", NO_PROXY=""
 )
 refused(script, 65, ["cannot download", "give the archive as SOURCE"], f"{work}/download")
 assert not os.path.exists(out), os.listdir(out)

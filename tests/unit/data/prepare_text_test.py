@@ -152,8 +152,8 @@ refused(script, 65, ["not a tokenizer"], text, path("x"), "--tokenizer", write("
 
 # A long text is cut into chunks: its ids are those of the whole.
 sys.path.insert(0, os.path.dirname(script))
-import text_tokenizers
-from tokenizers import Tokenizer
+import text_tokenizers  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
 
 tokenizer = text_tokenizers.load_tokenizer(path("bpe"))
 text_tokenizers.CHUNK_CHARACTERS = 37
@@ -161,7 +161,7 @@ assert len(list(text_tokenizers.chunks(TEXT))) > 50
 assert tokenizer.encode(TEXT) == Tokenizer.from_file(path("bpe/tokenizer.json")).encode(TEXT).ids
 
 # SentencePiece's style: a mark for blanks, and bytes of characters that have no id.
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers  # noqa: E402
 
 words = ["<unk>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "\u2581", *"atexofwrds", "or"]
 pieces = Tokenizer(

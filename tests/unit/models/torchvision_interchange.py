@@ -76,7 +76,8 @@ def exchange(make, program):
         for key, tensor in theirs.state_dict().items():
             assert torch.equal(back.state_dict()[key], tensor), key
     print(
-        f"{make.__name__}: largest difference of the outputs: {error} of the largest output; {len(saved)} tensors came back"
+        f"{make.__name__}: largest difference of the outputs: {error} of the largest output; {len(saved)} "
+        "tensors came back"
     )
 
 

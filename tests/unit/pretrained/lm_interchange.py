@@ -51,70 +51,47 @@ LONG = dict(max_position_embeddings=2048)
 
 def make_models():
     # Long: the angles of late positions are large, and every rounding of a wavelength shows.
-    yield (
-        "qwen2",
-        Qwen2ForCausalLM(
-            Qwen2Config(**SIZES | LONG, rope_parameters={"rope_type": "default", "rope_theta": 1e6})
-        ),
-    )
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    yield "qwen2", Qwen2ForCausalLM(Qwen2Config(**SIZES | LONG, rope_parameters=rope))
     yield "qwen2_tied_head_dim", Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True, head_dim=16))
-    yield (
-        "llama3",
-        LlamaForCausalLM(
-            LlamaConfig(
-                **SIZES | LONG,
-                rope_parameters={
-                    "rope_type": "llama3",
-                    "rope_theta": 50000.0,
-                    "factor": 4.0,
-                    "low_freq_factor": 1.0,
-                    "high_freq_factor": 4.0,
-                    "original_max_position_embeddings": 24,
-                },
-            )
-        ),
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 50000.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 24,
+    }
+    yield "llama3", LlamaForCausalLM(LlamaConfig(**SIZES | LONG, rope_parameters=rope))
+    llama = LlamaConfig(
+        **SIZES,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
     )
-    yield (
-        "llama_linear_biases",
-        LlamaForCausalLM(
-            LlamaConfig(
-                **SIZES,
-                attention_bias=True,
-                mlp_bias=True,
-                tie_word_embeddings=True,
-                rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
-            )
-        ),
-    )
+    yield "llama_linear_biases", LlamaForCausalLM(llama)
     yield "mistral", MistralForCausalLM(MistralConfig(**SIZES, head_dim=12, sliding_window=None))
-    yield (
-        "gpt2",
-        GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=61,
-                n_positions=96,
-                n_embd=32,
-                n_layer=2,
-                n_head=4,
-                n_inner=50,
-                bos_token_id=0,
-                eos_token_id=0,
-            )
-        ),
+    gpt2 = GPT2Config(
+        vocab_size=61,
+        n_positions=96,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_inner=50,
+        bos_token_id=0,
+        eos_token_id=0,
     )
-    yield (
-        "bert",
-        BertForMaskedLM(
-            BertConfig(
-                vocab_size=61,
-                max_position_embeddings=96,
-                hidden_size=32,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                intermediate_size=50,
-            )
-        ),
+    yield "gpt2", GPT2LMHeadModel(gpt2)
+    bert = BertConfig(
+        vocab_size=61,
+        max_position_embeddings=96,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=50,
     )
+    yield "bert", BertForMaskedLM(bert)
 
 
 def randomize(model, std=0.3):

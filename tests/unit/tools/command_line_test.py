@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--help and --version of every program and script, paging, and the completion in bash and zsh: command_line_test.py BUILD."""
+"""--help and --version of every program and script, paging, and the completion in bash and zsh:
+command_line_test.py BUILD."""
 
 import concurrent.futures
 import functools
@@ -26,12 +27,10 @@ def is_program(path):
 
 def programs():
     """What is built and no test."""
-    return [
-        path
-        for folder in ("examples", "tools", "benchmarks")
-        for path in sorted(glob.glob(f"{BUILD}/{folder}/*"))
-        if is_program(path)
-    ]
+    found = []
+    for folder in ("examples", "tools", "benchmarks"):
+        found += sorted(glob.glob(f"{BUILD}/{folder}/*"))
+    return [path for path in found if is_program(path)]
 
 
 def scripts():
@@ -46,11 +45,9 @@ def scripts():
         "tests/mutations",
         "tests/cluster",
     )
-    found = [
-        path
-        for pattern in ("*.sh", *(folder + "/*" for folder in folders))
-        for path in sorted(glob.glob(os.path.join(ROOT, pattern)))
-    ]
+    found = []
+    for pattern in ("*.sh", *(folder + "/*" for folder in folders)):
+        found += sorted(glob.glob(os.path.join(ROOT, pattern)))
     return [path for path in found if is_program(path)]
 
 
@@ -61,7 +58,7 @@ def trainer(name="resnet_ddp"):
     return path
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def completion(shell, program="resnet_ddp"):
     return run(trainer(program), "--completion", shell).stdout
 
@@ -84,7 +81,8 @@ def run(*command, **environment):
 
 class Help(unittest.TestCase):
     def outputs(self, paths, option):
-        """(path, standard output) of each program, several at a time; each must end with 0 and leave nothing."""
+        """(path, standard output) of each program, several at a time; each must end with 0 and leave
+        nothing."""
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             for path, done in zip(paths, pool.map(lambda path: run(path, option), paths)):
                 self.assertEqual((done.returncode, done.stderr, done.left), (0, "", []), f"{path} {option}")
@@ -257,9 +255,9 @@ printf '%s\n' "${COMPREPLY[@]}"
             known = re.findall(r"^  ([a-z0-9_.]+)=", run(trainer(name), "--help", "all").stdout, re.MULTILINE)
             sections = sorted({key.split(".")[0] + "." for key in known})
             self.assertEqual(sorted(word for word in self.complete("", name) if word.endswith(".")), sections)
-            offered = [
-                word for section in sections for word in self.complete(section, name) if word.endswith("=")
-            ]
+            offered = []
+            for section in sections:
+                offered += [word for word in self.complete(section, name) if word.endswith("=")]
             self.assertEqual(sorted(word[:-1] for word in offered), sorted(known))
 
     @unittest.skipUnless(shutil.which("shellcheck"), "shellcheck is not installed")
@@ -276,7 +274,8 @@ printf '%s\n' "${COMPREPLY[@]}"
 
 @unittest.skipUnless(shutil.which("zsh"), "zsh is not installed")
 class Zsh(unittest.TestCase):
-    """What stands on the line of a zsh on a terminal after the TAB key. The key Ctrl-X writes the line to a file."""
+    """What stands on the line of a zsh on a terminal after the TAB key. The key Ctrl-X writes the line to a
+    file."""
 
     START = """PS1=; unset zle_bracketed_paste; autoload -Uz compinit; compinit -u -d {folder}/dump
 {load}

@@ -1,99 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live view: what it reads of a run folder, whether a run lives, what it draws at each size, and mistakes."""
+"""The live view: what it reads of a run folder, whether a run lives, and mistakes."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 import unittest
 from unittest import mock
 
-from study_support import ROOT, ToolTest
+from study_support import ROOT
+from top_support import HERE, NoGpus, Top, rank_row, step_row
 
 import ddp_top
 from run_top import folder, gpus, view
 from run_top.folder import Follower, Owner
-
-HERE = socket.gethostname()
-
-
-class NoGpus:
-    def read(self):
-        return []
-
-
-def step_row(step, loss=None, more=None):
-    row = {
-        "step": step,
-        "epoch": step / 50,
-        "loss": 3 - step / 50 if loss is None else loss,
-        "lr": 0.05,
-        "step_ms": 100.0,
-        "images_per_second": 640.0,
-        "images_per_second_per_rank": 160.0,
-        "exposed_comm_ms": 5.0,
-        "loader_wait_ms": 1.0,
-        "time": time.time() - 100 + step,
-    }
-    return json.dumps({**row, **(more or {})}) + "\n"
-
-
-def rank_row(rank, exposed_ms=5.0, **more):
-    return {
-        "rank": rank,
-        "step_ms": 100.0,
-        "images_per_second": 160.0,
-        "exposed_comm_ms": exposed_ms,
-        "loader_wait_ms": 1.0,
-        "memory_gib": 1.5,
-        "host": f"n{rank // 2}",
-        "device": "cpu",
-        **more,
-    }
-
-
-class Top(ToolTest):
-    def make_run(self, name="run", ranks=4, steps=range(10, 101, 10), max_steps=200, owner=None):
-        self.write(f"{name}/settings.txt", "")
-        self.write(f"{name}/steps.jsonl", "".join(map(step_row, steps)))
-        rows = [rank_row(rank, exposed_ms=2.0 if rank == 2 else 8.0) for rank in range(ranks)]
-        self.write(
-            f"{name}/ranks.json",
-            json.dumps({"time": 1.0, "step": 100, "max_steps": max_steps, "ranks": rows}),
-        )
-        self.write(
-            f"{name}/log.txt", "".join(f"[12:00:{i:02}.000] [info] rank 0: line {i}\n" for i in range(40))
-        )
-        if owner is not None:
-            self.own(owner, name)
-        return os.path.join(self.folder, name)
-
-    def own(self, owner, name="run"):
-        record = {
-            "host": HERE,
-            "job": "77",
-            "process": os.getpid(),
-            "machine": folder.machine(),
-            "start": "x",
-            "ending": False,
-            "beats": 1,
-        }
-        self.write(f"{name}/.owner", json.dumps({**record, **owner}).ljust(2047) + "\n")
-
-    def read(self, path="run", nvml=None):
-        return Follower(os.path.join(self.folder, path), nvml or NoGpus()).read()
-
-    def top(self, *arguments, code=0):
-        return self.call(ddp_top.main, *arguments, code=code)
-
-    def draw(self, state, width, height, choice=None, blocks=view.BLOCKS):
-        lines = view.draw(state, width, height, choice, blocks)
-        self.assertEqual(len(lines), height)
-        rows = ["".join(text for text, _ in line) for line in lines]
-        self.assertLessEqual(max(map(len, rows)), width)
-        return rows
 
 
 class Reading(Top):
@@ -227,9 +148,8 @@ class Reading(Top):
         self.assertEqual([step for step, _ in follower.read().losses], list(range(1, 101)))
         self.assertEqual([row["step"] for row in follower._steps.rows], list(range(81, 101)))
         with open(os.path.join(path, "steps.jsonl"), "a", encoding="utf-8") as file:
-            file.write(
-                step_row(50, loss=7) + '{"step": 50, "accuracy": 0.5}\n'
-            )  # further back than the rows that are kept
+            # Further back than the rows that are kept.
+            file.write(step_row(50, loss=7) + '{"step": 50, "accuracy": 0.5}\n')
         state = follower.read()
         self.assertEqual(
             (state.step, state.loss, state.accuracy, len(state.losses), state.losses[-1]),
@@ -317,108 +237,6 @@ class Reading(Top):
         self.assertEqual(gpus.Nvml("libmissing.so").read(), [])
 
 
-class Drawing(Top):
-    def test_each_size(self):
-        self.make_run(ranks=16, owner={})
-        state = self.read()
-        for width, height in ((80, 24), (200, 50), (40, 12), (20, 5), (1, 2)):
-            rows = self.draw(state, width, height)
-            self.draw(state, width, height, view.Choice(selected=15))
-        rows = self.draw(state, 80, 24)
-        text = "\n".join(rows)
-        for part in (
-            "RUNNING",
-            "50 %  step 100/200",
-            "ETA 00:00:10",
-            "loss 1.0000",
-            "100.0 ms/step",
-            "640.0 images/s",
-            "slowest rank 2 (n1): busy 98.0 of 100.0 ms, waits 2.00 ms for others",
-            "rank",
-            "busy ms",
-            "line 39",
-            "q quit",
-        ):
-            self.assertIn(part, text)
-        self.assertIn("█", text)
-        wide = "\n".join(self.draw(state, 200, 50))
-        for part in ("NVLink MB/s", "SM MHz", "  host", "line 30"):
-            self.assertIn(part, wide)
-            self.assertNotIn(part, text)
-
-    def test_ranks_that_do_not_fit_follow_the_selected_one(self):
-        self.make_run(ranks=100, owner={})
-        rows = self.draw(self.read(), 80, 24, view.Choice(selected=70))
-        self.assertIn("of 100 in this order", "\n".join(rows))
-        self.assertTrue(any(row.startswith("   70 ") for row in rows))
-        self.assertTrue(any(row.startswith("rank 70: n35 cpu") for row in rows))
-
-    def test_the_curve(self):
-        points = [(step, 10 - step) for step in range(10)]
-
-        def rows(width, blocks=view.ASCII_BLOCKS):
-            return ["".join(text for text, _ in line) for line in view.curve(points, width, 2, blocks)]
-
-        self.assertEqual(rows(20), ["       10 #*+-.     ", "        1 ######*=-.", "          step 0   9"])
-        self.assertEqual(rows(30)[0], "       10 ##**++--..          ")  # each row twice
-        self.assertEqual(rows(15)[:2], ["      9.5 #=.  ", "      1.5 ###+."])  # means of two
-        flat = view.curve([(1, 2.0), (2, 2.0)], 12, 2, view.BLOCKS)
-        self.assertEqual([line[1][0] for line in flat[:2]], ["  ", "██"])
-        self.assertEqual(view.curve([(1, float("nan")), (2, 1.0)], 40, 2, view.BLOCKS), [])
-
-    def test_the_column_of_the_order_is_marked(self):
-        self.make_run(owner={})
-        state = self.read()
-        for column in view.COLUMNS:
-            header = "".join(
-                text
-                for text, _ in view.table(state.ranks, view.Choice(sort=column.key, reverse=True), 200, None)[
-                    0
-                ]
-            )
-            self.assertIn(" ^" + column.title, " " + header)
-
-    def test_a_small_screen_keeps_the_ranks(self):
-        self.make_run(owner={})
-        rows = self.draw(self.read(), 60, 15, view.Choice(selected=3))
-        self.assertTrue(any(row.startswith("    3 ") for row in rows), rows)
-        self.assertTrue(any(row.startswith("rank 3: n1 cpu") for row in rows), rows)
-
-    def test_wide_and_combining_characters(self):
-        self.assertEqual((view.cells("a日ａ"), view.cells("e\u0301")), (5, 1))
-        for text, width, kept in (
-            ("日" * 80, 9, "日" * 4),
-            ("e\u0301" * 5, 3, "e\u0301" * 3),
-            ("a日", 3, "a日"),
-            ("日", 0, ""),
-        ):
-            self.assertEqual(view.clipped([[(text, "dim")]], width), [[(kept, "dim")]])
-        self.assertEqual(
-            view.clipped([[("日日", "dim"), ("abc", "dim")]], 6), [[("日日", "dim"), ("ab", "dim")]]
-        )
-
-    def test_text_of_a_log_cannot_move_the_cursor(self):
-        self.make_run(owner={})
-        self.write("run/log.txt", "a\x1b[2Jb\tc\n")
-        self.assertIn("a [2Jb c", "\n".join(self.draw(self.read(), 80, 24)))
-
-    def test_keys(self):
-        ranks = [{"rank": 0, "busy_ms": 5}, {"rank": 1, "busy_ms": 9}, {"rank": 2, "busy_ms": None}]
-        choice = view.Choice(sort="busy_ms", reverse=True)
-        self.assertEqual([rank["rank"] for rank in choice.sorted(ranks)], [1, 0, 2])  # unknown numbers last
-        picked = []
-        for distance in (1, 1, 1, 1, -1):
-            choice.move(ranks, distance)
-            picked.append(choice.selected)
-        self.assertEqual(picked, [1, 0, 2, 2, 0])
-        seen = set()
-        for _ in range(20):
-            choice.next_sort(80)
-            seen.add(choice.sort)
-        self.assertIn("step_ms", seen)
-        self.assertNotIn("nvlink_mb_per_second", seen)  # a column that 80 columns leave out
-
-
 class Calls(Top):
     def test_once_and_json(self):
         self.make_run(owner={})
@@ -479,7 +297,8 @@ class Calls(Top):
                 (done.returncode, done.stderr.decode()),
                 (
                     73,
-                    "error: standard output: cannot write: No space left on device; fix: make room there, or name another file\n",
+                    "error: standard output: cannot write: No space left on device; fix: make room there, or "
+                    "name another file\n",
                 ),
             )
             reader, writer = os.pipe()

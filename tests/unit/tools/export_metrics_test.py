@@ -43,7 +43,8 @@ class MlflowClient:
     def get_experiment_by_name(self, name): return None
     def create_experiment(self, name): note("experiment", name); return "7"
     def create_run(self, experiment, run_name, start_time):
-        note("run", experiment, run_name, start_time); return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+        note("run", experiment, run_name, start_time)
+        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
     def log_batch(self, run_id, metrics=(), params=()): note("batch", run_id, metrics, params)
     def set_terminated(self, run_id, end_time): note("end", run_id, end_time)
 """
@@ -56,7 +57,8 @@ class Export(ToolTest):
         self.write("run/settings.txt", SETTINGS)
         self.write(
             "run/steps.jsonl",
-            '{"step": 10, "loss": 2.5, "time": 110.5}\n{"step": 20, "loss": "nan", "pairs@5": 3, "time": 120}\n',
+            '{"step": 10, "loss": 2.5, "time": 110.5}\n{"step": 20, "loss": "nan", "pairs@5": 3, "time": '
+            "120}\n",
         )
         self.write(
             "run/epochs.jsonl",
@@ -69,9 +71,8 @@ class Export(ToolTest):
             self.write(f"packages/{name}.py", text)
         for name in ("wandb", "mlflow"):
             sys.modules.pop(name, None)
-        missing = {
-            name: None for name in ("wandb", "mlflow") if name not in modules
-        }  # import then raises ImportError
+        # Import then raises ImportError.
+        missing = {name: None for name in ("wandb", "mlflow") if name not in modules}
         with (
             mock.patch.dict(sys.modules, missing),
             mock.patch.object(sys, "path", [os.path.join(self.folder, "packages"), *sys.path]),
@@ -139,7 +140,8 @@ class Export(ToolTest):
         ).format
         for module in ("mlflow.exceptions", "sqlalchemy.exc", "requests.exceptions"):
             self.assertIn(
-                "error: run: mlflow refused the run: no; fix: name another --project, --output or --tracking-uri\n",
+                "error: run: mlflow refused the run: no; fix: name another --project, --output or "
+                "--tracking-uri\n",
                 self.export(
                     "run",
                     "--to",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers in texts do not follow the program's locale, and files are opened by the one function of their language: no
-source of the library, its models, programs and tools goes around libddp/include/ddp/detail/text.hpp, core/files/file_ops.hpp
-and tools/scaling/files.py."""
+"""Numbers in texts do not follow the program's locale, and files are opened by the one function of their
+language: no source of the library, its models, programs and tools goes around
+libddp/include/ddp/detail/text.hpp, core/files/file_ops.hpp and tools/scaling/files.py."""
 
 import os
 import re

@@ -32,8 +32,9 @@ for part in $(tr ',' ' ' <<<"${array%%%*}"); do
   for task in $(seq "${part%%-*}" "${part##*-}"); do
     echo "$job|$task|PENDING" >>"$FAKE/queue"
     [ -e "$FAKE/hold" ] && continue
-    SLURM_SUBMIT_DIR=$PWD SLURM_JOB_ID=$job$task SLURM_ARRAY_JOB_ID=$job SLURM_ARRAY_TASK_ID=$task SLURM_JOB_NAME=$name \
-      SLURM_JOB_NUM_NODES=$nodes SLURM_JOB_NODELIST=nodes SLURM_NTASKS=$((nodes * per_node)) \
+    SLURM_SUBMIT_DIR=$PWD SLURM_JOB_ID=$job$task SLURM_ARRAY_JOB_ID=$job \
+      SLURM_ARRAY_TASK_ID=$task SLURM_JOB_NAME=$name SLURM_JOB_NUM_NODES=$nodes \
+      SLURM_JOB_NODELIST=nodes SLURM_NTASKS=$((nodes * per_node)) \
       SLURM_NTASKS_PER_NODE=$per_node bash "$script" "$@" >"$FAKE/$job.$task.out" 2>&1
     sed -i "/^$job|$task|/d" "$FAKE/queue"
   done
@@ -45,7 +46,10 @@ while [[ $1 == --* ]]; do shift; done
 exec "$@"
 """
 SQUEUE = r"""#!/usr/bin/env bash
-[ ! -e "$FAKE/squeue_fails" ] || { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
+if [ -e "$FAKE/squeue_fails" ]; then
+  echo "slurm_load_jobs error: Unable to contact slurm controller" >&2
+  exit 1
+fi
 cat "$FAKE/queue" 2>/dev/null
 exit 0
 """
@@ -74,7 +78,8 @@ with open(os.path.join(folder, "steps.csv"), "a") as file:
     for step in (4, 8):
         file.write(f"{{step}},0,100,480,1,0,1,0.4,\n")
 with open(os.path.join(folder, "epochs.csv"), "w") as file:
-    file.write("{",".join(EPOCH_COLUMNS)}\n7,abc,cpu,1,0,1,fp32,48,25,{{}},10,0,\n".format(settings.get("metrics.repeat", "1")))
+    repeat = settings.get("metrics.repeat", "1")
+    file.write("{",".join(EPOCH_COLUMNS)}\n7,abc,cpu,1,0,1,fp32,48,25,{{}},10,0,\n".format(repeat))
 '''
 
 STUDY = """kind: strong

@@ -5,8 +5,9 @@ import os
 import subprocess
 import unittest
 
-from imitated_slurm import StudyCase
 from study_support import ROOT
+
+from imitated_slurm import StudyCase
 
 
 class JobFiles(StudyCase):
@@ -86,8 +87,8 @@ class JobFiles(StudyCase):
         self.assertEqual(os.listdir(target), [])
 
     def ends(self, *words, checkpoint=None, saves=False):
-        """Each of `words` is one start's: its exit code and what it prints. Returns which were requeued. With `saves` each start
-        leaves a newer checkpoint."""
+        """Each of `words` is one start's: its exit code and what it prints. Returns which were requeued. With
+        `saves` each start leaves a newer checkpoint."""
         requeued = []
         calls = os.path.join(self.fake, "scontrol.txt")
         for restarts, word in enumerate(words):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CMake, scripts, packages and pages name the lowest and the default version that docs/libtorch_versions.md has tried."""
+"""CMake, scripts, packages and pages name the lowest and the default version that docs/libtorch_versions.md
+has tried."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that other users can write to: no tool follows a link, waits at a named pipe or reads a device that stands in
-the place of a file. And no tool prints what controls a terminal."""
+"""Folders that other users can write to: no tool follows a link, waits at a named pipe or reads a device that
+stands in the place of a file. And no tool prints what controls a terminal."""
 
 import contextlib
 import itertools
@@ -12,13 +12,13 @@ import sys
 import unittest
 from unittest import mock
 
-from imitated_slurm import STUDY, StudyCase
 from study_support import ToolTest, need, write_run
 
 import ddp_top
 import export_metrics
 import plot_run
 import system_report
+from imitated_slurm import STUDY, StudyCase
 from scaling import files
 from scaling.command_line import exit_code
 from scaling.terminal import Printable, printable
@@ -211,9 +211,8 @@ class Studies(Planted):
                 mock.patch("scaling.figures.draw", return_value=[]),
             ):
                 if "study.yaml" in name or "SYSTEM" in name or "command" in name:
-                    self.check_read(
-                        lambda words: plot_scaling.Study(words[0]) and 0, [study], planted, kind
-                    )  # without its figures
+                    # Without its figures.
+                    self.check_read(lambda words: plot_scaling.Study(words[0]) and 0, [study], planted, kind)
                 else:
                     self.check_read(plot_scaling.main, [study, "--kind", "strong"], planted, kind)
 

@@ -18,7 +18,7 @@ SETTINGS = """* train.epochs                                 2 epochs
   train.batch_size                             32 samples
 * lr_schedule.lr                               {lr}
   checkpoint.dir                               
-"""
+"""  # noqa: W291
 STEPS = (
     "step,epoch,loss,accuracy,lr,grad_norm,step_ms,images_per_second,images_per_second_per_rank,exposed_comm_ms,"
     "loader_wait_ms,peak_memory_gib,interval_seconds,energy_j,time"
@@ -31,11 +31,13 @@ EPOCHS = (
 
 
 def step_row(step, loss=None, more=""):
-    return f"{step},{step / 20},{loss or 3 - step / 50},0.25,0.001,,100,320,160,10,5,2.5,1,,{1000 + step}{more}\n"
+    loss = loss or 3 - step / 50
+    return f"{step},{step / 20},{loss},0.25,0.001,,100,320,160,10,5,2.5,1,,{1000 + step}{more}\n"
 
 
 def epoch_row(epoch, steps_per_epoch="20", ranks=2, time=1020):
-    return f",abc123,cpu,1,0,{ranks},fp32,32,16,25,1,{steps_per_epoch},{epoch},2.75,0.25,2.5,0.5,2,320,,,2.5,,{time + 20 * epoch}\n"
+    begin = f",abc123,cpu,1,0,{ranks},fp32,32,16,25,1,{steps_per_epoch},{epoch}"
+    return f"{begin},2.75,0.25,2.5,0.5,2,320,,,2.5,,{time + 20 * epoch}\n"
 
 
 def legend(panel_text):
@@ -175,7 +177,8 @@ class Pages(ToolTest):
     def test_a_killed_run_with_jsonl_alone(self):
         self.write(
             "a/steps.jsonl",
-            '{"step":1,"loss":3}\n[1]\n{"step":2,"loss":"nan"}\n{"step":3,"loss":2}\n{"step":3,"l{"step":4,"loss":1}\n{"step":5,"lo',
+            '{"step":1,"loss":3}\n[1]\n{"step":2,"loss":"nan"}\n{"step":3,"loss":2}\n'
+            '{"step":3,"l{"step":4,"loss":1}\n{"step":5,"lo',
         )
         self.assertIn("steps.jsonl: lines that cannot be read are left out: 2, 5, 6\n", self.plot("a"))
         self.assertEqual(self.points("a", "steps", "loss"), [(1, 3), (3, 2)])
@@ -290,7 +293,8 @@ class Pages(ToolTest):
         for path in ("none", "runs/a/steps.csv"):
             self.assertIn(f"{path}: there is no such folder", self.plot(path, code=65))
         self.assertIn(
-            "runs: not the folder of a run: no CSV or JSONL file in it has a column step or epoch; fix: name a run in it: a\n",
+            "runs: not the folder of a run: no CSV or JSONL file in it has a column step or epoch; fix: name "
+            "a run in it: a\n",
             self.plot("runs", code=65),
         )
         for header in ("", STEPS + "\n", STEPS + "\n1,0.1,2"):

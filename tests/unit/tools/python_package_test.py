@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package of the wheel, with folders that stand for installed packages: it finds torch, refuses another one, starts programs."""
+"""The Python package of the wheel, with folders that stand for installed packages: it finds torch, refuses
+another one, starts programs."""
 
 import os
 import pathlib

@@ -18,10 +18,11 @@ from scaling.numbers import speed_up, strong_efficiency, weak_efficiency  # noqa
 
 REPORT = os.path.join(ROOT, "docs", "report")
 SOURCES = ("report.typ", "layout.typ", "figures.typ", "plots.typ", "report.css", "check.py", "build.py")
+BUILD = os.path.join(REPORT, "build.py")
 
 
 class Build(ToolTest):
-    def build(self, *arguments, program=os.path.join(REPORT, "build.py"), code=0):
+    def build(self, *arguments, program=BUILD, code=0):
         done = subprocess.run(
             [sys.executable, program, *arguments],
             capture_output=True,
@@ -47,13 +48,11 @@ class Build(ToolTest):
     def rows_of(self, folder):
         """The cells of all tables' rows as text."""
         rows = re.findall(r"<tr>(.*?)</tr>", self.page_of(folder), re.DOTALL)
-        return [
-            [
-                html.unescape(re.sub("<.*?>", "", cell)).strip()
-                for cell in re.findall(r"<td.*?>(.*?)</td>", row, re.DOTALL)
-            ]
-            for row in rows
-        ]
+        result = []
+        for row in rows:
+            cells = re.findall(r"<td.*?>(.*?)</td>", row, re.DOTALL)
+            result.append([html.unescape(re.sub("<.*?>", "", cell)).strip() for cell in cells])
+        return result
 
     def edit(self, name, pattern, replacement):
         path = f"docs/report/data/{name}.csv"

@@ -87,7 +87,8 @@ class Sources(ToolTest):
     def test_a_value_that_differs_from_its_page(self):
         self.replace("data/results.csv", ",9251,", ",9252,")
         self.problem(
-            r"^data/results\.csv: libddp of resnet50-1 is 9252, which does not stand in docs/performance_tables\.md"
+            r"^data/results\.csv: libddp of resnet50-1 is 9252, which does not stand in "
+            r"docs/performance_tables\.md"
         )
 
     def test_part_of_a_number_is_another_number(self):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of studies, without pandas or matplotlib. Values are exact in binary where compared with ==."""
+"""The arithmetic of studies, without pandas or matplotlib. Values are exact in binary where compared with
+==."""
 
 import os
 import tempfile

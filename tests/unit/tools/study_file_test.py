@@ -395,11 +395,10 @@ def configuration(path):
 
     def flat(node, prefix):
         if isinstance(node, dict):
-            return {
-                key: value
-                for name, child in node.items()
-                for key, value in flat(child, prefix + [str(name)]).items()
-            }
+            result = {}
+            for name, child in node.items():
+                result.update(flat(child, prefix + [str(name)]))
+            return result
         return {".".join(prefix): str(node)}
 
     with open(os.path.join(ROOT, path), encoding="utf-8") as file:

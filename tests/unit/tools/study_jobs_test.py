@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Studies from submission to finished runs with the real job files, an imitated Slurm and an imitated program."""
+"""Studies from submission to finished runs with the real job files, an imitated Slurm and an imitated
+program."""
 
 import fcntl
 import json
@@ -8,8 +9,9 @@ import subprocess
 import sys
 import unittest
 
-from imitated_slurm import STUDY, TOOL, StudyCase
 from study_support import ROOT, need
+
+from imitated_slurm import STUDY, TOOL, StudyCase
 
 need("yaml")
 
@@ -31,9 +33,7 @@ class Jobs(StudyCase):
         self.assertEqual(set(self.states().values()), {"missing"})
         out = self.study()
         self.assertIn("4 runs: 0 done, 0 in the queue, 4 to start", out)
-        self.assertEqual(
-            self.states(), {name: "done" for name in ("n001_r1", "n001_r2", "n004_r1", "n004_r2")}
-        )
+        self.assertEqual(self.states(), dict.fromkeys(("n001_r1", "n001_r2", "n004_r1", "n004_r2"), "done"))
         self.check_arguments()
         self.assertIn("loader.global_batch_size=8", self.read("out/n004_r1/arguments.txt"))
         calls = self.read("fake/sbatch.txt").splitlines()

@@ -4,8 +4,9 @@
 import os
 import unittest
 
-from imitated_slurm import STUDY, StudyCase
 from study_support import need
+
+from imitated_slurm import STUDY, StudyCase
 
 need("yaml")
 
@@ -54,10 +55,11 @@ class Local(StudyCase):
     def test_a_folder_that_cannot_be_written_ends_with_73(self):
         self.write("study.yaml", STUDY.replace("[1, 4]", "[1]"))
         self.write("file", "")
-        for self.out, why in (
+        for out, why in (
             (f"{self.folder}/file", "File exists"),
             (f"{self.folder}/file/sub", "Not a directory"),
         ):
+            self.out = out
             for options in (["--local"], []):
                 self.assertRegex(
                     self.study(*options, code=73),

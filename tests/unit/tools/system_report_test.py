@@ -14,9 +14,16 @@ TOOL = os.path.join(ROOT, "tools", "system_report.py")
 NVIDIA_SMI = r"""#!/bin/sh
 case "$*" in
   *driver_version*) echo 580.01; echo 580.01 ;;
-  --query-gpu=index*) for i in 0 1; do echo "$i, NVIDIA H200, 143771 MiB, 700.00 W, 1980 MHz, 3201 MHz, 5, 16, Enabled, Enabled, Default"; done ;;
+  --query-gpu=index*)
+    for i in 0 1; do
+      echo "$i, NVIDIA H200, 143771 MiB, 700.00 W, 1980 MHz, 3201 MHz, 5, 16, Enabled, Enabled, Default"
+    done ;;
   "topo -m") printf '\033[4mGPU0\tGPU1\033[0m\nGPU0\t X\tNV18\n' ;;
-  "nvlink --status") for g in 0 1; do echo "GPU $g: NVIDIA H200 (UUID: GPU-$g)"; for l in 0 1 2; do echo "	 Link $l: 26.562 GB/s"; done; done ;;
+  "nvlink --status")
+    for g in 0 1; do
+      echo "GPU $g: NVIDIA H200 (UUID: GPU-$g)"
+      for l in 0 1 2; do echo "	 Link $l: 26.562 GB/s"; done
+    done ;;
   -q) printf '    MIG Mode\n        Current                           : Disabled\n' ;;
 esac
 """
@@ -52,7 +59,8 @@ class System(unittest.TestCase):
             os.chmod(tool, 0o755)
             text = self.report(folder + ":" + os.environ["PATH"])
         for line in (
-            "| 1 | NVIDIA H200 | 143771 MiB | 700.00 W | 1980 MHz | 3201 MHz | gen 5 x16 | Enabled | Enabled | Default |",
+            "| 1 | NVIDIA H200 | 143771 MiB | 700.00 W | 1980 MHz | 3201 MHz | gen 5 x16 | Enabled | Enabled "
+            "| Default |",
             "NVLink: 3 links of 26.562 GB/s a GPU",
             "MIG: Disabled",
             "| NVIDIA driver | 580.01 |",

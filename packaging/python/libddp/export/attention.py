@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention of transformers without its masks, which torch.export.save refuses: attention itself is causal then."""
+"""Causal attention of transformers without its masks, which torch.export.save refuses: attention itself is
+causal then."""
 
 import math
 import sys
@@ -64,14 +65,18 @@ def check_window(config, inputs):
         window = getattr(config, name, None)
         if window and longest(inputs) > window:
             raise DoesNotExport(
-                f"attention sees {name}={window} tokens, and the inputs may have {longest(inputs)}: without a mask nothing "
-                f"limits attention to a window; fix: a length of at most {window}, or an input attention_mask "
-                "(--input 'attention_mask=int64[2,128]<2' for input_ids=int64[2,128]<1000), which keeps the masks"
+                f"attention sees {name}={window} tokens, and the inputs may have {longest(inputs)}: without "
+                "a mask nothing "
+                f"limits attention to a window; fix: a length of at most {window}, or an input "
+                "attention_mask "
+                "(--input 'attention_mask=int64[2,128]<2' for input_ids=int64[2,128]<1000), which keeps the "
+                "masks"
             )
 
 
 def prepare(module, copy, inputs, args, kwargs):
-    """Changes the configuration of the causal models in `module`. `copy` makes one of it. Returns what to say about it."""
+    """Changes the configuration of the causal models in `module`. `copy` makes one of it. Returns what to say
+    about it."""
     parts = hugging_face_parts(module)
     for part in parts:
         if hasattr(part.config, "use_cache"):
@@ -96,5 +101,6 @@ def prepare(module, copy, inputs, args, kwargs):
             f"{names} is not only causal: without its mask it computes something else ({apart}); {FIX}"
         )
     return [
-        f"{names}: attention is causal by itself, without a mask and without padding; without a cache of keys and values"
+        f"{names}: attention is causal by itself, without a mask and without padding; without a cache of "
+        "keys and values"
     ]

@@ -52,7 +52,10 @@ class Difference:
     def __str__(self):
         if not self.different:
             return f"equal in bits ({self.tensors} tensors)"
-        return f"{self.different} of {self.tensors} tensors differ, by up to {self.greatest:.3g} ({self.relative:.2g} of the greatest value)"
+        return (
+            f"{self.different} of {self.tensors} tensors differ, by up to {self.greatest:.3g} "
+            f"({self.relative:.2g} of the greatest value)"
+        )
 
 
 def tensors_of(tree):
@@ -119,7 +122,8 @@ def compare(mode, eager, program, args, kwargs):
     if result is None:
         raise DoesNotExport(
             f"the program of {mode} has other outputs than the module: {[tuple(t.shape) for t in found]}, "
-            f"in Python {[tuple(t.shape) for t in expected]}; fix: return tensors whose sizes follow the inputs' sizes"
+            f"in Python {[tuple(t.shape) for t in expected]}; fix: return tensors whose sizes follow the "
+            "inputs' sizes"
         )
     if result.relative > result.allowed:
         raise DoesNotExport(
@@ -149,7 +153,8 @@ def check_mode(mode, make_eager, program, sizes, args, kwargs):
         except Exception as error:
             raise DoesNotExport(
                 f"the program of {mode} refuses sizes that its ranges allow ({sizes_text(sizes, values)}); "
-                f"fix: narrow the range, or name the relation between the dimensions. Python says: {last_lines(error)}"
+                "fix: narrow the range, or name the relation between the dimensions. Python says: "
+                f"{last_lines(error)}"
             ) from error
         return total, f"the example and {sizes_text(sizes, values)}"
     return total, "the example only" + (

@@ -3,17 +3,21 @@
 
     tools/export_model.py resnet50.pt2 --from torchvision:resnet50 --set num_classes=10
     tools/export_model.py vit.pt2 --from timm:vit_base_patch16_224
-    tools/export_model.py gpt2.pt2 --from transformers:GPT2LMHeadModel --config n_layer=4,n_embd=256 --input 'input_ids=int64[2,128]<50257'
-    tools/export_model.py net.pt2 --from my_package.my_module:make_model --input 'x=float32[4,3,32,32]' --dynamic x:0=batch,batch=2..64
+    tools/export_model.py gpt2.pt2 --from transformers:GPT2LMHeadModel --config n_layer=4,n_embd=256 \\
+        --input 'input_ids=int64[2,128]<50257'
+    tools/export_model.py net.pt2 --from my_package.my_module:make_model \\
+        --input 'x=float32[4,3,32,32]' --dynamic x:0=batch,batch=2..64
 
-The archive has the program of training, the program of evaluation, and the weights once. The command compares both
-with the model in Python: on the example inputs, and on other sizes.
+The archive has the program of training, the program of evaluation, and the weights once. The command compares
+both with the model in Python: on the example inputs, and on other sizes.
 
-Exit codes: 0 exported, 64 a mistake in the call, 65 the model does not export, 73 the archive cannot be written.
+Exit codes: 0 exported, 64 a mistake in the call, 65 the model does not export, 73 the archive cannot be
+written.
 """
 
 import argparse
 import inspect
+import itertools
 import json
 import re
 import sys
@@ -85,7 +89,10 @@ def parse(arguments):
     add("--seed", type=int, default=0, help="of random weights and example inputs (default: 0)")
     add("--no-check", action="store_true", help="does not compare the archive with the model")
     options = parser.parse_args(arguments)
-    options.set = {key: value for text in options.set for key, value in keyed(text, "--set").items()}
+    settings = {}
+    for text in options.set:
+        settings.update(keyed(text, "--set"))
+    options.set = settings
     return options
 
 
@@ -118,7 +125,8 @@ def example_value(text, what):
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:
         raise Mistake(
-            f"{what}: {text!r} is neither a tensor nor a number; fix: x=float32[4,3,224,224], ids=int64[2,128]<1000, or power=2"
+            f"{what}: {text!r} is neither a tensor nor a number; fix: x=float32[4,3,224,224], "
+            "ids=int64[2,128]<1000, or power=2"
         ) from None
 
 
@@ -129,7 +137,8 @@ def by_position(module, values):
     unknown = [name for name in values if name not in parameters]
     if unknown and not more:
         raise Mistake(
-            f"--input {unknown[0]}: {type(module).__name__}.forward has no such argument; fix: one of {', '.join(parameters)}"
+            f"--input {unknown[0]}: {type(module).__name__}.forward has no such argument; fix: one of "
+            f"{', '.join(parameters)}"
         )
     args, values = [], dict(values)
     for name, parameter in parameters.items():
@@ -153,7 +162,8 @@ def given_inputs(module, texts):
 
 
 def offered_inputs(function):
-    """What example_inputs() returns: a tensor, a tuple of arguments, a dict of keyword arguments, or (tuple, dict)."""
+    """What example_inputs() returns: a tensor, a tuple of arguments, a dict of keyword arguments, or (tuple,
+    dict)."""
     try:
         values = function()
     except Exception as error:
@@ -179,7 +189,8 @@ def inputs_of(module, options, offered):
         names = ", ".join(inspect.signature(module.forward).parameters)
         raise Mistake(
             f"there are no example inputs for {type(module).__name__}.forward({names}); "
-            "fix: --input x=float32[4,3,224,224] for each, or a function example_inputs() beside the model's maker"
+            "fix: --input x=float32[4,3,224,224] for each, or a function example_inputs() beside the model's "
+            "maker"
         )
     return by_position(
         module,
@@ -190,7 +201,8 @@ def inputs_of(module, options, offered):
 def read_dynamic(texts):
     """{input: {dimension: (factor, name)}} and {name: (least, greatest)}."""
     dimensions, ranges = {}, {}
-    for part in (part.strip() for text in texts for part in split(text)):
+    parts = itertools.chain.from_iterable(split(text) for text in texts)
+    for part in map(str.strip, parts):
         dimension, limits = DIMENSION.fullmatch(part), RANGE.fullmatch(part)
         if dimension:
             dimensions.setdefault(dimension["input"], {})[int(dimension["number"])] = (
@@ -203,7 +215,8 @@ def read_dynamic(texts):
                 raise Mistake(f"--dynamic {part} is an empty range; fix: the smaller size first")
         else:
             raise Mistake(
-                f"--dynamic {part} is neither INPUT:DIM=NAME nor NAME=LEAST..GREATEST; fix: x:0=batch,batch=2..64, or none"
+                f"--dynamic {part} is neither INPUT:DIM=NAME nor NAME=LEAST..GREATEST; fix: "
+                "x:0=batch,batch=2..64, or none"
             )
     return dimensions, ranges
 
@@ -219,11 +232,15 @@ def dynamic_shapes(module, args, kwargs, texts):
     if texts == ["none"]:
         return {}
     dimensions, ranges = read_dynamic(texts)
-    used = {name for dims in dimensions.values() for _, name in dims.values()} or {"batch"}
+    used = set()
+    for dims in dimensions.values():
+        used.update(name for _, name in dims.values())
+    used = used or {"batch"}
     for name in ranges:
         if name not in used:
             raise Mistake(
-                f"--dynamic {name}=… is the range of no dimension; fix: INPUT:DIM={name}, or one of {', '.join(sorted(used))}"
+                f"--dynamic {name}=… is the range of no dimension; fix: INPUT:DIM={name}, or one of "
+                f"{', '.join(sorted(used))}"
             )
     symbols = {
         name: Dim(name, min=ranges.get(name, (2, None))[0], max=ranges.get(name, (2, None))[1])
@@ -254,12 +271,14 @@ def check_size(what, tensor, number, factor, least, greatest):
     """The example must have a size of the range."""
     if number >= tensor.dim():
         raise Mistake(
-            f"--dynamic {what}: the input has {tensor.dim()} dimensions, the first is 0; fix: a number below {tensor.dim()}"
+            f"--dynamic {what}: the input has {tensor.dim()} dimensions, the first is 0; fix: a number below "
+            f"{tensor.dim()}"
         )
     size = tensor.shape[number]
     if size < 2:
         raise Mistake(
-            f"--dynamic {what}: the example has size {size}, and torch.export keeps sizes below 2 as they are; fix: an example of at least 2"
+            f"--dynamic {what}: the example has size {size}, and torch.export keeps sizes below 2 as they "
+            "are; fix: an example of at least 2"
         )
     if size % factor or size // factor < least or (greatest is not None and size // factor > greatest):
         end = "" if greatest is None else factor * greatest
@@ -284,7 +303,8 @@ def run(arguments):
     model, offered = make_model(options.source, options)
     if not isinstance(model, torch.nn.Module):
         raise Mistake(
-            f"{options.source} returns an object of {type(model).__name__}, and no torch.nn.Module; fix: return the model"
+            f"{options.source} returns an object of {type(model).__name__}, and no torch.nn.Module; fix: "
+            "return the model"
         )
     args, kwargs = inputs_of(model, options, offered)
     shapes = dynamic_shapes(model, args, kwargs, options.dynamic)

@@ -77,8 +77,8 @@ def copy_of(module):
         return copy.deepcopy(module, {id(p): p for p in module.parameters()})
     except Exception as error:
         raise DoesNotExport(
-            f"{type(module).__name__} cannot be copied by copy.deepcopy; fix: keep only parameters, buffers and plain values "
-            f"in the module. Python says: {last_lines(error)}"
+            f"{type(module).__name__} cannot be copied by copy.deepcopy; fix: keep only parameters, buffers "
+            f"and plain values in the module. Python says: {last_lines(error)}"
         ) from error
 
 
@@ -116,8 +116,8 @@ def try_module(module, mode, args, kwargs):
         run(in_mode(module, mode), args, kwargs)
     except Exception as error:
         raise Mistake(
-            f"{type(module).__name__}.forward fails in Python on the example inputs; fix: give inputs that it takes (--input). "
-            f"Python says: {last_lines(error)}"
+            f"{type(module).__name__}.forward fails in Python on the example inputs; fix: give inputs that "
+            f"it takes (--input). Python says: {last_lines(error)}"
         ) from error
 
 
@@ -130,12 +130,14 @@ def trace(module, mode, args, kwargs, shapes):
     except Exception as error:
         hint = (
             (
-                "; fix: name the dimensions that change and their ranges (--dynamic, or dynamic_shapes), or none (--dynamic none, or "
+                "; fix: name the dimensions that change and their ranges (--dynamic, or dynamic_shapes), or "
+                "none (--dynamic none, or "
                 "dynamic_shapes={}), and keep control flow that depends on values out of forward"
             )
             if shapes
             else (
-                "; fix: keep control flow that depends on values out of forward, or change the line that Python names"
+                "; fix: keep control flow that depends on values out of forward, or change the line that "
+                "Python names"
             )
         )
         raise DoesNotExport(
@@ -210,10 +212,10 @@ def outputs_of(program, sizes):
 
 def notes_of(programs):
     notes = []
-    libraries = sorted(
-        {name.split(".")[0] for program in programs.values() for name in operators_of(program)}
-        - set(OWN_OPERATORS)
-    )
+    libraries = set()
+    for program in programs.values():
+        libraries.update(name.split(".")[0] for name in operators_of(program))
+    libraries = sorted(libraries - set(OWN_OPERATORS))
     if libraries:
         notes.append(
             f"operators of {', '.join(libraries)} are no part of LibTorch: C++ loads their libraries "
@@ -280,7 +282,8 @@ def checked(module, programs, file, sizes, args, kwargs):
             loaded = load_pt2(file).exported_programs
     except Exception as error:
         raise DoesNotExport(
-            "PyTorch cannot load the archive that its torch.export.save wrote; fix: another version of PyTorch, or --no-check "
+            "PyTorch cannot load the archive that its torch.export.save wrote; fix: another version of "
+            "PyTorch, or --no-check "
             f"(check=False), which writes the archive all the same. Python says: {last_lines(error)}"
         ) from error
     return {
@@ -323,10 +326,14 @@ def export(module, args=(), kwargs=None, *, path, dynamic_shapes=None, modes="bo
     """Writes the archive `path` (.pt2) and returns a Summary. The module stays as it is.
 
     args, kwargs    example inputs of forward. Sizes below 2 cannot be dynamic.
-    dynamic_shapes  as torch.export.export takes them. None: dimension 0 of every tensor is a batch of at least 2. {}: no size changes.
-    modes           "both", "train" or "eval". The module trains as it is if it is in training mode, else after train().
-    dtype           converts a copy of the module and the floating-point inputs first: bfloat16, float16, float32 or float64.
-    check           compares outputs and buffers of the archive's programs with the module's, on the example and on other sizes.
+    dynamic_shapes  as torch.export.export takes them. None: dimension 0 of every tensor is a batch of at
+                    least 2. {}: no size changes.
+    modes           "both", "train" or "eval". The module trains as it is if it is in training mode, else
+                    after train().
+    dtype           converts a copy of the module and the floating-point inputs first: bfloat16, float16,
+                    float32 or float64.
+    check           compares outputs and buffers of the archive's programs with the module's, on the example
+                    and on other sizes.
 
     Raises Mistake for an argument that cannot be used, DoesNotExport with Python's error, and CannotWrite.
     """

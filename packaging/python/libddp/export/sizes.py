@@ -105,13 +105,17 @@ def batch_shapes(module, args, kwargs, batch=None):
         if isinstance(i.value, torch.Tensor) and i.value.dim() > 0
     ]
     sizes = {i.value.shape[0] for i in tensors}
-    fix = "fix: name the dimensions that change (--dynamic x:0=batch, or dynamic_shapes), or none (--dynamic none, or dynamic_shapes={})"
+    fix = (
+        "fix: name the dimensions that change (--dynamic x:0=batch, or dynamic_shapes), "
+        "or none (--dynamic none, or dynamic_shapes={})"
+    )
     if len(sizes) > 1:
         listed = ", ".join(f"{i.name} {tuple(i.value.shape)}" for i in tensors)
         raise Mistake(f"dimension 0 of the inputs is no common batch: {listed}; {fix}")
     if sizes and min(sizes) < 2:
         raise Mistake(
-            f"dimension 0 of {tensors[0].name} is {min(sizes)} in the example, and torch.export keeps sizes below 2 as they are; "
+            f"dimension 0 of {tensors[0].name} is {min(sizes)} in the example, and torch.export keeps sizes "
+            "below 2 as they are; "
             "fix: an example with at least 2, or no dynamic sizes (--dynamic none, or dynamic_shapes={})"
         )
     batch = batch or torch.export.Dim("batch", min=2)

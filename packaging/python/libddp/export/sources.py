@@ -20,7 +20,8 @@ def keyed(text, option):
         key, found, value = part.partition("=")
         if not found or not key.strip():
             raise Mistake(
-                f"{option} {part!r} is no key=value; fix: {option} {'n_layer=2' if option == '--config' else 'num_classes=10'}"
+                f"{option} {part!r} is no key=value; fix: {option} "
+                f"{'n_layer=2' if option == '--config' else 'num_classes=10'}"
             )
         value = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
         try:
@@ -151,7 +152,8 @@ def transformers_model(name, options):
     else:
         if not getattr(kind, "config_class", None):
             raise Mistake(
-                f"{name} does not say which configuration it has; fix: a model's own class, such as GPT2LMHeadModel, or --pretrained"
+                f"{name} does not say which configuration it has; fix: a model's own class, such as "
+                "GPT2LMHeadModel, or --pretrained"
             )
         model = call(lambda **v: kind(kind.config_class(**v)), name, values, "--config")
     return model, transformers_inputs(model)
@@ -203,7 +205,8 @@ def make_model(source, options):
     package, _, name = source.partition(":")
     if not name or not package:
         raise Mistake(
-            f"--from {source} names no model; fix: torchvision:resnet50, timm:NAME, transformers:CLASS, or my_package.my_module:make_model"
+            f"--from {source} names no model; fix: torchvision:resnet50, timm:NAME, transformers:CLASS, or "
+            "my_package.my_module:make_model"
         )
     if package in PACKAGES:
         return {"torchvision": torchvision_model, "timm": timm_model, "transformers": transformers_model}[
