@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models of transformer_curves: first weights, the trainer's settings, and PyTorch's training on the same batches."""
+"""The models of transformer_curves: first weights, the trainer's settings, and PyTorch's training on the same
+batches."""
+
 import csv
 import dataclasses
 import math
@@ -21,6 +23,7 @@ CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """AdamW with linear warm-up over a fifth of the run, then cosine decay to a tenth of `lr`."""
+
     batch_size: int
     lr: float
     beta2: float
@@ -28,11 +31,22 @@ class Recipe:
     weight_decay: float  # not of norms and biases
 
     def settings(self, steps):
-        return [f"train.batch_size={self.batch_size}", f"train.max_steps={steps}", f"train.max_grad_norm={MAX_GRAD_NORM}",
-                "optimizer.type=adamw", f"optimizer.beta1={BETA1}", f"optimizer.beta2={self.beta2}", f"optimizer.eps={self.eps}",
-                f"optimizer.weight_decay={self.weight_decay}", "optimizer.decay_norm_and_bias=false", "lr_schedule.type=cosine",
-                f"lr_schedule.lr={self.lr}", f"lr_schedule.min_lr={self.lr / 10}", f"lr_schedule.warmup_steps={steps // 5}",
-                f"lr_schedule.warmup_start_factor={WARMUP_START}"]
+        return [
+            f"train.batch_size={self.batch_size}",
+            f"train.max_steps={steps}",
+            f"train.max_grad_norm={MAX_GRAD_NORM}",
+            "optimizer.type=adamw",
+            f"optimizer.beta1={BETA1}",
+            f"optimizer.beta2={self.beta2}",
+            f"optimizer.eps={self.eps}",
+            f"optimizer.weight_decay={self.weight_decay}",
+            "optimizer.decay_norm_and_bias=false",
+            "lr_schedule.type=cosine",
+            f"lr_schedule.lr={self.lr}",
+            f"lr_schedule.min_lr={self.lr / 10}",
+            f"lr_schedule.warmup_steps={steps // 5}",
+            f"lr_schedule.warmup_start_factor={WARMUP_START}",
+        ]
 
     def lr_at(self, step, steps):
         warmup = steps // 5
@@ -44,8 +58,13 @@ class Recipe:
     def optimizer(self, model):
         matrices = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() <= 1]
-        return torch.optim.AdamW([dict(params=matrices, weight_decay=self.weight_decay), dict(params=others, weight_decay=0.0)],
-                                 lr=self.lr, betas=(BETA1, self.beta2), eps=self.eps, fused=True)
+        return torch.optim.AdamW(
+            [dict(params=matrices, weight_decay=self.weight_decay), dict(params=others, weight_decay=0.0)],
+            lr=self.lr,
+            betas=(BETA1, self.beta2),
+            eps=self.eps,
+            fused=True,
+        )
 
 
 class Language:
@@ -56,14 +75,21 @@ class Language:
         self.windows = libddp_batches.TokenWindows(folder, seq_len)
 
     def vocabulary_size(self):
-        return len(libddp_batches.read_tensors(os.path.join(self.folder, "vocabulary.safetensors"))["special"])
+        return len(
+            libddp_batches.read_tensors(os.path.join(self.folder, "vocabulary.safetensors"))["special"]
+        )
 
     def save(self, model, folder):
         model.save_pretrained(folder)
 
     def settings(self, folder):
-        return ["model.init=pretrained", f"model.path={folder}", f"tokens.path={self.folder}", "tokens.layout=stream",
-                f"tokens.max_seq_len={self.seq_len}"]
+        return [
+            "model.init=pretrained",
+            f"model.path={folder}",
+            f"tokens.path={self.folder}",
+            "tokens.layout=stream",
+            f"tokens.max_seq_len={self.seq_len}",
+        ]
 
     def batch(self, step):
         """(inputs, targets)"""
@@ -81,18 +107,30 @@ class Gpt2(Language):
 
     def __init__(self, data, tiny):
         recipe = Recipe(batch_size=2 if tiny else 8, lr=6e-4, beta2=0.95, eps=1e-8, weight_decay=0.1)
-        sizes = dict(n_embd=64, n_layer=2, n_head=4, n_positions=64) if tiny else {}  # the defaults have 124M parameters
+        # The defaults have 124M parameters.
+        sizes = dict(n_embd=64, n_layer=2, n_head=4, n_positions=64) if tiny else {}
         super().__init__(os.path.join(data, "gpt2"), 32 if tiny else 512, recipe, sizes)
 
     def make_model(self):
         import transformers
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(
-            vocab_size=self.vocabulary_size(), bos_token_id=None, eos_token_id=None, **self.sizes))
+
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                vocab_size=self.vocabulary_size(), bos_token_id=None, eos_token_id=None, **self.sizes
+            )
+        )
 
     def load(self, folder):
         import transformers
-        return transformers.GPT2LMHeadModel.from_pretrained(folder, attn_implementation="sdpa", resid_pdrop=0.0, embd_pdrop=0.0,
-                                                            attn_pdrop=0.0, use_cache=False)
+
+        return transformers.GPT2LMHeadModel.from_pretrained(
+            folder,
+            attn_implementation="sdpa",
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+        )
 
     def settings(self, folder):
         return [*super().settings(folder), "sample.num_samples=0"]
@@ -107,19 +145,34 @@ class Bert(Language):
 
     def __init__(self, data, tiny):
         recipe = Recipe(batch_size=4 if tiny else 32, lr=1e-4, beta2=0.999, eps=1e-6, weight_decay=0.01)
-        sizes = dict(hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-                     max_position_embeddings=64) if tiny else {}  # the defaults are BERT-base's
+        # The defaults are BERT-base's.
+        sizes = (
+            dict(
+                hidden_size=64,
+                intermediate_size=256,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                max_position_embeddings=64,
+            )
+            if tiny
+            else {}
+        )
         super().__init__(os.path.join(data, "bert"), 32 if tiny else 128, recipe, sizes)
         self.masking = libddp_batches.Masking(self.folder)
 
     def make_model(self):
         import transformers
-        return transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=self.vocabulary_size(), **self.sizes))
+
+        return transformers.BertForMaskedLM(
+            transformers.BertConfig(vocab_size=self.vocabulary_size(), **self.sizes)
+        )
 
     def load(self, folder):
         import transformers
-        return transformers.BertForMaskedLM.from_pretrained(folder, attn_implementation="sdpa", hidden_dropout_prob=0.0,
-                                                            attention_probs_dropout_prob=0.0)
+
+        return transformers.BertForMaskedLM.from_pretrained(
+            folder, attn_implementation="sdpa", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        )
 
     def row(self, index, epoch):
         return self.masking.mask(self.windows.row(index, epoch)[:-1], index, epoch)
@@ -144,24 +197,32 @@ class Vit:
 
     def save(self, model, folder):
         import safetensors.torch
+
         safetensors.torch.save_file(model.state_dict(), os.path.join(folder, "model.safetensors"))
 
     def load(self, folder):
         import safetensors.torch
+
         model = pytorch_vit.make_model(f"{self.size}_{self.patch}", 32, 10)
         model.load_state_dict(safetensors.torch.load_file(os.path.join(folder, "model.safetensors")))
         return model
 
     def settings(self, folder):
-        return [f"model.name={self.size}_16", f"model.patch_size={self.patch}",
-                f"model.weights={os.path.join(folder, 'model.safetensors')}", f"data.path={self.folder}", "data.augment=none",
-                "data.mean=" + ",".join(map(str, CIFAR_MEAN)), "data.std=" + ",".join(map(str, CIFAR_STD))]
+        return [
+            f"model.name={self.size}_16",
+            f"model.patch_size={self.patch}",
+            f"model.weights={os.path.join(folder, 'model.safetensors')}",
+            f"data.path={self.folder}",
+            "data.augment=none",
+            "data.mean=" + ",".join(map(str, CIFAR_MEAN)),
+            "data.std=" + ",".join(map(str, CIFAR_STD)),
+        ]
 
     def batch(self, step):
         """(inputs, targets)"""
         _, rows = libddp_batches.rows_of_step(step, len(self.labels), self.recipe.batch_size)
         mean, std = (torch.tensor(values).view(3, 1, 1) for values in (CIFAR_MEAN, CIFAR_STD))
-        return (self.pixels[rows.start:rows.stop] / 255 - mean) / std, self.labels[rows.start:rows.stop]
+        return (self.pixels[rows.start : rows.stop] / 255 - mean) / std, self.labels[rows.start : rows.stop]
 
     @staticmethod
     def logits(model, images):
@@ -183,7 +244,8 @@ def write_weights(task, folder):
 
 
 def train(task, weights, out, steps, device, dtype="bf16", compiled=False):
-    """Trains float32 parameters under autocast of `dtype` (off: none), and writes the loss of each step to out/steps.csv."""
+    """Trains float32 parameters under autocast of `dtype` (off: none), and writes the loss of each step to
+    out/steps.csv."""
     model = task.load(weights).to(device).train()
     optimizer = task.recipe.optimizer(model)
     called = torch.compile(model, dynamic=False) if compiled else model

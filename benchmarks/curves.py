@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss curves of several runs: reading, averaging, comparing and writing them."""
+
 import csv
 import glob
 import math
@@ -8,7 +9,7 @@ import os
 
 def smooth(losses, window):
     """Means of whole windows."""
-    return [sum(losses[i:i + window]) / window for i in range(0, len(losses) - window + 1, window)]
+    return [sum(losses[i : i + window]) / window for i in range(0, len(losses) - window + 1, window)]
 
 
 def distance(a, b):
@@ -18,8 +19,8 @@ def distance(a, b):
 
 
 def allowed(reference, again):
-    """The largest allowed distance of a curve from `reference`: twice the distance of `again`, and at least what bfloat16
-    resolves of the first loss."""
+    """The largest allowed distance of a curve from `reference`: twice the distance of `again`, and at least
+    what bfloat16 resolves of the first loss."""
     return max(2 * distance(reference, again), reference[0] * 2**-8)
 
 
@@ -46,8 +47,8 @@ def table(curves, window):
 
 
 def write(out, losses, window, verdict):
-    """Writes curves.csv and table.md, and prints the table. `verdict` returns a text about the averaged curves and whether
-    they are close enough, which is this function's result too."""
+    """Writes curves.csv and table.md, and prints the table. `verdict` returns a text about the averaged
+    curves and whether they are close enough, which is this function's result too."""
     averaged = {side: smooth(values, window) for side, values in losses.items()}
     with open(os.path.join(out, "curves.csv"), "w", newline="") as f:
         writer = csv.writer(f)

@@ -3,11 +3,12 @@
 temperature and neighbours are the same for all: while one measures, the others sleep on the host.
 
 A program takes key=value settings; among them are `gate` (a folder), `name` and `rounds`. Before it touches a
-device it waits for GATE/NAME.start; it answers GATE/NAME.ready with its MiB of device memory when its warm-up is
-done, waits for GATE/NAME.go0, answers GATE/NAME.done0 with the milliseconds of a step, and so on. With the setting
-`profile` it then waits for GATE/NAME.profile, writes that file and answers GATE/NAME.profiled. Its last line on
-the terminal that begins with { is what it says of itself.
+device it waits for GATE/NAME.start; it answers GATE/NAME.ready with its MiB of device memory when its warm-up
+is done, waits for GATE/NAME.go0, answers GATE/NAME.done0 with the milliseconds of a step, and so on. With the
+setting `profile` it then waits for GATE/NAME.profile, writes that file and answers GATE/NAME.profiled. Its
+last line on the terminal that begins with { is what it says of itself.
 """
+
 import json
 import os
 import shutil
@@ -147,8 +148,8 @@ def finish(program, result):
 
 
 def measure(programs, rounds, keep_going):
-    """By program's name: memory, times of the rounds and when they were, and what was said. With `keep_going` a program
-    that fails is left out of what follows, and has `error` in its place."""
+    """By program's name: memory, times of the rounds and when they were, and what was said. With `keep_going`
+    a program that fails is left out of what follows, and has `error` in its place."""
     results = {}
 
     def each(action, programs):
@@ -166,7 +167,10 @@ def measure(programs, rounds, keep_going):
 
     each(lambda program, _: results.update({program.name: start(program)}), programs)
     for index in range(rounds):
-        each(lambda program, result: one_round(program, index, result), programs if index % 2 == 0 else programs[::-1])
+        each(
+            lambda program, result, index=index: one_round(program, index, result),
+            programs if index % 2 == 0 else programs[::-1],
+        )
     each(lambda program, _: write_profile(program), programs)
     each(finish, programs)
     return results

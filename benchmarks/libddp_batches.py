@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training batches of libddp's loaders in plain Python, on one rank, without shuffling (sampler.shuffle=false,
-loader.drop_last=true) and without augmentation. Standard library only."""
+"""The training batches of libddp's loaders in plain Python, on one rank, without shuffling
+(sampler.shuffle=false, loader.drop_last=true) and without augmentation. Standard library only."""
+
 import array
 import json
 import math
@@ -28,7 +29,12 @@ class SampleRng:
         key0, key1 = self.key % WORD, self.key // WORD
         for _ in range(10):
             product0, product1 = 0xD2511F53 * a, 0xCD9E8D57 * c
-            a, b, c, d = product1 // WORD ^ b ^ key0, product1 % WORD, product0 // WORD ^ d ^ key1, product0 % WORD
+            a, b, c, d = (
+                product1 // WORD ^ b ^ key0,
+                product1 % WORD,
+                product0 // WORD ^ d ^ key1,
+                product0 % WORD,
+            )
             key0, key1 = (key0 + 0x9E3779B9) % WORD, (key1 + 0xBB67AE85) % WORD
         return a, b, c, d
 
@@ -49,6 +55,7 @@ class SampleRng:
 
 class Masking:
     """models::TokenMasking of a folder of token files with BERT's special tokens."""
+
     STREAM = 0x6D61736B
 
     def __init__(self, folder, masked_share=0.15, seed=0):
@@ -92,31 +99,34 @@ class TokenWindows:
         """The row's tokens and the one that follows."""
         offset = SampleRng(self.seed, epoch, 0).below(self.max_offset + 1)
         begin = offset + index * self.seq_len
-        return self.tokens[begin:begin + self.seq_len + 1].tolist()
+        return self.tokens[begin : begin + self.seq_len + 1].tolist()
 
 
 def read_tensors(path):
     """The one-dimensional integer tensors of a safetensors file."""
     with open(path, "rb") as f:
         data = f.read()
-    length, = struct.unpack_from("<Q", data)
+    (length,) = struct.unpack_from("<Q", data)
     tensors = {}
-    for name, entry in json.loads(data[8:8 + length]).items():
+    for name, entry in json.loads(data[8 : 8 + length]).items():
         if name != "__metadata__":
             begin, end = (8 + length + offset for offset in entry["data_offsets"])
-            tensors[name] = array.array({"U8": "B", "U16": "H", "I32": "i", "I64": "q"}[entry["dtype"]], data[begin:end])
+            tensors[name] = array.array(
+                {"U8": "B", "U16": "H", "I32": "i", "I64": "q"}[entry["dtype"]], data[begin:end]
+            )
     return tensors
 
 
 def read_cifar10(folder):
-    """(labels, pixels) of all training images in the official binary layout; pixels [image, channel, y, x] as bytes."""
+    """(labels, pixels) of all training images in the official binary layout; pixels [image, channel, y, x] as
+    bytes."""
     labels, pixels = bytearray(), bytearray()
     for i in range(1, 6):
         with open(os.path.join(folder, "cifar-10-batches-bin", f"data_batch_{i}.bin"), "rb") as f:
             data = f.read()
         labels += data[::3073]
         for begin in range(1, len(data), 3073):
-            pixels += data[begin:begin + 3072]
+            pixels += data[begin : begin + 3072]
     return labels, pixels
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a figure depends on besides the programs: GPUs, driver, libraries, and clocks and power while it was taken."""
+"""What a figure depends on besides the programs: GPUs, driver, libraries, and clocks and power while it was
+taken."""
+
 import os
 import shutil
 import statistics
@@ -26,7 +28,9 @@ def first_gpu():
 
 
 def query(fields):
-    return first_line(["nvidia-smi", "-i", first_gpu(), f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+    return first_line(
+        ["nvidia-smi", "-i", first_gpu(), f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    )
 
 
 def num_gpus():
@@ -35,17 +39,31 @@ def num_gpus():
 
 def describe():
     """Of this host and this checkout, as strings and numbers for the results file."""
-    about = dict(torch=torch.__version__, cuda=torch.version.cuda or "", cpus=os.cpu_count(),
-                 commit=first_line(["git", "describe", "--always", "--dirty", "--abbrev=12"]), gpus=torch.cuda.device_count())
+    about = dict(
+        torch=torch.__version__,
+        cuda=torch.version.cuda or "",
+        cpus=os.cpu_count(),
+        commit=first_line(["git", "describe", "--always", "--dirty", "--abbrev=12"]),
+        gpus=torch.cuda.device_count(),
+    )
     if torch.cuda.is_available():
-        driver, power_limit, clock = (query("driver_version,power.limit,clocks.max.sm").split(", ") + ["", "", ""])[:3]
-        about.update(gpu=torch.cuda.get_device_name(0), driver=driver, power_limit_w=power_limit, max_sm_mhz=clock,
-                     cudnn=torch.backends.cudnn.version(), nccl=".".join(map(str, torch.cuda.nccl.version())))
+        driver, power_limit, clock = (
+            query("driver_version,power.limit,clocks.max.sm").split(", ") + ["", "", ""]
+        )[:3]
+        about.update(
+            gpu=torch.cuda.get_device_name(0),
+            driver=driver,
+            power_limit_w=power_limit,
+            max_sm_mhz=clock,
+            cudnn=torch.backends.cudnn.version(),
+            nccl=".".join(map(str, torch.cuda.nccl.version())),
+        )
     return about
 
 
 class Sampler:
-    """Clock and power of the first GPU some five times a second while the `with` block runs; nothing without nvidia-smi."""
+    """Clock and power of the first GPU some five times a second while the `with` block runs; nothing without
+    nvidia-smi."""
 
     FIELDS = "clocks.sm,power.draw.instant,temperature.gpu"
 
@@ -53,8 +71,19 @@ class Sampler:
         self.samples, self.process = [], None
         if torch.cuda.is_available() and shutil.which("nvidia-smi"):
             self.process = subprocess.Popen(
-                ["nvidia-smi", "-i", first_gpu(), f"--query-gpu={self.FIELDS}", "--format=csv,noheader,nounits", "-lms", "200"],
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                [
+                    "nvidia-smi",
+                    "-i",
+                    first_gpu(),
+                    f"--query-gpu={self.FIELDS}",
+                    "--format=csv,noheader,nounits",
+                    "-lms",
+                    "200",
+                ],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
             threading.Thread(target=self.read, daemon=True).start()
         return self
 
@@ -72,7 +101,10 @@ class Sampler:
 
     def within(self, windows):
         """Medians of the samples in (begin, end) windows of the monotonic clock."""
-        inside = [s for s in self.samples if any(begin <= s[0] <= end for begin, end in windows)]
+        inside = []
+        for sample in self.samples:
+            if any(begin <= sample[0] <= end for begin, end in windows):
+                inside.append(sample)
         if not inside:
             return {}
         clock, power, temperature = (statistics.median(column) for column in list(zip(*inside))[1:])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training steps of two ranks on networks of several speeds (compare_networks): the sides, how many steps of each are
-measured, and the figures and tables that follow from the times."""
+"""Training steps of two ranks on networks of several speeds (compare_networks): the sides, how many steps of
+each are measured, and the figures and tables that follow from the times."""
+
 import contextlib
 import dataclasses
 import os
@@ -8,15 +9,21 @@ import os
 from rows import BF16_WIRE, ROWS
 
 WORLD = 2
-ONE_GPU = "one GPU"                # in place of a network's name
-SOCKETS = dict(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1", NCCL_NET="Socket",
-               NCCL_NVLS_ENABLE="0")
+ONE_GPU = "one GPU"  # in place of a network's name
+SOCKETS = dict(
+    NCCL_P2P_DISABLE="1",
+    NCCL_SHM_DISABLE="1",
+    NCCL_SOCKET_IFNAME="lo",
+    NCCL_IB_DISABLE="1",
+    NCCL_NET="Socket",
+    NCCL_NVLS_ENABLE="0",
+)
 HOOKS = {
     "none": (),
     "bf16_compress": ("comm_hook=bf16_compress",),
     **{f"powersgd{rank}": ("comm_hook=powersgd", f"powersgd_rank={rank}") for rank in (1, 2, 4)},
 }
-FULL_SPEED_GBIT_S = 20.0           # a guess for the number of steps
+FULL_SPEED_GBIT_S = 20.0  # a guess for the number of steps
 # With bucket_cap_mb=auto libddp measures all-reduces of up to 64 MiB, which takes 40 s at 1 Gbit/s.
 LEAST_GBIT_S_OF_AUTO = 5.0
 ALL_REDUCE_BYTES = 64 << 20
@@ -24,10 +31,10 @@ ALL_REDUCE_BYTES = 64 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    row: str                        # in rows.py
-    parameters: int                 # trained ones
-    peer_bytes: int                 # of a parameter's gradient in PyTorch
-    seconds: float                  # about what a step takes on one GPU
+    row: str  # in rows.py
+    parameters: int  # trained ones
+    peer_bytes: int  # of a parameter's gradient in PyTorch
+    seconds: float  # about what a step takes on one GPU
 
 
 MODELS = {
@@ -40,10 +47,10 @@ MODELS = {
 @dataclasses.dataclass(frozen=True)
 class Side:
     name: str
-    program: str                    # ours, peer
+    program: str  # ours, peer
     settings: tuple
-    alone: str                      # the side of one GPU that it is compared with
-    bytes: int                      # of a parameter on the wire; 0: it depends on the shapes
+    alone: str  # the side of one GPU that it is compared with
+    bytes: int  # of a parameter on the wire; 0: it depends on the shapes
 
 
 def sides(model, hooks, peers):
@@ -83,16 +90,25 @@ def wire_seconds(model, side, gbit_s):
 def for_network(side, gbit_s):
     """The side's settings at this speed."""
     is_slow = gbit_s and gbit_s < LEAST_GBIT_S_OF_AUTO
-    return ["bucket_cap_mb=25" if is_slow and setting == "bucket_cap_mb=auto" else setting for setting in side.settings]
+    return [
+        "bucket_cap_mb=25" if is_slow and setting == "bucket_cap_mb=auto" else setting
+        for setting in side.settings
+    ]
 
 
 def schedule(step_seconds, settings):
-    """(settings, rounds) of a side whose step takes about `step_seconds`. The warm-up includes rebuilt buckets, the
-    capture and the start of PowerSGD. Rank 0's weights are not sent: 15 GB of a 7B model take 2 minutes at 1 Gbit/s."""
+    """(settings, rounds) of a side whose step takes about `step_seconds`. The warm-up includes rebuilt
+    buckets, the capture and the start of PowerSGD. Rank 0's weights are not sent: 15 GB of a 7B model take 2
+    minutes at 1 Gbit/s."""
     least = 5 if "bucket_cap_mb=auto" in settings else 4
     warmup = min(15, max(least, int(2 / step_seconds)))
     steps = min(30, max(1, int(1.5 / step_seconds)))
-    return [f"warmup={warmup}", f"steps={steps}", "host_repeats=0", "init_sync=false"], 3 if step_seconds < 1 else 2
+    return [
+        f"warmup={warmup}",
+        f"steps={steps}",
+        "host_repeats=0",
+        "init_sync=false",
+    ], 3 if step_seconds < 1 else 2
 
 
 @contextlib.contextmanager
@@ -136,21 +152,39 @@ def cell(record, about):
 
 def table(records, name, accumulate, networks):
     """Of one model and accumulation: a row per network, a column per side; empty without a measured side."""
-    chosen = [side for side in sides(MODELS[name], HOOKS, True)
-              if any(key(network, name, accumulate, side.name) in records for network in networks)]
+
+    def is_measured(side):
+        return any(key(network, name, accumulate, side.name) in records for network in networks)
+
+    chosen = [side for side in sides(MODELS[name], HOOKS, True) if is_measured(side)]
     if not chosen:
         return []
     alone = {side.alone: records.get(key(ONE_GPU, name, accumulate, side.alone), {}) for side in chosen}
-    lines = [["network", *(side.name for side in chosen)], [ONE_GPU, *(cell(alone[side.alone], {}) for side in chosen)]]
+    lines = [
+        ["network", *(side.name for side in chosen)],
+        [ONE_GPU, *(cell(alone[side.alone], {}) for side in chosen)],
+    ]
     for network in networks:
         all_reduce = records.get(key(network, "all_reduce"), {}).get("bytes_per_ms", 0)
         speed = f" (all-reduce {all_reduce * 8e-6:.2f})" if all_reduce else ""
         found = [records.get(key(network, name, accumulate, side.name), {}) for side in chosen]
-        lines.append([label(network) + speed, *(cell(record, figures(record, alone[side.alone], all_reduce))
-                                                for side, record in zip(chosen, found))])
+        lines.append(
+            [
+                label(network) + speed,
+                *(
+                    cell(record, figures(record, alone[side.alone], all_reduce))
+                    for side, record in zip(chosen, found)
+                ),
+            ]
+        )
     lines.insert(1, ["---"] * len(lines[0]))
     micro_batches = f", {accumulate} micro-batches" if accumulate > 1 else ""
-    return [f"{ROWS[MODELS[name].row].title}{micro_batches}:", "", *("| " + " | ".join(line) + " |" for line in lines), ""]
+    return [
+        f"{ROWS[MODELS[name].row].title}{micro_batches}:",
+        "",
+        *("| " + " | ".join(line) + " |" for line in lines),
+        "",
+    ]
 
 
 def label(network):
@@ -160,9 +194,16 @@ def label(network):
 def markdown(records):
     """All tables of what was measured."""
     found = {tuple(name.split("/")) for name in records if name.count("/") == 3}
-    networks = sorted({parts[0] for parts in found} - {ONE_GPU}, key=lambda name: -float("inf" if name == "full" else name))
-    lines = ["Cells: ms of a step on two GPUs / exposed ms (overlap). Exposed: minus the step on one GPU. Overlap: 1 - exposed /",
-             f"time of the reductions alone, by the all-reduce of {ALL_REDUCE_BYTES >> 20} MiB in Gbit/s beside the network.", ""]
+    networks = sorted(
+        {parts[0] for parts in found} - {ONE_GPU}, key=lambda name: -float("inf" if name == "full" else name)
+    )
+    lines = [
+        "Cells: ms of a step on two GPUs / exposed ms (overlap). Exposed: minus the step on one GPU. "
+        "Overlap: 1 - exposed /",
+        f"time of the reductions alone, by the all-reduce of {ALL_REDUCE_BYTES >> 20} MiB in Gbit/s beside "
+        "the network.",
+        "",
+    ]
     for name in MODELS:
         for accumulate in sorted({int(parts[2]) for parts in found if parts[1] == name}):
             lines += table(records, name, accumulate, networks)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the options of the comparisons share."""
+
 import sys
 
 

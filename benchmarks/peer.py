@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the PyTorch programs that libddp is compared with share: settings, launch, memory, a captured step, and
-taking turns round by round (interleaved.py)."""
+"""What the PyTorch programs that libddp is compared with share: settings, launch, memory, a captured step,
+and taking turns round by round (interleaved.py)."""
+
 import contextlib
 import os
 import statistics
@@ -12,10 +13,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-
 # What every program that takes turns has.
-PROTOCOL_DEFAULTS = dict(steps=20, warmup=15, lead_in=0, host_repeats=5, init_sync=True, rounds=5, device="auto", release_memory=False, gate="", name="pytorch",
-                         profile="", profile_steps=5)
+PROTOCOL_DEFAULTS = dict(
+    steps=20,
+    warmup=15,
+    lead_in=0,
+    host_repeats=5,
+    init_sync=True,
+    rounds=5,
+    device="auto",
+    release_memory=False,
+    gate="",
+    name="pytorch",
+    profile="",
+    profile_steps=5,
+)
 
 
 def parse(arguments, defaults):
@@ -57,19 +69,23 @@ HOOKS = ("none", "bf16_compress", "powersgd")
 
 
 def wrap(o, model, device, **options):
-    """`model` in DistributedDataParallel with the hook that `comm_hook` names; without a process group, or with wrap=false,
-    the model itself. PowerSGD begins in the third step, the earliest that PyTorch accepts."""
+    """`model` in DistributedDataParallel with the hook that `comm_hook` names; without a process group, or
+    with wrap=false, the model itself. PowerSGD begins in the third step, the earliest that PyTorch
+    accepts."""
     if not (o.wrap and dist.is_initialized()):
         return model
     if o.comm_hook not in HOOKS:
         sys.exit(f"comm_hook={o.comm_hook}, there are {', '.join(HOOKS)}")
     ids = [device.index] if device.type == "cuda" else None
-    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb,
-                                                      init_sync=o.init_sync, **options)
+    model = torch.nn.parallel.DistributedDataParallel(
+        model, device_ids=ids, bucket_cap_mb=o.bucket_cap_mb, init_sync=o.init_sync, **options
+    )
     if o.comm_hook == "bf16_compress":
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
     elif o.comm_hook == "powersgd":
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=o.powersgd_rank, start_powerSGD_iter=2)
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=o.powersgd_rank, start_powerSGD_iter=2
+        )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return model
 
@@ -114,7 +130,8 @@ class Gate:
             dist.barrier()
 
     def answer(self, what, value):
-        """From rank 0 when all ranks are off their devices; written aside and renamed, so that it is read whole."""
+        """From rank 0 when all ranks are off their devices; written aside and renamed, so that it is read
+        whole."""
         if self.prefix and dist.is_initialized():
             dist.barrier()
         if not self.prefix or not is_main():
@@ -132,9 +149,9 @@ def release(o, device):
 
 
 class CapturedStep:
-    """`step` captured whole (forward, backward, reductions, optimizer) in one CUDA graph after `eager_steps` eager
-    ones (DDP wants 11), then replayed; all on the current stream, which must be a side stream where the model was
-    built too. `step` leaves its gradients undefined before it computes new ones."""
+    """`step` captured whole (forward, backward, reductions, optimizer) in one CUDA graph after `eager_steps`
+    eager ones (DDP wants 11), then replayed; all on the current stream, which must be a side stream where the
+    model was built too. `step` leaves its gradients undefined before it computes new ones."""
 
     def __init__(self, step, eager_steps=11):
         self.step, self.eager_steps, self.graph = step, eager_steps, None
@@ -146,14 +163,16 @@ class CapturedStep:
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                self.graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
+            ):
                 self.step()
         self.graph.replay()
 
 
 def host_work(device, step, is_graph=False, repeats=5):
-    """(wall ms, CPU us) in which the host issues one step into an empty queue, medians; a step that is one launch: behind
-    another one, as in a run."""
+    """(wall ms, CPU us) in which the host issues one step into an empty queue, medians; a step that is one
+    launch: behind another one, as in a run."""
     if repeats == 0:
         return 0.0, 0.0
     wall, cpu = [], []
@@ -171,7 +190,9 @@ def host_work(device, step, is_graph=False, repeats=5):
 
 def write_profile(path, device, step, steps):
     """A Chrome trace of `steps` steps' device work by rank 0: what step_profile.py reads."""
-    activities = [torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU]
+    activities = [
+        torch.profiler.ProfilerActivity.CUDA if device.type == "cuda" else torch.profiler.ProfilerActivity.CPU
+    ]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(steps):
             step()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A data set of a few photographs that are nobody's data set yet: as resnet_ddp and bench_resnet read one."""
+
 import hashlib
 import json
 import os
@@ -10,22 +11,26 @@ MANIFEST = "photographs.json"  # of a folder that prepare() made: what it holds
 
 
 def prepare(source, folder, least=4096):
-    """The path of a data set of the JPEG images of `source`, a tar file or a folder. A folder with train/ in it is one
-    already. Of others FOLDER becomes one: train/<name>/*.jpg, a class for each image, which is repeated by hard links
-    until there are at least `least`; val/ is the same images, each once. A FOLDER that holds just this is taken as it is,
-    one that holds anything else is refused."""
+    """The path of a data set of the JPEG images of `source`, a tar file or a folder. A folder with train/ in
+    it is one already. Of others FOLDER becomes one: train/<name>/*.jpg, a class for each image, which is
+    repeated by hard links until there are at least `least`; val/ is the same images, each once. A FOLDER that
+    holds just this is taken as it is, one that holds anything else is refused."""
     if os.path.isdir(os.path.join(source, "train")):
         return source
     images = {}
     for path, data in read(source):
         name = os.path.splitext(path)[0].replace("/", "_")
         if name in images:
-            raise ValueError(f"{source}: {path} and {images[name][0]} would be one class, {name}; rename one of them")
+            raise ValueError(
+                f"{source}: {path} and {images[name][0]} would be one class, {name}; rename one of them"
+            )
         images[name] = path, data
     if not images:
         raise ValueError(f"{source} holds no JPEG image; give a tar file or a folder of some")
     copies = -(-least // len(images))
-    manifest = dict(copies=copies, images={name: hashlib.sha256(data).hexdigest() for name, (_, data) in images.items()})
+    manifest = dict(
+        copies=copies, images={name: hashlib.sha256(data).hexdigest() for name, (_, data) in images.items()}
+    )
     if not is_prepared(folder, manifest):
         for name, (_, data) in images.items():
             write(folder, name, data, copies)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BERT with its masked-language head as plain PyTorch modules: what transformers' BertForMaskedLM computes, with
-SDPA, one product for q, k and v, and no work for masks and token types that the benchmark does not use."""
+"""BERT with its masked-language head as plain PyTorch modules: what transformers' BertForMaskedLM computes,
+with SDPA, one product for q, k and v, and no work for masks and token types that the benchmark does not
+use."""
+
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference encoder of cluster_check as plain PyTorch modules: the twin of models/encoder.cpp. Pre-norm layers
-without a mask, exact GELU, learned positions, a head of its own, the loss over all positions, no dropout.
+"""The reference encoder of cluster_check as plain PyTorch modules: the twin of models/encoder.cpp. Pre-norm
+layers without a mask, exact GELU, learned positions, a head of its own, the loss over all positions, no
+dropout.
 
-  torchrun --nproc-per-node=1 benchmarks/pytorch_lm.py model=encoder seq_len=512 batch_size=8 dtype=fp32 clip=0
+  torchrun --nproc-per-node=1 benchmarks/pytorch_lm.py \\
+    model=encoder seq_len=512 batch_size=8 dtype=fp32 clip=0
 """
+
 from torch import nn
 from torch.nn import functional as F
 

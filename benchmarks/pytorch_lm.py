@@ -10,12 +10,13 @@ usage:
 A qwen2 model is trained with LoRA: base and adapters in bf16 (dtype=fp32: both in fp32), no autocast.
 lora_dtype=fp32 keeps the adapters in fp32 under autocast. lora_rank=0 trains all of it. A gpt2 model has fp32
 parameters under autocast; `dropout` is of all three kinds. A bert model is trained likewise, as plain modules
-(pytorch_bert.py, without transformers), on the loss over all positions; so is cluster_check's reference encoder
-(model=encoder, pytorch_encoder.py). Bodies are randomly initialised on the
-device; one resident random batch is trained on. A step accumulates its gradient `accumulate` times. Settings are
-key=value (see DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over `steps` steps; tokens_s
-counts the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the warm-up.
+(pytorch_bert.py, without transformers), on the loss over all positions; so is cluster_check's reference
+encoder (model=encoder, pytorch_encoder.py). Bodies are randomly initialised on the device; one resident
+random batch is trained on. A step accumulates its gradient `accumulate` times. Settings are key=value (see
+DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over `steps` steps; tokens_s counts
+the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the warm-up.
 """
+
 import json
 import sys
 
@@ -29,21 +30,67 @@ import torch
 import torch.distributed as dist
 
 DEFAULTS = dict(
-    model="qwen2-7b", seq_len=4096, batch_size=2, dtype="bf16", vocab_size=0, num_layers=0, dropout=0.0,
-    lora_rank=64, lora_alpha=128.0, lora_dropout=0.05, lora_dtype="bf16", checkpoint_every=0, compile=False,
-    accumulate=1, wrap=True, bucket_cap_mb=25.0, comm_hook="none", powersgd_rank=1, clip=1.0, lr=1e-4, weight_decay=0.0, steps=10,
-    warmup=3, seed=0,
+    model="qwen2-7b",
+    seq_len=4096,
+    batch_size=2,
+    dtype="bf16",
+    vocab_size=0,
+    num_layers=0,
+    dropout=0.0,
+    lora_rank=64,
+    lora_alpha=128.0,
+    lora_dropout=0.05,
+    lora_dtype="bf16",
+    checkpoint_every=0,
+    compile=False,
+    accumulate=1,
+    wrap=True,
+    bucket_cap_mb=25.0,
+    comm_hook="none",
+    powersgd_rank=1,
+    clip=1.0,
+    lr=1e-4,
+    weight_decay=0.0,
+    steps=10,
+    warmup=3,
+    seed=0,
 )
 # Qwen2's published sizes, and small ones for trying the programs; benchmarks/bench_lm.cpp has the same.
 QWEN2 = {
-    "qwen2-7b": dict(vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
-                     num_attention_heads=28, num_key_value_heads=4),
-    "qwen2-1.5b": dict(vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
-                       num_attention_heads=12, num_key_value_heads=2, tie_word_embeddings=True),
-    "qwen2-0.5b": dict(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
-                       num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True),
-    "qwen2-tiny": dict(vocab_size=512, hidden_size=64, intermediate_size=160, num_hidden_layers=2,
-                       num_attention_heads=4, num_key_value_heads=2),
+    "qwen2-7b": dict(
+        vocab_size=152064,
+        hidden_size=3584,
+        intermediate_size=18944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+    ),
+    "qwen2-1.5b": dict(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "qwen2-0.5b": dict(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    ),
+    "qwen2-tiny": dict(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    ),
 }
 GPT2 = {
     "gpt2": dict(vocab_size=50257, n_embd=768, n_layer=12, n_head=12),
@@ -60,16 +107,26 @@ def is_lora(o):
 
 def configuration(o):
     import transformers  # takes its time, and the models of plain modules are built without it
+
     if o.model in QWEN2:
         sizes = dict(QWEN2[o.model])
         sizes["num_hidden_layers"] = o.num_layers or sizes["num_hidden_layers"]
-        config = transformers.Qwen2Config(**sizes, max_position_embeddings=32768, rms_norm_eps=1e-6,
-                                          rope_parameters=dict(rope_type="default", rope_theta=1e6))
+        config = transformers.Qwen2Config(
+            **sizes,
+            max_position_embeddings=32768,
+            rms_norm_eps=1e-6,
+            rope_parameters=dict(rope_type="default", rope_theta=1e6),
+        )
     elif o.model in GPT2:
         sizes = dict(GPT2[o.model])
         sizes["n_layer"] = o.num_layers or sizes["n_layer"]
-        config = transformers.GPT2Config(**sizes, n_positions=max(1024, o.seq_len), resid_pdrop=o.dropout,
-                                         embd_pdrop=o.dropout, attn_pdrop=o.dropout)
+        config = transformers.GPT2Config(
+            **sizes,
+            n_positions=max(1024, o.seq_len),
+            resid_pdrop=o.dropout,
+            embd_pdrop=o.dropout,
+            attn_pdrop=o.dropout,
+        )
     else:
         sys.exit(f"unknown model {o.model}; there are {', '.join([*QWEN2, *GPT2, *PLAIN])}")
     config.vocab_size = o.vocab_size or config.vocab_size
@@ -79,8 +136,14 @@ def configuration(o):
 
 def add_lora(o, model):
     import peft
-    config = peft.LoraConfig(r=o.lora_rank, lora_alpha=o.lora_alpha, lora_dropout=o.lora_dropout,
-                             target_modules=LORA_TARGETS, task_type="CAUSAL_LM")
+
+    config = peft.LoraConfig(
+        r=o.lora_rank,
+        lora_alpha=o.lora_alpha,
+        lora_dropout=o.lora_dropout,
+        target_modules=LORA_TARGETS,
+        task_type="CAUSAL_LM",
+    )
     return peft.get_peft_model(model, config, autocast_adapter_dtype=o.lora_dtype == "fp32")
 
 
@@ -106,7 +169,10 @@ def build_plain(o):
 
 def build_causal(o, kind):
     import transformers
-    return transformers.AutoModelForCausalLM.from_config(configuration(o), attn_implementation="sdpa", dtype=kind)
+
+    return transformers.AutoModelForCausalLM.from_config(
+        configuration(o), attn_implementation="sdpa", dtype=kind
+    )
 
 
 def build(o, device):
@@ -166,12 +232,28 @@ def main():
     ms, rounds, peak = peer.measure_rounds(o, gate, device, trainer.step)
     if peer.is_main():
         tokens = o.batch_size * o.seq_len * o.accumulate * world
-        print(json.dumps(dict(
-            impl="pytorch-compile" if o.compile else "pytorch", model=o.model, world=world, seq_len=o.seq_len,
-            batch_size=o.batch_size, dtype=o.dtype, trained=sum(p.numel() for p in trainer.trained),
-            first_loss=trainer.first_loss.item(), last_loss=trainer.loss.item(), ms=round(ms, 4),
-            tokens_s=round(tokens / ms * 1000, 1), rounds_ms=rounds, peak_mib=round(peak),
-            host_ms=round(o.host_ms, 4), host_us=round(o.host_us, 1))), flush=True)
+        print(
+            json.dumps(
+                dict(
+                    impl="pytorch-compile" if o.compile else "pytorch",
+                    model=o.model,
+                    world=world,
+                    seq_len=o.seq_len,
+                    batch_size=o.batch_size,
+                    dtype=o.dtype,
+                    trained=sum(p.numel() for p in trainer.trained),
+                    first_loss=trainer.first_loss.item(),
+                    last_loss=trainer.loss.item(),
+                    ms=round(ms, 4),
+                    tokens_s=round(tokens / ms * 1000, 1),
+                    rounds_ms=rounds,
+                    peak_mib=round(peak),
+                    host_ms=round(o.host_ms, 4),
+                    host_us=round(o.host_us, 1),
+                )
+            ),
+            flush=True,
+        )
     peer.close()
 
 

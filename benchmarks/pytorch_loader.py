@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """PyTorch's side of the row jpeg_loader: photographs as batches on the GPU, through DataLoader and PIL.
 
-usage: python3 benchmarks/pytorch_loader.py data=FOLDER batch_size=256 num_workers=16     # FOLDER/train/<class>/*.jpg
+usage: python3 benchmarks/pytorch_loader.py data=FOLDER batch_size=256 num_workers=16
+FOLDER holds train/<class>/*.jpg.
 
-Processes read, decode, crop at random (torchvision's RandomResizedCrop) and flip; bytes go to the GPU out of page-locked
-memory and are normalised and cast to bf16 NHWC there, which is faster than floats from the processes. Rank 0 prints one JSON
-line; ms is of a batch, the median of `rounds` rounds. A round has processes of its own, so that none computes while other
-programs measure; its first `num_workers` batches, in which they start, are not timed, and at its end they are busy still.
-Settings are key=value (DEFAULTS); with `gate` (a folder) each round waits for a file there: see interleaved.py.
+Processes read, decode, crop at random (torchvision's RandomResizedCrop) and flip; bytes go to the GPU out of
+page-locked memory and are normalised and cast to bf16 NHWC there, which is faster than floats from the
+processes. Rank 0 prints one JSON line; ms is of a batch, the median of `rounds` rounds. A round has processes
+of its own, so that none computes while other programs measure; its first `num_workers` batches, in which they
+start, are not timed, and at its end they are busy still. Settings are key=value (DEFAULTS); with `gate` (a
+folder) each round waits for a file there: see interleaved.py.
 """
+
 import json
 import os
 import statistics
@@ -38,22 +41,28 @@ class Endless(torch.utils.data.Sampler):
         while True:
             while len(left) < self.batch_size:
                 left += torch.randperm(self.num_images).tolist()
-            yield left[:self.batch_size]
-            left = left[self.batch_size:]
+            yield left[: self.batch_size]
+            left = left[self.batch_size :]
 
 
 def make_loader(o, device):
     of = torchvision.transforms
     crop = of.Compose([of.RandomResizedCrop(o.image_size), of.RandomHorizontalFlip(), of.PILToTensor()])
     images = torchvision.datasets.ImageFolder(os.path.join(o.data, "train"), crop)
-    return torch.utils.data.DataLoader(images, batch_sampler=Endless(len(images), o.batch_size), num_workers=o.num_workers,
-                                       pin_memory=device.type == "cuda")
+    return torch.utils.data.DataLoader(
+        images,
+        batch_sampler=Endless(len(images), o.batch_size),
+        num_workers=o.num_workers,
+        pin_memory=device.type == "cuda",
+    )
 
 
 class Normalize:
     def __init__(self, device):
         self.device = device
-        self.mean, self.std = (torch.tensor(values, device=device).view(1, 3, 1, 1) * 255 for values in (MEAN, STD))
+        self.mean, self.std = (
+            torch.tensor(values, device=device).view(1, 3, 1, 1) * 255 for values in (MEAN, STD)
+        )
 
     def __call__(self, batch):
         images, target = (tensor.to(self.device, non_blocking=True) for tensor in batch)
@@ -92,8 +101,19 @@ def main():
         gate.answer(f"done{index}", times[-1])
     if peer.is_main():
         ms = statistics.median(times)
-        print(json.dumps(dict(impl="pytorch-loader", world=world, batch_size=o.batch_size, num_workers=o.num_workers,
-                              ms=round(ms, 4), img_s=round(o.batch_size * world / ms * 1000, 1))), flush=True)
+        print(
+            json.dumps(
+                dict(
+                    impl="pytorch-loader",
+                    world=world,
+                    batch_size=o.batch_size,
+                    num_workers=o.num_workers,
+                    ms=round(ms, 4),
+                    img_s=round(o.batch_size * world / ms * 1000, 1),
+                )
+            ),
+            flush=True,
+        )
     peer.close()
 
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's side of bench_tensors: samples per second of DataLoader(TensorDataset), 784 floats each in batches of 256.
+"""PyTorch's side of bench_tensors: samples per second of DataLoader(TensorDataset), 784 floats each in
+batches of 256.
 
 usage: benchmarks/pytorch_tensors.py
 """
+
 import statistics
 import sys
 import time
@@ -12,8 +14,8 @@ if {"-h", "--help"} & set(sys.argv[1:]):
     print(__doc__.strip())
     sys.exit(0)
 
-import torch  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 SAMPLES, BATCH = 60000, 256
 

@@ -1,21 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The PyTorch side of the Vision Transformers: torchvision's model in plain modules with SDPA, DistributedDataParallel
-and a fused AdamW.
+"""The PyTorch side of the Vision Transformers: torchvision's model in plain modules with SDPA,
+DistributedDataParallel and a fused AdamW.
 
 usage:
   python3 benchmarks/pytorch_vit.py model=vit_b_16 batch_size=128 step=compile
   torchrun --nproc-per-node=2 benchmarks/pytorch_vit.py model=vit_s_16 batch_size=128
 
-Settings are key=value (see DEFAULTS, and peer.PROTOCOL_DEFAULTS). Rank 0 prints one JSON line. Steps are measured on
-one resident random batch; ms is the median of `rounds` means over `steps` steps. peak_mib is device-wide
-(cudaMemGetInfo), read after the warm-up. With `gate` (a folder) each round waits for a file there: see interleaved.py.
+Settings are key=value (see DEFAULTS, and peer.PROTOCOL_DEFAULTS). Rank 0 prints one JSON line. Steps are
+measured on one resident random batch; ms is the median of `rounds` means over `steps` steps. peak_mib is
+device-wide (cudaMemGetInfo), read after the warm-up. With `gate` (a folder) each round waits for a file
+there: see interleaved.py.
 
-step=eager; step=compile (torch.compile of the model; compile=true is the same); step=graph (the whole eager step,
-reductions and optimizer included, captured in one CUDA graph by hand and replayed); step=compile_graph (both).
-param_dtype=fp32 has bf16 autocast over float32 parameters. param_dtype=bf16 has bf16 parameters without masters, which
-is less than libddp's step does.
+step=eager; step=compile (torch.compile of the model; compile=true is the same); step=graph (the whole eager
+step, reductions and optimizer included, captured in one CUDA graph by hand and replayed); step=compile_graph
+(both). param_dtype=fp32 has bf16 autocast over float32 parameters. param_dtype=bf16 has bf16 parameters
+without masters, which is less than libddp's step does.
 """
+
 import json
 import os
 import sys
@@ -29,9 +31,23 @@ import torch.nn.functional as F
 from torch import nn
 
 DEFAULTS = dict(
-    model="vit_b_16", image_size=224, num_classes=1000, batch_size=128, dtype="bf16", param_dtype="fp32",
-    channels_last=True, step="eager", compile=False, wrap=True, bucket_cap_mb=25.0, comm_hook="none", powersgd_rank=1,
-    gradient_as_bucket_view=True, lr=1e-3, weight_decay=0.05, seed=0,
+    model="vit_b_16",
+    image_size=224,
+    num_classes=1000,
+    batch_size=128,
+    dtype="bf16",
+    param_dtype="fp32",
+    channels_last=True,
+    step="eager",
+    compile=False,
+    wrap=True,
+    bucket_cap_mb=25.0,
+    comm_hook="none",
+    powersgd_rank=1,
+    gradient_as_bucket_view=True,
+    lr=1e-3,
+    weight_decay=0.05,
+    seed=0,
 )
 STEPS = ("eager", "compile", "graph", "compile_graph")
 # hidden, layers, heads; as in models/vit.cpp
@@ -62,7 +78,9 @@ class Block(nn.Module):
         self.self_attention = Attention(dim, heads)
         self.ln_2 = nn.LayerNorm(dim, eps=1e-6)
         # torchvision's dropouts of probability 0 hold the places 2 and 4.
-        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Identity(), nn.Linear(4 * dim, dim), nn.Identity())
+        self.mlp = nn.Sequential(
+            nn.Linear(dim, 4 * dim), nn.GELU(), nn.Identity(), nn.Linear(4 * dim, dim), nn.Identity()
+        )
         for layer in (self.mlp[0], self.mlp[3]):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.normal_(layer.bias, std=1e-6)
@@ -128,8 +146,9 @@ def speed(o, gate, device, world):
     if captured:
         torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
     model = build(o, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=o.lr, weight_decay=o.weight_decay, fused=True,
-                                  capturable=captured)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=o.lr, weight_decay=o.weight_decay, fused=True, capturable=captured
+    )
     # As a loader gives them, which autocast need not cast again.
     images = torch.randn(o.batch_size, 3, o.image_size, o.image_size, device=device)
     images = images.to(torch.bfloat16 if "bf16" in (o.dtype, o.param_dtype) else torch.float32)
@@ -145,8 +164,13 @@ def speed(o, gate, device, world):
         optimizer.step()
 
     ms, _, peak = peer.measure_rounds(o, gate, device, peer.CapturedStep(step) if captured else step)
-    return dict(ms=round(ms, 4), img_s=round(o.batch_size * world / ms * 1000, 1), peak_mib=round(peak),
-                host_ms=round(o.host_ms, 4), host_us=round(o.host_us, 1))
+    return dict(
+        ms=round(ms, 4),
+        img_s=round(o.batch_size * world / ms * 1000, 1),
+        peak_mib=round(peak),
+        host_ms=round(o.host_ms, 4),
+        host_us=round(o.host_us, 1),
+    )
 
 
 def main():
@@ -158,13 +182,26 @@ def main():
     gate = peer.Gate(o)
     gate.wait("start")
     if o.step.endswith("graph"):
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # as PyTorch's notes on CUDA graphs ask of DDP
+        # As PyTorch's notes on CUDA graphs ask of DDP.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     device, world = peer.setup(o.device)
     torch.backends.cudnn.benchmark = True
     result = speed(o, gate, device, world)
     if peer.is_main():
-        print(json.dumps(dict(impl=f"pytorch-{o.step}", model=o.model, world=world, batch_size=o.batch_size,
-                              dtype=o.dtype, param_dtype=o.param_dtype, **result)), flush=True)
+        print(
+            json.dumps(
+                dict(
+                    impl=f"pytorch-{o.step}",
+                    model=o.model,
+                    world=world,
+                    batch_size=o.batch_size,
+                    dtype=o.dtype,
+                    param_dtype=o.param_dtype,
+                    **result,
+                )
+            ),
+            flush=True,
+        )
     peer.close()
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured rows: kept in one JSON file that later calls add to, and written as CSV and as the table of the docs."""
+"""Measured rows: kept in one JSON file that later calls add to, and written as CSV and as the table of the
+docs."""
+
 import csv
+import itertools
 import json
 import os
 
@@ -37,8 +40,8 @@ def key(name, gpus):
 
 
 def merge(records, name, gpus, record):
-    """A new record takes the place of an older one of the same row; a row that could not be run leaves an older
-    measured one as it is."""
+    """A new record takes the place of an older one of the same row; a row that could not be run leaves an
+    older measured one as it is."""
     if "sides" in record or "sides" not in records.get(key(name, gpus), {}):
         records[key(name, gpus)] = dict(record, row=name, gpus=gpus)
 
@@ -80,7 +83,9 @@ def goal_text(row, gpus, which):
 
 def same_machine(a, b):
     """Also where one call saw fewer of its GPUs than the other."""
-    return all(a["machine"].get(key) == b["machine"].get(key) for key in {*a["machine"], *b["machine"]} - {"gpus"})
+    return all(
+        a["machine"].get(key) == b["machine"].get(key) for key in {*a["machine"], *b["machine"]} - {"gpus"}
+    )
 
 
 def reached(row, gpus, record, records):
@@ -106,11 +111,21 @@ def gain(row, ours, theirs):
 
 
 def speed_table(records):
-    peers = [name for name in PEERS if any(name in r.get("sides", {}) for r in records.values())]
-    head = ["", "GPUs", "before", "libddp", *(PEER_TITLES[name] for name in peers), "libddp x best of these", "must", "aim",
-            "emulated / libddp"]
+    measured = set().union(*(record.get("sides", {}) for record in records.values()))
+    peers = [name for name in PEERS if name in measured]
+    head = [
+        "",
+        "GPUs",
+        "before",
+        "libddp",
+        *(PEER_TITLES[name] for name in peers),
+        "libddp x best of these",
+        "must",
+        "aim",
+        "emulated / libddp",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for name, row, gpus, record in in_order(records):
+    for _, row, gpus, record in in_order(records):
         title = f"{row.title}, {unit(row)}"
         if "sides" not in record:
             cells = [title, str(gpus), record["not_run"]]
@@ -118,10 +133,23 @@ def speed_table(records):
             continue
         ours, theirs = (best(row, gpus, record, names) for names in (ours_of(record), peers_of(record)))
         values = [row.value(record["sides"][side], gpus) for side in (ours, theirs) if side]
-        cells = [title, str(gpus), figure(row, gpus, record, "before"), reached(row, gpus, record, records) if ours else "failed"]
+        cells = [
+            title,
+            str(gpus),
+            figure(row, gpus, record, "before"),
+            reached(row, gpus, record, records) if ours else "failed",
+        ]
         cells += [figure(row, gpus, record, peer) for peer in peers]
-        cells += [gain(row, *values) if len(values) == 2 else "", goal_text(row, gpus, "must"), goal_text(row, gpus, "aim")]
-        cells.append(f"{record['emulated_ms'] / record['sides'][ours]['ms']:.3f}" if ours and "emulated_ms" in record else "")
+        cells += [
+            gain(row, *values) if len(values) == 2 else "",
+            goal_text(row, gpus, "must"),
+            goal_text(row, gpus, "aim"),
+        ]
+        cells.append(
+            f"{record['emulated_ms'] / record['sides'][ours]['ms']:.3f}"
+            if ours and "emulated_ms" in record
+            else ""
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -132,10 +160,17 @@ def also_asked(records):
         ours = best(row, gpus, record, ours_of(record)) if "sides" in record else None
         side = record["sides"][ours] if ours else {}
         if "emulated_ms" in record and "ms" in side:
-            yield f"{row.title}: emulated step / ours", gpus, f"{record['emulated_ms'] / side['ms']:.3f}", ">= 0.92", ">= 0.98"
+            yield (
+                f"{row.title}: emulated step / ours",
+                gpus,
+                f"{record['emulated_ms'] / side['ms']:.3f}",
+                ">= 0.92",
+                ">= 0.98",
+            )
         eager = record.get("sides", {}).get("eager", {})
         if name == "resnet50" and gpus == 1 and side.get("peak_mib") and eager.get("peak_mib"):
-            ratio = f"{side['peak_mib'] / eager['peak_mib']:.3f} ({side['peak_mib']:,} / {eager['peak_mib']:,} MiB)"
+            mib, eager_mib = side["peak_mib"], eager["peak_mib"]
+            ratio = f"{mib / eager_mib:.3f} ({mib:,} / {eager_mib:,} MiB)"
             yield f"{row.title}: peak memory / PyTorch eager's", gpus, ratio, "<= 1", "<= 0.85"
         if name == "resnet50" and gpus > 1 and "exposed_comm_ms" in side:
             share = f"{side['exposed_comm_ms'] / side['ms']:.2%} ({side['exposed_comm_ms']:.3f} ms)"
@@ -145,27 +180,56 @@ def also_asked(records):
             yield "all-reduce below 4 MiB: largest excess over NCCL's time", gpus, extra, "<= 2 us", ""
         if "step=graph" in side.get("settings", "") and "host_us" in side:
             waits = f", {side['profile']['waits']:g} waits for the device" if "profile" in side else ""
-            yield f"{row.title}: host CPU time per replayed step", gpus, f"{side['host_us']:.0f} us{waits}", "<= 50 us, 0 waits", ""
+            yield (
+                f"{row.title}: host CPU time per replayed step",
+                gpus,
+                f"{side['host_us']:.0f} us{waits}",
+                "<= 50 us, 0 waits",
+                "",
+            )
 
 
 def asked_table(records):
     lines = ["| " + " | ".join(map(str, line)) + " |" for line in also_asked(records)]
-    return ["", "| further goals | GPUs | reached | must | aim |", "|---|---|---|---|---|", *lines, ""] if lines else [""]
+    return (
+        ["", "| further goals | GPUs | reached | must | aim |", "|---|---|---|---|---|", *lines, ""]
+        if lines
+        else [""]
+    )
 
 
 def side_columns(side):
     """Of a side that has a step's time."""
     profile = side.get("profile", {})
     host = f"{side['host_us']:,.0f}" if "host_us" in side else ""
-    return [f"{side['ms']:.3f}", host, str(profile.get("kernels", "")),
-            f"{profile['busy_us'] / 1000:.3f}" if profile else "", f"{side['peak_mib']:,}", str(side.get("sm_mhz", "")),
-            str(side.get("power_w", "")), side["settings"]]
+    return [
+        f"{side['ms']:.3f}",
+        host,
+        str(profile.get("kernels", "")),
+        f"{profile['busy_us'] / 1000:.3f}" if profile else "",
+        f"{side['peak_mib']:,}",
+        str(side.get("sm_mhz", "")),
+        str(side.get("power_w", "")),
+        side["settings"],
+    ]
 
 
 def side_table(records):
-    head = ["", "GPUs", "", "ms", "host us", "kernels", "device busy ms", "peak MiB", "SM MHz", "W", "settings"]
+    head = [
+        "",
+        "GPUs",
+        "",
+        "ms",
+        "host us",
+        "kernels",
+        "device busy ms",
+        "peak MiB",
+        "SM MHz",
+        "W",
+        "settings",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
-    for name, row, gpus, record in in_order(records):
+    for _, row, gpus, record in in_order(records):
         for side_name, side in record.get("sides", {}).items():
             if "ms" in side:
                 title = PEER_TITLES.get(side_name, side_name)
@@ -183,45 +247,95 @@ def in_rounds(record):
 
 def remark_lines(records):
     """A table of the sides' remarks and errors; empty without any."""
-    lines = [f"| {row.title} | {gpus} | {PEER_TITLES.get(side_name, side_name)} | {side.get('remark') or side['error']} |"
-             for name, row, gpus, record in in_order(records) for side_name, side in record.get("sides", {}).items()
-             if "remark" in side or "error" in side]
+    lines = []
+    for _, row, gpus, record in in_order(records):
+        for side_name, side in record.get("sides", {}).items():
+            if "remark" in side or "error" in side:
+                said = side.get("remark") or side["error"]
+                lines.append(f"| {row.title} | {gpus} | {PEER_TITLES.get(side_name, side_name)} | {said} |")
     return ["| remarks | GPUs | side |  |", "|---|---|---|---|", *lines, ""] if lines else []
 
 
 def profile_tables(records):
     lines = []
-    for name, row, gpus, record in in_order(records):
-        profiles = {PEER_TITLES.get(n, n): s["profile"] for n, s in record.get("sides", {}).items() if "profile" in s}
+    for _, row, gpus, record in in_order(records):
+        profiles = {
+            PEER_TITLES.get(n, n): s["profile"] for n, s in record.get("sides", {}).items() if "profile" in s
+        }
         if profiles:
-            lines += ["", f"{row.title}, {on_gpus(gpus)}:", "", step_profile.table(profiles, row.least_us(gpus))]
+            lines += [
+                "",
+                f"{row.title}, {on_gpus(gpus)}:",
+                "",
+                step_profile.table(profiles, row.least_us(gpus)),
+            ]
     return lines
 
 
 def machine_lines(records):
     """A table of the machine, the commit and the time of each row."""
     calls = {}
-    for name, row, gpus, record in in_order(records):
+    for name, _, gpus, record in in_order(records):
         if "sides" in record:
             m = record["machine"]
-            about = " | ".join(map(str, (
-                m.get("gpu", "CPU"), m.get("driver", "-"), m.get("max_sm_mhz", "-"), m.get("power_limit_w", "-"), m["torch"],
-                m["cuda"], m.get("cudnn", "-"), m.get("nccl", "-"), m["commit"], in_rounds(record), record["when"])))
+            about = " | ".join(
+                map(
+                    str,
+                    (
+                        m.get("gpu", "CPU"),
+                        m.get("driver", "-"),
+                        m.get("max_sm_mhz", "-"),
+                        m.get("power_limit_w", "-"),
+                        m["torch"],
+                        m["cuda"],
+                        m.get("cudnn", "-"),
+                        m.get("nccl", "-"),
+                        m["commit"],
+                        in_rounds(record),
+                        record["when"],
+                    ),
+                )
+            )
             calls.setdefault(about, []).append(f"{name} on {gpus}")
-    head = ["measured", "device", "driver", "max MHz", "max W", "PyTorch", "CUDA", "cuDNN", "NCCL", "commit", "rounds", "when"]
+    head = [
+        "measured",
+        "device",
+        "driver",
+        "max MHz",
+        "max W",
+        "PyTorch",
+        "CUDA",
+        "cuDNN",
+        "NCCL",
+        "commit",
+        "rounds",
+        "when",
+    ]
     lines = [f"| {', '.join(rows)} | {about} |" for about, rows in calls.items()]
     return ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *lines] if lines else []
 
 
 def markdown(records):
-    parts = [speed_table(records), asked_table(records), remark_lines(records), machine_lines(records), ["", "Every side of each row, with the cost of a step:", ""],
-             side_table(records)]
+    parts = [
+        speed_table(records),
+        asked_table(records),
+        remark_lines(records),
+        machine_lines(records),
+        ["", "Every side of each row, with the cost of a step:", ""],
+        side_table(records),
+    ]
     profiles = profile_tables(records)
     if profiles:
-        parts += [["", "GPU time of a step by class of kernel (`benchmarks/step_profile.py`). Profiling makes a step a few percent longer.",
-                   "A GEMM is a convolution or a linear layer. `benchmarks/roofline.py` computes the roofline."],
-                  profiles]
-    return "\n".join(line for part in parts for line in part)
+        parts += [
+            [
+                "",
+                "GPU time of a step by class of kernel (`benchmarks/step_profile.py`). Profiling makes a "
+                "step a few percent longer.",
+                "A GEMM is a convolution or a linear layer. `benchmarks/roofline.py` computes the roofline.",
+            ],
+            profiles,
+        ]
+    return "\n".join(itertools.chain.from_iterable(parts))
 
 
 def write_table(path, records):
@@ -237,8 +351,34 @@ def write_table(path, records):
     os.replace(path + ".part", path)
 
 
-CSV_FIELDS = ["row", "gpus", "side", "ms", "value", "unit", "must", "aim", "peak_mib", "host_us", "host_ms", "exposed_comm_ms", "kernels", "busy_us",
-              "sm_mhz", "power_w", "celsius", "emulated_ms", "rounds", "when", "gpu", "commit", "settings", "remark", "error", "not_run"]
+CSV_FIELDS = [
+    "row",
+    "gpus",
+    "side",
+    "ms",
+    "value",
+    "unit",
+    "must",
+    "aim",
+    "peak_mib",
+    "host_us",
+    "host_ms",
+    "exposed_comm_ms",
+    "kernels",
+    "busy_us",
+    "sm_mhz",
+    "power_w",
+    "celsius",
+    "emulated_ms",
+    "rounds",
+    "when",
+    "gpu",
+    "commit",
+    "settings",
+    "remark",
+    "error",
+    "not_run",
+]
 
 
 def write_csv(path, records):
@@ -246,9 +386,18 @@ def write_csv(path, records):
         writer = csv.DictWriter(f, CSV_FIELDS, extrasaction="ignore")
         writer.writeheader()
         for name, row, gpus, record in in_order(records):
-            common = dict(row=name, gpus=gpus, unit=row.unit, must=goal_text(row, gpus, "must"), aim=goal_text(row, gpus, "aim"),
-                          **{k: record.get(k, "") for k in ("emulated_ms", "rounds", "when", "not_run")})
-            common.update(gpu=record.get("machine", {}).get("gpu", ""), commit=record.get("machine", {}).get("commit", ""))
+            common = dict(
+                row=name,
+                gpus=gpus,
+                unit=row.unit,
+                must=goal_text(row, gpus, "must"),
+                aim=goal_text(row, gpus, "aim"),
+                **{k: record.get(k, "") for k in ("emulated_ms", "rounds", "when", "not_run")},
+            )
+            common.update(
+                gpu=record.get("machine", {}).get("gpu", ""),
+                commit=record.get("machine", {}).get("commit", ""),
+            )
             for side_name, side in record.get("sides", {"": {}}).items():
                 value = row.value(side, gpus)
                 value = {} if value is None else {"value": round(value, 4)}

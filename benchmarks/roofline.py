@@ -1,26 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The least time of a training step on one GPU, by class of kernel as step_profile.py has them: for each convolution,
-matrix product and attention the longer of its arithmetic at COMPUTE and its bytes at BANDWIDTH, for everything else its
-bytes.
+"""The least time of a training step on one GPU, by class of kernel as step_profile.py has them: for each
+convolution, matrix product and attention the longer of its arithmetic at COMPUTE and its bytes at BANDWIDTH,
+for everything else its bytes.
 
-What is counted, in 16-bit activations and weights: a convolution reads two and writes one of {input, weights, output}; the
-first has no gradient of its input. BatchNorm reads its input for the statistics and once more with the result; backward reads
-input, incoming gradient and ReLU's mask of one bit twice and writes the input's gradient; where a block ends it also reads
-the shortcut, and adds up two incoming gradients. The first one's result is pooled before it is written. SGD with momentum
-reads gradient, master and momentum, writes master, momentum and the 16-bit weight: 20 bytes. Activations that stay in the
-cache (32 px images) can be faster than this.
+What is counted, in 16-bit activations and weights: a convolution reads two and writes one of {input, weights,
+output}; the first has no gradient of its input. BatchNorm reads its input for the statistics and once more
+with the result; backward reads input, incoming gradient and ReLU's mask of one bit twice and writes the
+input's gradient; where a block ends it also reads the shortcut, and adds up two incoming gradients. The first
+one's result is pooled before it is written. SGD with momentum reads gradient, master and momentum, writes
+master, momentum and the 16-bit weight: 20 bytes. Activations that stay in the cache (32 px images) can be
+faster than this.
 
-Transformers: a product is counted like a convolution. Attention has 4 FLOP per channel and pair of tokens in the
-forward and 10 in the backward; a causal mask leaves half of the pairs. A norm reads its input and the residual, and
-writes their sum and the result. Its backward reads two gradients and the sum, and writes one gradient. An activation
-reads its input and writes its result; its backward reads input and gradient, and writes one gradient. The loss reads
-the logits and writes their gradient. AdamW reads gradient, master and two moments, and writes master, moments and the
-16-bit weight: 28 bytes. The norm for clipping reads the gradient again. Dropout, embeddings and sums of biases are
-not counted."""
+Transformers: a product is counted like a convolution. Attention has 4 FLOP per channel and pair of tokens in
+the forward and 10 in the backward; a causal mask leaves half of the pairs. A norm reads its input and the
+residual, and writes their sum and the result. Its backward reads two gradients and the sum, and writes one
+gradient. An activation reads its input and writes its result; its backward reads input and gradient, and
+writes one gradient. The loss reads the logits and writes their gradient. AdamW reads gradient, master and two
+moments, and writes master, moments and the 16-bit weight: 28 bytes. The norm for clipping reads the gradient
+again. Dropout, embeddings and sums of biases are not counted."""
 
-COMPUTE = 790e12    # FLOP/s of bf16 products on an H200, as measured on large ones
+COMPUTE = 790e12  # FLOP/s of bf16 products on an H200, as measured on large ones
 BANDWIDTH = 4.3e12  # bytes/s
-DEPTHS = dict(resnet18=(2, 2, 2, 2), resnet34=(3, 4, 6, 3), resnet50=(3, 4, 6, 3), resnet101=(3, 4, 23, 3), resnet152=(3, 8, 36, 3))
+DEPTHS = dict(
+    resnet18=(2, 2, 2, 2),
+    resnet34=(3, 4, 6, 3),
+    resnet50=(3, 4, 6, 3),
+    resnet101=(3, 4, 23, 3),
+    resnet152=(3, 8, 36, 3),
+)
 
 
 class Step:
@@ -55,7 +62,8 @@ class Step:
 # Bytes an element: statistics + result + backward's reduction + backward's result.
 INNER = 2 + 4.125 + 4.125 + 6.125
 BLOCK_END = 2 + 6.125 + 8.125 + 6
-SHORTCUT = 2 + 0 + 2 + 4  # its result is part of BLOCK_END's, which reads it as the shortcut; backward reads the sum
+# Its result is part of BLOCK_END's, which reads it as the shortcut; backward reads the sum.
+SHORTCUT = 2 + 0 + 2 + 4
 
 
 def resnet(model, image_size, stem, batch, num_classes):
@@ -69,7 +77,8 @@ def resnet(model, image_size, stem, batch, num_classes):
         size = step.convolution(batch, 3, image_size, 64, 7, 2, input_wants_gradient=False)
         pooled = (size - 1) // 2 + 1
         step.norm(batch, 64, size, 2 + 2 + 2 + 4)  # read, read, read, read and written
-        step.pass_over("pool", batch * 64 * pooled * pooled * (3 + 2 * 5))  # result with 1-byte index; both gradients, twice
+        # Result with 1-byte index; both gradients, twice.
+        step.pass_over("pool", batch * 64 * pooled * pooled * (3 + 2 * 5))
         size = pooled
     channels = 64
     for stage, depth in enumerate(DEPTHS[model]):
@@ -89,13 +98,22 @@ def resnet(model, image_size, stem, batch, num_classes):
                 step.norm(batch, channels, size, SHORTCUT)
     step.parameters += channels * num_classes + num_classes
     step.pass_over("optimizer", 20 * step.parameters)
-    step.pass_over("pool", batch * size * size * channels * 4)  # the average over all pixels, read and its gradient written
+    # The average over all pixels, read and its gradient written.
+    step.pass_over("pool", batch * size * size * channels * 4)
     return step
 
 
 class Transformer(Step):
     """Layers of `hidden` channels on `batch` rows of `seq` tokens."""
-    classes = ("attention", "layer norm, RMS norm", "conv and linear as GEMM", "activation", "loss", "optimizer")
+
+    classes = (
+        "attention",
+        "layer norm, RMS norm",
+        "conv and linear as GEMM",
+        "activation",
+        "loss",
+        "optimizer",
+    )
 
     def __init__(self, batch, seq, hidden):
         super().__init__()
@@ -104,8 +122,11 @@ class Transformer(Step):
     def product(self, rows, inputs, outputs, is_tied=False, input_wants_gradient=True):
         """With a bias; a tied weight was counted as an embedding."""
         for _ in range(3 if input_wants_gradient else 2):
-            self.compute("conv and linear as GEMM", 2 * rows * inputs * outputs,
-                         2 * (rows * inputs + inputs * outputs + rows * outputs))
+            self.compute(
+                "conv and linear as GEMM",
+                2 * rows * inputs * outputs,
+                2 * (rows * inputs + inputs * outputs + rows * outputs),
+            )
         self.parameters += outputs + (0 if is_tied else inputs * outputs)
 
     def layer_norm(self, rows):
@@ -161,7 +182,8 @@ def bert(batch, seq, vocab=30522):
 
 
 def vit_b_16(batch, classes=1000):
-    """At 224 px. The classifier reads the class token alone, so the last layer needs no other behind its attention."""
+    """At 224 px. The classifier reads the class token alone, so the last layer needs no other behind its
+    attention."""
     step = Transformer(batch, 197, 768)
     step.parameters = (1 + 197) * 768
     step.product(batch * 196, 768, 768, input_wants_gradient=False)

@@ -22,6 +22,7 @@ OUT_DIR  receives train.safetensors, eval.safetensors and vocabulary.safetensors
 Targets are the tokens of each assistant turn with the special token that ends it. Needs the packages
 tokenizers and jinja2. Errors name file and line; nothing is written then.
 """
+
 import argparse
 import bisect
 import json
@@ -30,13 +31,15 @@ import re
 import sys
 
 from prepare_script import Parser, PrepareError, UsageError, run_main
-from text_tokenizers import (END_OF_TEXT, TURN_BEGIN, TURN_END, load_tokenizer, train_tokenizer)
+from text_tokenizers import END_OF_TEXT, TURN_BEGIN, TURN_END, load_tokenizer, train_tokenizer
 from token_files import Documents, check_unicode, decode_utf8, read_json_lines, write_folder
 
 ROLES = ("system", "user", "assistant", "tool", "function")
-CHATML = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
-          "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
+    "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 GLAIVE_TURN = re.compile(r"(?:^|\n)\s*(USER|ASSISTANT|FUNCTION RESPONSE):")
 GLAIVE_ROLES = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
 BATCH = 512
@@ -52,11 +55,11 @@ def from_glaive(record, path, line):
         messages.append({"role": "system", "content": system})
     before, *parts = GLAIVE_TURN.split(chat)
     if before.strip():
-        raise PrepareError(f"'chat' does not begin with USER: or ASSISTANT: but with "
-                           f"{before.strip()[:40]!r}", path, line)
+        raise PrepareError(
+            f"'chat' does not begin with USER: or ASSISTANT: but with {before.strip()[:40]!r}", path, line
+        )
     for name, text in zip(parts[::2], parts[1::2]):
-        messages.append({"role": GLAIVE_ROLES[name],
-                         "content": text.replace(END_OF_TEXT, "").strip()})
+        messages.append({"role": GLAIVE_ROLES[name], "content": text.replace(END_OF_TEXT, "").strip()})
     return messages
 
 
@@ -65,11 +68,11 @@ def check_message(message, i, path, line):
         raise PrepareError(f"message {i} has no 'content' text", path, line)
     role = message.get("role")
     if role not in ROLES:
-        raise PrepareError(f"message {i} has the unknown role {role!r}; known are {', '.join(ROLES)}", path,
-                           line)
+        raise PrepareError(
+            f"message {i} has the unknown role {role!r}; known are {', '.join(ROLES)}", path, line
+        )
     if role == "system" and i > 0:
-        raise PrepareError(f"message {i} has the role 'system', which only the first may have", path,
-                           line)
+        raise PrepareError(f"message {i} has the role 'system', which only the first may have", path, line)
     if role == "assistant" and not message["content"].strip():
         raise PrepareError(f"message {i}, an assistant turn, is empty", path, line)
     check_unicode(message["content"], path, line)
@@ -126,16 +129,19 @@ class ChatTemplate:
             import jinja2.ext
             import jinja2.sandbox
         except ImportError:
-            raise UsageError("chat templates need the package jinja2: python3 -m pip install jinja2"
-                             ) from None
+            raise UsageError(
+                "chat templates need the package jinja2: python3 -m pip install jinja2"
+            ) from None
 
         def raise_exception(message):
             raise jinja2.exceptions.TemplateError(message)
 
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
+        )
         environment.filters["tojson"] = lambda value, indent=None: json.dumps(
-            value, ensure_ascii=False, indent=indent)
+            value, ensure_ascii=False, indent=indent
+        )
         environment.globals["raise_exception"] = raise_exception
         # No strftime_now: templates that know the date would give other files tomorrow.
         # Marks of what the assistant wrote, in templates that have them: found here without.
@@ -148,8 +154,13 @@ class ChatTemplate:
         self.tokens = tokens
 
     def render(self, messages, add_generation_prompt=False):
-        return self.template.render(messages=messages, tools=None, documents=None,
-                                    add_generation_prompt=add_generation_prompt, **self.tokens)
+        return self.template.render(
+            messages=messages,
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self.tokens,
+        )
 
     def answers(self, messages, special):
         """The whole text, and (begin, end) of each assistant turn in it, with the special token
@@ -170,19 +181,20 @@ class ChatTemplate:
             if found < 0:
                 raise ValueError(f"the chat template changes earlier turns, or message {i} itself")
             end = found + len(content)
-            spans.append((begin, end + self.end_mark(messages[:i + 1], content, begin, text[end:], special)))
+            spans.append((begin, end + self.end_mark(messages[: i + 1], content, begin, text[end:], special)))
         return text, spans
 
     def end_mark(self, turns, content, begin, rest, special):
-        """The length of what ends the last of `turns` up to its special token, where `rest` goes on so: a template
-        may end only the conversation's last turn with one, and the next one in `rest` is then another's."""
+        """The length of what ends the last of `turns` up to its special token, where `rest` goes on so: a
+        template may end only the conversation's last turn with one, and the next one in `rest` is then
+        another's."""
         mark = special.search(rest) if special else None
         if not mark:
             return 0
         alone = self.render(turns)
         found = alone.find(content, begin)
-        own = alone[found + len(content):] if found >= 0 else ""
-        return mark.end() if own.startswith(rest[:mark.end()]) else 0
+        own = alone[found + len(content) :] if found >= 0 else ""
+        return mark.end() if own.startswith(rest[: mark.end()]) else 0
 
 
 def load_template(folder, chosen):
@@ -196,13 +208,16 @@ def load_template(folder, chosen):
                     config = json.loads(decode_utf8(file.read(), path))
                 except json.JSONDecodeError as error:
                     raise PrepareError(f"not JSON: {error.msg}", path, error.lineno) from None
-    tokens = {key: value["content"] if isinstance(value, dict) else value
-              for key, value in config.items()
-              if key.endswith("_token") and isinstance(value, (str, dict))}
+    tokens = {
+        key: value["content"] if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key.endswith("_token") and isinstance(value, (str, dict))
+    }
     if chosen == "chatml":
         return CHATML, tokens
-    jinja = chosen or (os.path.join(folder, "chat_template.jinja")
-                       if folder and os.path.isdir(folder) else "")
+    jinja = chosen or (
+        os.path.join(folder, "chat_template.jinja") if folder and os.path.isdir(folder) else ""
+    )
     if chosen or os.path.exists(jinja):
         with open(jinja, "rb") as file:
             return decode_utf8(file.read(), jinja), tokens
@@ -210,27 +225,31 @@ def load_template(folder, chosen):
     if isinstance(template, list):
         template = {t["name"]: t["template"] for t in template}.get("default")
     if not template:
-        raise UsageError(f"{folder} has no chat template (chat_template.jinja, or chat_template in "
-                         "tokenizer_config.json): give one with --chat-template, or the word chatml")
+        raise UsageError(
+            f"{folder} has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json): give one with --chat-template, or the word chatml"
+        )
     return template, tokens
 
 
 def make_documents(conversations, path, tokenizer, template, skipped):
     """Documents of a split, and the ids that ended answers, with how often."""
     documents = Documents(len(tokenizer.vocabulary.entries), with_targets=True)
-    special = (re.compile("|".join(map(re.escape, tokenizer.special_tokens)))
-               if tokenizer.special_tokens else None)
+    special = (
+        re.compile("|".join(map(re.escape, tokenizer.special_tokens))) if tokenizer.special_tokens else None
+    )
     ends = {}
     for first in range(0, len(conversations), BATCH):
         rendered = []
-        for line, messages in conversations[first:first + BATCH]:
+        for line, messages in conversations[first : first + BATCH]:
             try:
                 rendered.append((line, *template.answers(messages, special)))
             except (ValueError, *template.failures) as error:
                 skipped(PrepareError(str(error), path, line))
-        encodings = tokenizer.tokenizer.encode_batch([text for _, text, _ in rendered],
-                                                     add_special_tokens=False)
-        for (line, _, spans), encoding in zip(rendered, encodings):
+        encodings = tokenizer.tokenizer.encode_batch(
+            [text for _, text, _ in rendered], add_special_tokens=False
+        )
+        for (_, _, spans), encoding in zip(rendered, encodings):
             ids, offsets = encoding.ids, encoding.offsets
             targets = bytearray(len(ids))
             begins = [begin for begin, _ in offsets]
@@ -244,31 +263,47 @@ def make_documents(conversations, path, tokenizer, template, skipped):
 
 
 def find_end_of_turn(ends, tokenizer):
-    marks = {i: n for i, n in ends.items()
-             if i is not None and tokenizer.vocabulary.entries[i][1]}
+    marks = {i: n for i, n in ends.items() if i is not None and tokenizer.vocabulary.entries[i][1]}
     if sum(marks.values()) < sum(ends.values()):
-        print("warning: the chat template ends assistant turns without a special token: a model "
-              "trained on them does not learn where to stop", file=sys.stderr)
+        print(
+            "warning: the chat template ends assistant turns without a special token: a model "
+            "trained on them does not learn where to stop",
+            file=sys.stderr,
+        )
     return max(marks, key=marks.get) if marks else None
 
 
 def trained_tokenizer(conversations, vocab_size, template):
     """A tokenizer, and the files that make it one for transformers too."""
-    texts = (text for _, messages in conversations for message in messages
-             for text in (message["role"] + "\n", message["content"]))
-    tokenizer = train_tokenizer(texts, vocab_size, [END_OF_TEXT, TURN_BEGIN, TURN_END], "chatml-bpe")
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": TURN_END,
-              "pad_token": END_OF_TEXT, "chat_template": template,
-              "clean_up_tokenization_spaces": False}
+
+    def texts():
+        for _, messages in conversations:
+            for message in messages:
+                yield message["role"] + "\n"
+                yield message["content"]
+
+    tokenizer = train_tokenizer(texts(), vocab_size, [END_OF_TEXT, TURN_BEGIN, TURN_END], "chatml-bpe")
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "chat_template": template,
+        "clean_up_tokenization_spaces": False,
+    }
     return tokenizer, {
         "tokenizer.json": (tokenizer.tokenizer.to_str(pretty=False) + "\n").encode(),
-        "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode()}
+        "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode(),
+    }
 
 
 def parse_arguments():
     summary, usage, details = __doc__.split("\n\n", 2)
-    parser = Parser(usage=usage[7:], description=summary, epilog=details,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        usage=usage[7:],
+        description=summary,
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("train", help=argparse.SUPPRESS)
     parser.add_argument("out", help=argparse.SUPPRESS)
     parser.add_argument("--eval", help=argparse.SUPPRESS)
@@ -294,11 +329,13 @@ def read_splits(args, skipped):
         held_out = read_conversations(args.eval, skipped, args.eval_limit)
     else:
         every = max(2, round(1 / args.eval_fraction))
-        held_out = train[every - 1::every]
+        held_out = train[every - 1 :: every]
         train = [c for i, c in enumerate(train) if i % every != every - 1]
-        held_out = held_out[:args.eval_limit] if args.eval_limit else held_out
-    for path, conversations, what in ((args.train, train, "training"),
-                                      (args.eval or args.train, held_out, "evaluation")):
+        held_out = held_out[: args.eval_limit] if args.eval_limit else held_out
+    for path, conversations, what in (
+        (args.train, train, "training"),
+        (args.eval or args.train, held_out, "evaluation"),
+    ):
         if not conversations:
             raise PrepareError(f"no conversation for the {what} set: nothing was written", path)
     return {"train": (args.train, train), "eval": (args.eval or args.train, held_out)}
@@ -311,8 +348,7 @@ def main():
     files = {}
     if args.tokenizer:
         tokenizer = load_tokenizer(args.tokenizer)
-        folder = (args.tokenizer if os.path.isdir(args.tokenizer)
-                  else os.path.dirname(args.tokenizer) or ".")
+        folder = args.tokenizer if os.path.isdir(args.tokenizer) else os.path.dirname(args.tokenizer) or "."
         source, tokens = load_template(folder, args.chat_template)
     else:
         source, tokens = load_template(None, args.chat_template or "chatml")

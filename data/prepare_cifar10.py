@@ -26,10 +26,12 @@ batches. The same input gives the same bytes. After an error nothing is written.
 
 Exit codes: 0 done, 64 a mistake in the call, 65 a source that cannot be used, 73 OUT_DIR cannot be written.
 """
+
 import argparse
 import errno
 import hashlib
 import io
+import itertools
 import lzma
 import os
 import pickle
@@ -53,7 +55,9 @@ def pillow():
     try:
         from PIL import Image
     except ImportError:
-        raise UsageError("this conversion needs Pillow: python3 -m pip install pillow (Debian: python3-pil)") from None
+        raise UsageError(
+            "this conversion needs Pillow: python3 -m pip install pillow (Debian: python3-pil)"
+        ) from None
     return Image
 
 
@@ -93,7 +97,9 @@ class Sample:
         if self.pixels is None:
             image = decode(self.encoded, self.name)
             if image.size != (32, 32):
-                raise PrepareError(f"{image.size[0]} x {image.size[1]} pixels, CIFAR-10 has 32 x 32", self.name)
+                raise PrepareError(
+                    f"{image.size[0]} x {image.size[1]} pixels, CIFAR-10 has 32 x 32", self.name
+                )
             rgb = image.tobytes()
             self.pixels = rgb[0::3] + rgb[1::3] + rgb[2::3]
         return self.pixels
@@ -105,7 +111,7 @@ class Sample:
             image = decode(self.encoded, self.name)
         else:
             r, g, b = self.pixels[:1024], self.pixels[1024:2048], self.pixels[2048:]
-            rgb = bytes(v for pixel in zip(r, g, b) for v in pixel)
+            rgb = bytes(itertools.chain.from_iterable(zip(r, g, b)))
             image = pillow().frombytes("RGB", (32, 32), rgb)
         out = io.BytesIO()
         image.save(out, "JPEG", quality=95, subsampling=0)
@@ -133,7 +139,10 @@ def python_samples(data, name):
         raise PrepareError(f"{len(labels)} labels, but {len(rows)} images", name)
     for label, row in zip(labels, rows):
         if label not in range(10) or len(row) != RECORD - 1:
-            raise PrepareError(f"label {label}, an image of {len(row)} bytes: labels are 0 to 9, images {RECORD - 1} bytes", name)
+            raise PrepareError(
+                f"label {label}, an image of {len(row)} bytes: labels are 0 to 9, images {RECORD - 1} bytes",
+                name,
+            )
         yield Sample(int(label), pixels=row)
 
 
@@ -166,14 +175,17 @@ def walk_archive(path, left_out):
                 elif not member.isdir():
                     left_out.append(member.name)
     except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise PrepareError(f"not a readable archive: {getattr(error, 'strerror', None) or error}", path) from None
+        raise PrepareError(
+            f"not a readable archive: {getattr(error, 'strerror', None) or error}", path
+        ) from None
 
 
 def walk_folder(path, left_out):
     """As walk_archive()."""
     for folder, folders, files in os.walk(path):
         folders.sort()
-        left_out += [full for full in (os.path.join(folder, name) for name in folders) if os.path.islink(full)]
+        paths = [os.path.join(folder, name) for name in folders]
+        left_out += [full for full in paths if os.path.islink(full)]
         for file in sorted(files):
             full = os.path.join(folder, file)
             name = os.path.relpath(full, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
@@ -201,7 +213,9 @@ def download(folder):
     with open(path, "rb") as f:
         md5 = hashlib.md5(f.read()).hexdigest()
     if md5 != MD5:
-        raise PrepareError(f"its MD5 is {md5}, the official archive's is {MD5}; fix: delete it and try again", path)
+        raise PrepareError(
+            f"its MD5 is {md5}, the official archive's is {MD5}; fix: delete it and try again", path
+        )
     return path
 
 
@@ -223,10 +237,15 @@ def read_source(path):
         images["unsplit"] = []  # something else beside the two folders
     else:
         splits = {"train": splits["train"], "test": splits["test"], "unsplit": {}}
-    classes = sorted({c for rows in images.values() for c, _, _ in rows}) or CLASSES
+    classes = set()
+    for rows in images.values():
+        classes.update(class_name for class_name, _, _ in rows)
+    classes = sorted(classes) or CLASSES
     result = {}
     for split in splits:
-        rows = [s for name in sorted(splits[split]) for s in splits[split][name]]
+        rows = []
+        for name in sorted(splits[split]):
+            rows += splits[split][name]
         if images[split]:
             # Sorted by class: mix them, the same way each time.
             named = sorted(images[split], key=lambda row: row[1])
@@ -264,14 +283,20 @@ def split_off_test(samples, limit):
 
 def write_bin(splits, classes, out):
     if classes != CLASSES and len(classes) > 10:
-        raise UsageError(f"the binary layout has 10 classes, but the source {len(classes)}; fix: use --format tar")
+        raise UsageError(
+            f"the binary layout has 10 classes, but the source {len(classes)}; fix: use --format tar"
+        )
     out = os.path.join(out, "cifar-10-batches-bin")
     train, test = splits["train"], splits["test"]
     part = -(-len(train) // 5)
     files = {f"data_batch_{i + 1}.bin": train[i * part : (i + 1) * part] for i in range(5)}
     files["test_batch.bin"] = test
-    contents = {name: [chunk for s in samples for chunk in (bytes([s.label]), s.to_pixels())]
-                for name, samples in files.items() if samples}
+    contents = {}
+    for name, samples in files.items():
+        if samples:
+            contents[name] = chunks = []
+            for sample in samples:
+                chunks += [bytes([sample.label]), sample.to_pixels()]
     contents["batches.meta.txt"] = [("\n".join(classes) + "\n").encode()]
     write_files(out, contents)
     return out
@@ -286,7 +311,9 @@ def tar_chunks(members):
         try:
             header = info.tobuf(tarfile.USTAR_FORMAT)
         except ValueError as error:
-            raise UsageError(f"{name}: not a valid name in a tar file ({error}); fix: use --labels cls") from None
+            raise UsageError(
+                f"{name}: not a valid name in a tar file ({error}); fix: use --labels cls"
+            ) from None
         for chunk in header, data, bytes(-len(data) % tarfile.BLOCKSIZE):
             size += len(chunk)
             yield chunk
@@ -316,10 +343,7 @@ def write_tar(splits, classes, out, shards, labels):
 def main():
     summary, usage, details = __doc__.split("\n\n", 2)
     parser = Parser(
-        usage=usage[7:],
-        description=summary,
-        epilog=details,
-        formatter_class=argparse.RawTextHelpFormatter,
+        usage=usage[7:], description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("paths", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--format", choices=("bin", "tar"), default="bin", help=argparse.SUPPRESS)
@@ -337,7 +361,9 @@ def main():
     unsplit = splits.pop("unsplit", [])
     if unsplit:
         if splits["train"] or splits["test"]:
-            raise PrepareError("contains batches of CIFAR-10 and class folders; fix: give one of them", source)
+            raise PrepareError(
+                "contains batches of CIFAR-10 and class folders; fix: give one of them", source
+            )
         splits = split_off_test(unsplit, args.test)
     splits = {split: balanced(rows, getattr(args, split)) for split, rows in splits.items()}
     if args.format == "bin":
@@ -347,8 +373,10 @@ def main():
     counts = {split: len(rows) for split, rows in splits.items()}
     print(f"{done}: {counts['train']} training and {counts['test']} test images, {len(classes)} classes")
     if left_out:
-        print(f"left out: {len(left_out)} files that are no images or batches, or lie in no class folder "
-              f"({', '.join(left_out[:3])}{', …' if len(left_out) > 3 else ''})")
+        print(
+            f"left out: {len(left_out)} files that are no images or batches, or lie in no class folder "
+            f"({', '.join(left_out[:3])}{', …' if len(left_out) > 3 else ''})"
+        )
 
 
 if __name__ == "__main__":

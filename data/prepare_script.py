@@ -2,14 +2,15 @@
 """What the prepare scripts have in common: errors with their exit codes, command lines, files that come into
 being all at once. Standard library only.
 """
+
 import argparse
 import os
 import secrets
 import sys
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tools"))
-from scaling.files import regular  # noqa: E402
-from scaling.terminal import guarded  # noqa: E402
+from scaling.files import regular
+from scaling.terminal import guarded
 
 EXIT_SETTINGS, EXIT_DATA, EXIT_CANNOT_WRITE = 64, 65, 73
 
@@ -41,8 +42,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_main(main):
-    """Ends the process as main() says: errors of the user's go to stderr, without a traceback. Nothing that is printed
-    controls the terminal."""
+    """Ends the process as main() says: errors of the user's go to stderr, without a traceback. Nothing that
+    is printed controls the terminal."""
     with guarded():
         try:
             main()

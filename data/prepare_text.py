@@ -23,14 +23,23 @@ A byte order mark at the start of a file is left out.
 Where there are several documents, or the tokenizer has an id for it, each document ends with the id of
 <|endoftext|>. bytes and chars need the standard library only.
 """
+
 import argparse
 import json
 import os
 import re
 
 from prepare_script import Parser, PrepareError, UsageError, run_main
-from text_tokenizers import (BERT_TOKENS, END_OF_TEXT, ByteTokenizer, CharacterTokenizer, TiktokenTokenizer,
-                             load_tokenizer, train_tokenizer, train_wordpiece)
+from text_tokenizers import (
+    BERT_TOKENS,
+    END_OF_TEXT,
+    ByteTokenizer,
+    CharacterTokenizer,
+    TiktokenTokenizer,
+    load_tokenizer,
+    train_tokenizer,
+    train_wordpiece,
+)
 from token_files import Documents, check_unicode, decode_utf8, open_text, read_json_lines, write_folder
 
 
@@ -67,8 +76,11 @@ def read_documents(paths, as_bytes, separator):
         cuts += len(parts) - 1
         documents += parts
     if separator and not cuts:
-        raise PrepareError(f"the separator {separator!r} occurs in no text file; fix: give a text that "
-                           "stands between the documents, or leave out --separator", paths[0])
+        raise PrepareError(
+            f"the separator {separator!r} occurs in no text file; fix: give a text that "
+            "stands between the documents, or leave out --separator",
+            paths[0],
+        )
     filled = [document for document in documents if document]
     if filled and len(filled) < len(documents):
         print(f"left out: {len(documents) - len(filled)} empty documents")
@@ -85,8 +97,10 @@ def split(documents, fraction):
 
 def tokenizer_files(tokenizer, config):
     config["clean_up_tokenization_spaces"] = False
-    return {"tokenizer.json": (tokenizer.tokenizer.to_str(pretty=False) + "\n").encode(),
-            "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode()}
+    return {
+        "tokenizer.json": (tokenizer.tokenizer.to_str(pretty=False) + "\n").encode(),
+        "tokenizer_config.json": (json.dumps(config, indent=1) + "\n").encode(),
+    }
 
 
 def make_tokenizer(args, documents):
@@ -97,28 +111,41 @@ def make_tokenizer(args, documents):
     if args.tokenizer == "chars":
         return CharacterTokenizer(documents, several), {}
     if args.tokenizer == "bpe":
-        tokenizer = train_tokenizer(split(documents, args.eval_fraction)["train"], args.vocab_size,
-                                    [END_OF_TEXT], "bpe")
-        return tokenizer, tokenizer_files(tokenizer, {
-            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT})
+        tokenizer = train_tokenizer(
+            split(documents, args.eval_fraction)["train"], args.vocab_size, [END_OF_TEXT], "bpe"
+        )
+        return tokenizer, tokenizer_files(
+            tokenizer, {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_OF_TEXT}
+        )
     if args.tokenizer == "wordpiece":
-        tokenizer = train_wordpiece(split(documents, args.eval_fraction)["train"], args.vocab_size,
-                                    "wordpiece")
-        return tokenizer, tokenizer_files(tokenizer, {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **{token[1:-1].lower() + "_token": token for token in BERT_TOKENS}})
+        tokenizer = train_wordpiece(
+            split(documents, args.eval_fraction)["train"], args.vocab_size, "wordpiece"
+        )
+        return tokenizer, tokenizer_files(
+            tokenizer,
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                **{token[1:-1].lower() + "_token": token for token in BERT_TOKENS},
+            },
+        )
     if args.tokenizer.startswith("tiktoken:"):
-        return TiktokenTokenizer(args.tokenizer[len("tiktoken:"):]), {}
+        return TiktokenTokenizer(args.tokenizer[len("tiktoken:") :]), {}
     if not os.path.exists(args.tokenizer):
-        raise UsageError(f"--tokenizer {args.tokenizer} is neither bytes, chars, bpe, wordpiece, "
-                         "tiktoken:NAME nor a path that exists")
+        raise UsageError(
+            f"--tokenizer {args.tokenizer} is neither bytes, chars, bpe, wordpiece, "
+            "tiktoken:NAME nor a path that exists"
+        )
     return load_tokenizer(args.tokenizer), {}
 
 
 def parse_arguments():
     summary, usage, details = __doc__.split("\n\n", 2)
-    parser = Parser(usage=usage[7:], description=summary, epilog=details,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        usage=usage[7:],
+        description=summary,
+        epilog=details,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("files", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("out", help=argparse.SUPPRESS)
     parser.add_argument("--tokenizer", default="bytes", help=argparse.SUPPRESS)
@@ -144,8 +171,7 @@ def main():
         splits[name] = Documents(len(vocabulary.entries))
         for text in texts:
             splits[name].add(tokenizer.encode(text), end=vocabulary.end_of_text)
-    write_folder(args.out, vocabulary, splits, os.path.splitext(os.path.basename(args.files[0]))[0],
-                 files)
+    write_folder(args.out, vocabulary, splits, os.path.splitext(os.path.basename(args.files[0]))[0], files)
 
 
 if __name__ == "__main__":

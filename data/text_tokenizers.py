@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizers of the prepare scripts: bytes and characters (standard library only), tokenizer.json files
-and small BPE and WordPiece ones trained here (package `tokenizers`), tiktoken's encodings (package `tiktoken`).
+and small BPE and WordPiece ones trained here (package `tokenizers`), tiktoken's encodings (package
+`tiktoken`).
 
 Each has `vocabulary` (token_files.Vocabulary) and `encode(text) -> ids`.
 """
+
 import json
 import os
 
@@ -37,8 +39,7 @@ class CharacterTokenizer:
         entries = [(c.encode("utf-8"), False) for c in characters]
         if with_end:
             entries.append((END_OF_TEXT.encode(), True))
-        self.vocabulary = Vocabulary("characters", entries,
-                                     end_of_text=len(characters) if with_end else None)
+        self.vocabulary = Vocabulary("characters", entries, end_of_text=len(characters) if with_end else None)
 
     def encode(self, text):
         return [self.ids[character] for character in text]
@@ -48,8 +49,9 @@ def tokenizers_package():
     try:
         import tokenizers
     except ImportError:
-        raise UsageError("this tokenizer needs the package tokenizers: python3 -m pip install "
-                         "tokenizers") from None
+        raise UsageError(
+            "this tokenizer needs the package tokenizers: python3 -m pip install tokenizers"
+        ) from None
     return tokenizers
 
 
@@ -98,14 +100,16 @@ class JsonTokenizer:
         elif contains_type(used, {"ByteFallback", "Metaspace", "Replace"}):
             to_bytes = self._sentencepiece_bytes
         else:
-            raise PrepareError("the tokenizer is neither byte-level, WordPiece nor in SentencePiece's "
-                               "style: its ids cannot be turned into bytes", self.name)
+            raise PrepareError(
+                "the tokenizer is neither byte-level, WordPiece nor in SentencePiece's "
+                "style: its ids cannot be turned into bytes",
+                self.name,
+            )
         ids = self.tokenizer.get_vocab(with_added_tokens=True)
         entries = [(b"", False)] * (max(ids.values()) + 1)
         for token, i in ids.items():
             added = self.added.get(i)
-            entries[i] = ((added.content.encode("utf-8"), added.special) if added
-                          else (to_bytes(token), False))
+            entries[i] = (added.content.encode("utf-8"), added.special) if added else (to_bytes(token), False)
         return entries
 
     @staticmethod
@@ -169,13 +173,19 @@ def train_tokenizer(texts, vocab_size, special_tokens, name):
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     least = len(alphabet) + len(special_tokens)
     if vocab_size < least:
-        raise UsageError(f"--vocab-size {vocab_size} is less than 256 bytes and "
-                         f"{len(special_tokens)} special tokens: at least {least}")
+        raise UsageError(
+            f"--vocab-size {vocab_size} is less than 256 bytes and "
+            f"{len(special_tokens)} special tokens: at least {least}"
+        )
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=special_tokens,
-                                             initial_alphabet=sorted(alphabet), show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=special_tokens,
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts, trainer=trainer)
     return JsonTokenizer(tokenizer, name)
 
@@ -187,21 +197,27 @@ def train_wordpiece(texts, vocab_size, name):
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = tokenizers.decoders.WordPiece(prefix="##")
-    trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=BERT_TOKENS,
-                                                   show_progress=False)
+    trainer = tokenizers.trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=BERT_TOKENS, show_progress=False
+    )
     tokenizer.train_from_iterator(texts, trainer=trainer)
     # The trainer orders equally frequent words by a hash table, different in each run. Sorting fixes
     # the ids. Which of the rarest words are learned can still differ.
     words = BERT_TOKENS + sorted(tokenizer.get_vocab().keys() - set(BERT_TOKENS))
-    tokenizer.model = tokenizers.models.WordPiece({word: i for i, word in enumerate(words)},
-                                                  unk_token="[UNK]")
+    tokenizer.model = tokenizers.models.WordPiece(
+        {word: i for i, word in enumerate(words)}, unk_token="[UNK]"
+    )
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[(token, words.index(token)) for token in ("[CLS]", "[SEP]")])
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[(token, words.index(token)) for token in ("[CLS]", "[SEP]")],
+    )
     learned = len(words)
     if learned > vocab_size:
-        raise UsageError(f"--vocab-size {vocab_size} is less than the text's characters and "
-                         f"{len(BERT_TOKENS)} special tokens: at least {learned}")
+        raise UsageError(
+            f"--vocab-size {vocab_size} is less than the text's characters and "
+            f"{len(BERT_TOKENS)} special tokens: at least {learned}"
+        )
     return JsonTokenizer(tokenizer, name)
 
 
@@ -210,13 +226,15 @@ class TiktokenTokenizer:
         try:
             import tiktoken
         except ImportError:
-            raise UsageError("this tokenizer needs the package tiktoken, or give the path of a "
-                             "tokenizer.json") from None
+            raise UsageError(
+                "this tokenizer needs the package tiktoken, or give the path of a tokenizer.json"
+            ) from None
         try:
             self.encoding = tiktoken.get_encoding(name)
         except Exception as error:  # unknown names, and downloads that fail
-            raise UsageError(f"tiktoken has no encoding {name} here ({error}); give the path of a "
-                             "tokenizer.json instead") from None
+            raise UsageError(
+                f"tiktoken has no encoding {name} here ({error}); give the path of a tokenizer.json instead"
+            ) from None
         special = {i: t for t, i in self.encoding._special_tokens.items()}
         entries = [(b"", False)] * self.encoding.n_vocab
         for i in range(self.encoding.n_vocab):

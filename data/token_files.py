@@ -4,6 +4,7 @@
 The prepare scripts for text build on this module: it checks input text, collects documents as ids and
 writes a folder of train.safetensors, eval.safetensors and vocabulary.safetensors.
 """
+
 import array
 import codecs
 import hashlib
@@ -24,8 +25,11 @@ def decode_utf8(data, where, first_line=1):
     except UnicodeDecodeError as error:
         line = first_line + data.count(b"\n", 0, error.start)
         start = data.rfind(b"\n", 0, error.start) + 1
-        raise PrepareError(f"invalid UTF-8: byte 0x{data[error.start]:02x} at byte "
-                           f"{error.start - start} of the line", where, line) from None
+        raise PrepareError(
+            f"invalid UTF-8: byte 0x{data[error.start]:02x} at byte {error.start - start} of the line",
+            where,
+            line,
+        ) from None
 
 
 def open_text(path):
@@ -80,8 +84,9 @@ def check_unicode(text, where, line):
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise PrepareError(f"invalid Unicode: \\u{ord(text[error.start]):04x} is half a character",
-                           where, line) from None
+        raise PrepareError(
+            f"invalid Unicode: \\u{ord(text[error.start]):04x} is half a character", where, line
+        ) from None
     return text
 
 
@@ -99,8 +104,12 @@ class Vocabulary:
         return "sha256:" + digest.hexdigest()
 
     def metadata(self):
-        result = {"format_version": "1", "vocab_size": str(len(self.entries)),
-                  "tokenizer": self.identity(), "tokenizer_name": self.name}
+        result = {
+            "format_version": "1",
+            "vocab_size": str(len(self.entries)),
+            "tokenizer": self.identity(),
+            "tokenizer_name": self.name,
+        }
         for key in "end_of_text", "end_of_turn":
             if getattr(self, key) is not None:
                 result[key] = str(getattr(self, key))
@@ -110,8 +119,11 @@ class Vocabulary:
         offsets = array.array("q", [0])
         for text, _ in self.entries:
             offsets.append(offsets[-1] + len(text))
-        return {"bytes": ("U8", b"".join(text for text, _ in self.entries)), "offsets": offsets,
-                "special": ("U8", bytes(special for _, special in self.entries))}
+        return {
+            "bytes": ("U8", b"".join(text for text, _ in self.entries)),
+            "offsets": offsets,
+            "special": ("U8", bytes(special for _, special in self.entries)),
+        }
 
 
 class Documents:
@@ -166,8 +178,11 @@ def serialize(tensors, metadata):
     parts.sort(key=lambda part: (-ITEM_BYTES[part[1]], part[0]))
     header, offset = {"__metadata__": metadata}, 0
     for name, dtype, data in parts:
-        header[name] = {"dtype": dtype, "shape": [len(data) // ITEM_BYTES[dtype]],
-                        "data_offsets": [offset, offset + len(data)]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": [len(data) // ITEM_BYTES[dtype]],
+            "data_offsets": [offset, offset + len(data)],
+        }
         offset += len(data)
     text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -178,15 +193,16 @@ def write_folder(folder, vocabulary, splits, name, more_files=None):
     """`splits`: {"train": Documents, "eval": Documents}. `more_files`: name -> bytes."""
     for split, documents in splits.items():
         if len(documents) == 0:
-            raise PrepareError(f"the {'evaluation' if split == 'eval' else 'training'} set is empty: "
-                               "nothing was written")
+            raise PrepareError(
+                f"the {'evaluation' if split == 'eval' else 'training'} set is empty: nothing was written"
+            )
     metadata = vocabulary.metadata()
     files = {name: [data] for name, data in (more_files or {}).items()}
-    files["vocabulary.safetensors"] = serialize(vocabulary.tensors(),
-                                                metadata | {"format": "ddp_vocabulary"})
+    files["vocabulary.safetensors"] = serialize(vocabulary.tensors(), metadata | {"format": "ddp_vocabulary"})
     for split, documents in splits.items():
         files[split + ".safetensors"] = serialize(
-            documents.tensors(), metadata | {"format": "ddp_tokens", "name": f"{name} ({split})"})
+            documents.tensors(), metadata | {"format": "ddp_tokens", "name": f"{name} ({split})"}
+        )
     write_files(folder, files)
     for split, documents in splits.items():
         print(f"{os.path.join(folder, split)}.safetensors: {documents.summary()}")

@@ -6,14 +6,16 @@
     tools/ddp_top.py runs                         the newest run in that folder
     tools/ddp_top.py                              the GPUs of this host
 
-It shows the state of the run (running, quiet, dead, finished, ended), step, loss, rates, waits, the slowest rank, each
-rank's GPU and the last lines of the log. A dash is a number that nobody reports. Numbers of ranks are those of the last
-logging step (ranks.json), those of GPUs on this host are fresh. docs/tutorial.md explains each.
+It shows the state of the run (running, quiet, dead, finished, ended), step, loss, rates, waits, the slowest
+rank, each rank's GPU and the last lines of the log. A dash is a number that nobody reports. Numbers of ranks
+are those of the last logging step (ranks.json), those of GPUs on this host are fresh. docs/tutorial.md
+explains each.
 
-Keys: q quits, s sorts by the next column, r reverses, up and down pick a rank. This program needs nothing but Python.
+Keys: q quits, s sorts by the next column, r reverses, up and down pick a rank. This program needs nothing but
+Python.
 
-Exit codes: 0 shown, 64 a mistake in the call, 65 a folder that cannot be used (the message names it), 73 the output
-cannot be written.
+Exit codes: 0 shown, 64 a mistake in the call, 65 a folder that cannot be used (the message names it), 73 the
+output cannot be written.
 """
 
 import json
@@ -40,15 +42,20 @@ class Run:
         self._follower = Follower(path, self._nvml)
 
     def read(self):
-        """Of a folder of runs the newest: once the run that was shown has ended, a later one takes its place."""
+        """Of a folder of runs the newest: once the run that was shown has ended, a later one takes its
+        place."""
         state = self._follower.read()
-        if state.status in ("dead", "finished", "ended") and (newest := find_run(self._path)) != self._follower.path:
+        if (
+            state.status in ("dead", "finished", "ended")
+            and (newest := find_run(self._path)) != self._follower.path
+        ):
             self._follower = Follower(newest, self._nvml)
             state = self._follower.read()
         return state
 
     def read_once(self):
-        """Waits until it is known whether the run lives: an owner on another host counts every two seconds."""
+        """Waits until it is known whether the run lives: an owner on another host counts every two
+        seconds."""
         state = self.read()
         while state.status == "unknown":
             time.sleep(LOOK_SECONDS)
@@ -70,7 +77,9 @@ class Host:
         self._nvml = Nvml()
         self._name = socket.gethostname()
         if not self.read():
-            raise DataError("this host has no GPU that NVIDIA's driver reports; fix: name the folder of a run")
+            raise DataError(
+                "this host has no GPU that NVIDIA's driver reports; fix: name the folder of a run"
+            )
 
     def read(self):
         return self._nvml.read()
@@ -103,21 +112,33 @@ def print_text(text):
     try:
         print(text, end="", flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest once more when it ends
+        # Python flushes the rest once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            raise WriteError(f"standard output: cannot write: {error.strerror}; fix: make room there, or name another file") from None
+            raise WriteError(
+                f"standard output: cannot write: {error.strerror}; fix: make room there, or name another file"
+            ) from None
 
 
 def main(arguments):
     parser = Parser(__doc__)
-    parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run, or of runs: the newest (none: this host's GPUs)")
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="folder of a run, or of runs: the newest (none: this host's GPUs)",
+    )
     parser.add_argument("--once", action="store_true", help="print plain text once")
     parser.add_argument("--json", action="store_true", help="print one record in JSON")
-    parser.add_argument("--interval", type=float, default=2, metavar="S", help="seconds between two readings (2)")
+    parser.add_argument(
+        "--interval", type=float, default=2, metavar="S", help="seconds between two readings (2)"
+    )
     parser.add_argument("--ascii", action="store_true", help="draw the curve without block characters")
     options = parser.parse_args(arguments)
     if not 0.1 <= options.interval <= 3600:
-        parser.error(f"--interval {options.interval:g} is not 0.1 to 3600 seconds; fix: give a number in between")
+        parser.error(
+            f"--interval {options.interval:g} is not 0.1 to 3600 seconds; fix: give a number in between"
+        )
     is_live = not options.once and not options.json
     if is_live and not (sys.stdin.isatty() and sys.stdout.isatty()):
         parser.error("the live view needs a terminal; fix: add --once for plain text or --json for a record")
@@ -132,9 +153,18 @@ def main(arguments):
         print_text(view.text_of(source.draw(source.read_once(), columns, blocks=blocks)))
     else:
         from run_top import screen
-        if not screen.show(source.read, lambda state, width, height, choice: source.draw(state, width, height, choice, blocks),
-                           view.Choice(), source.ranks_of, options.interval):
-            parser.error(f"TERM={os.environ.get('TERM', '')} is a terminal that curses does not know; fix: set TERM=xterm, or add --once")
+
+        if not screen.show(
+            source.read,
+            lambda state, width, height, choice: source.draw(state, width, height, choice, blocks),
+            view.Choice(),
+            source.ranks_of,
+            options.interval,
+        ):
+            parser.error(
+                f"TERM={os.environ.get('TERM', '')} is a terminal that curses does not know; fix: set "
+                "TERM=xterm, or add --once"
+            )
     return 0
 
 

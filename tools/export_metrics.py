@@ -2,16 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports runs to Weights & Biases' offline mode or to MLflow, through their own packages.
 
-    tools/export_metrics.py runs/2026-11-26_23-03-25 --to wandb     then: the wandb sync command that is printed
-    tools/export_metrics.py runs/lr_1 runs/lr_2 --to mlflow         then: the mlflow ui command that is printed
+    tools/export_metrics.py runs/2026-11-26_23-03-25 --to wandb
+    tools/export_metrics.py runs/lr_1 runs/lr_2 --to mlflow
 
-A run is the folder that a program logs to: metrics.dir/<run>. Every numeric column of its JSONL or CSV files becomes the
-metric <file>/<column>, at its step and time. Settings become wandb's config or MLflow's params. A row of epochs counts at
-the epoch's last step. Nothing is sent anywhere: wandb writes offline, and MLflow a SQLite file unless --tracking-uri
-names a server.
+Then call the command that is printed: wandb sync, or mlflow ui.
 
-Exit codes: 0 exported, 64 a mistake in the call or a missing package, 65 a folder or file that cannot be used,
-73 the target cannot be written.
+A run is the folder that a program logs to: metrics.dir/<run>. Every numeric column of its JSONL or CSV files
+becomes the metric <file>/<column>, at its step and time. Settings become wandb's config or MLflow's params. A
+row of epochs counts at the epoch's last step. Nothing is sent anywhere: wandb writes offline, and MLflow a
+SQLite file unless --tracking-uri names a server.
+
+Exit codes: 0 exported, 64 a mistake in the call or a missing package, 65 a folder or file that cannot be
+used, 73 the target cannot be written.
 """
 
 import importlib
@@ -25,7 +27,8 @@ from scaling.files import regular
 from scaling.terminal import unguarded
 
 TARGETS = ("mlflow", "wandb")  # the names of their packages too
-BELOW = ("alembic", "pydantic_core", "requests", "sqlalchemy", "sqlite3", "urllib3")  # packages whose errors the targets let through
+# Packages whose errors the targets let through.
+BELOW = ("alembic", "pydantic_core", "requests", "sqlalchemy", "sqlite3", "urllib3")
 MLFLOW_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"  # MLflow's own 7 wait for minutes
 MLFLOW_NAME = re.compile(r"[^\w\-. /]")  # what MLflow refuses in names
 MLFLOW_METRICS, MLFLOW_PARAMS = 1000, 100  # of one call
@@ -44,8 +47,14 @@ def rows_of(run):
 
 def to_wandb(wandb, run, options):
     """The folder of the offline run."""
-    offline = wandb.init(mode="offline", project=options.project, name=run.label, dir=options.output, config=dict(run.settings),
-                         reinit="create_new")
+    offline = wandb.init(
+        mode="offline",
+        project=options.project,
+        name=run.label,
+        dir=options.output,
+        config=dict(run.settings),
+        reinit="create_new",
+    )
     merged = {}  # wandb takes one row for each step
     for step, time, values in rows_of(run):
         merged.setdefault(step, {}).update(values if time is None else {**values, "_timestamp": time})
@@ -64,7 +73,8 @@ def to_mlflow(mlflow, run, options):
         print(f"{run.path}: sending to {uri}", flush=True)
     else:
         file = os.path.abspath(os.path.join(options.output, "mlflow.db"))
-        with open(file, "ab", opener=regular):  # MLflow would try for minutes to open a file that it cannot write
+        # MLflow would try for minutes to open a file that it cannot write.
+        with open(file, "ab", opener=regular):
             pass
         uri = "sqlite:///" + file
     client = mlflow.MlflowClient(uri)
@@ -74,13 +84,19 @@ def to_mlflow(mlflow, run, options):
     times = [time for _, time, _ in rows if time is not None]
     start = int(1000 * min(times, default=0))
     run_id = client.create_run(experiment_id, run_name=run.label, start_time=start).info.run_id
-    metrics = [mlflow.entities.Metric(MLFLOW_NAME.sub("_", name), value, int(1000 * time) if time else start, step)
-               for step, time, values in rows for name, value in values.items()]
-    params = [mlflow.entities.Param(MLFLOW_NAME.sub("_", key), value[:MLFLOW_VALUE]) for key, value in run.settings.items()]
+    metrics = []
+    for step, time, values in rows:
+        at = int(1000 * time) if time else start
+        for name, value in values.items():
+            metrics.append(mlflow.entities.Metric(MLFLOW_NAME.sub("_", name), value, at, step))
+    params = [
+        mlflow.entities.Param(MLFLOW_NAME.sub("_", key), value[:MLFLOW_VALUE])
+        for key, value in run.settings.items()
+    ]
     for begin in range(0, len(metrics), MLFLOW_METRICS):
-        client.log_batch(run_id, metrics=metrics[begin:begin + MLFLOW_METRICS])
+        client.log_batch(run_id, metrics=metrics[begin : begin + MLFLOW_METRICS])
     for begin in range(0, len(params), MLFLOW_PARAMS):
-        client.log_batch(run_id, params=params[begin:begin + MLFLOW_PARAMS])
+        client.log_batch(run_id, params=params[begin : begin + MLFLOW_PARAMS])
     client.set_terminated(run_id, end_time=int(1000 * max(times, default=0)))
     return f"mlflow ui --backend-store-uri {uri}    (experiment {options.project}, run {run_id})"
 
@@ -89,28 +105,40 @@ def import_package(target):
     try:
         return importlib.import_module(target)
     except ImportError as error:
-        print(f"error: --to {target} needs the package {target} ({error}); fix: pip install {target}", file=sys.stderr)
+        print(
+            f"error: --to {target} needs the package {target} ({error}); fix: pip install {target}",
+            file=sys.stderr,
+        )
         sys.exit(EXIT_MISTAKE)
 
 
 def export(package, run, options):
-    """The command that shows the run. An error of the target's package, or of one below it, ends with its own words."""
+    """The command that shows the run. An error of the target's package, or of one below it, ends with its own
+    words."""
     try:
         with unguarded():  # both colour their messages
             return (to_wandb if options.to == "wandb" else to_mlflow)(package, run, options)
     except Exception as error:
         if type(error).__module__.split(".")[0] not in (options.to, *BELOW):
             raise
-        places = "--project, --output or --tracking-uri" if options.to == "mlflow" else "--project or --output"
-        raise WriteError(f"{run.path}: {options.to} refused the run: {error}; fix: name another {places}") from None
+        places = (
+            "--project, --output or --tracking-uri" if options.to == "mlflow" else "--project or --output"
+        )
+        raise WriteError(
+            f"{run.path}: {options.to} refused the run: {error}; fix: name another {places}"
+        ) from None
 
 
 def main(arguments):
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("--to", required=True, choices=TARGETS, help="the target")
-    parser.add_argument("--project", default="libddp", help="wandb's project, or MLflow's experiment (libddp)")
-    parser.add_argument("--output", default=".", metavar="DIR", help="the folder that gets wandb/ or mlflow.db (this one)")
+    parser.add_argument(
+        "--project", default="libddp", help="wandb's project, or MLflow's experiment (libddp)"
+    )
+    parser.add_argument(
+        "--output", default=".", metavar="DIR", help="the folder that gets wandb/ or mlflow.db (this one)"
+    )
     parser.add_argument("--tracking-uri", metavar="URI", help="MLflow's store, instead of mlflow.db")
     options = parser.parse_args(arguments)
     if options.tracking_uri and options.to != "mlflow":

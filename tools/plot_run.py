@@ -5,12 +5,12 @@
     tools/plot_run.py runs/2026-11-26_23-03-25
     tools/plot_run.py runs/lr_1 runs/lr_2 --smooth 10 --output sweep.html
 
-A run is the folder that a program logs to: metrics.dir/<run>. Every numeric column of its CSV and JSONL files is
-drawn, a user's own columns too. A run that still trains, or was killed, is drawn as far as its files go. The page
-needs nothing beside it, no network and no script. This program needs nothing but Python.
+A run is the folder that a program logs to: metrics.dir/<run>. Every numeric column of its CSV and JSONL files
+is drawn, a user's own columns too. A run that still trains, or was killed, is drawn as far as its files go.
+The page needs nothing beside it, no network and no script. This program needs nothing but Python.
 
-Exit codes: 0 written, 64 a mistake in the call, 65 a folder or file that cannot be used (the message names it),
-73 the page cannot be written.
+Exit codes: 0 written, 64 a mistake in the call, 65 a folder or file that cannot be used (the message names
+it), 73 the page cannot be written.
 """
 
 import os
@@ -27,7 +27,9 @@ def main(arguments):
     parser = Parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run")
     parser.add_argument("--output", metavar="FILE", help="the page (run.html in the first run's folder)")
-    parser.add_argument("--smooth", type=int, default=1, metavar="N", help="draw means of the last N rows of steps (1: none)")
+    parser.add_argument(
+        "--smooth", type=int, default=1, metavar="N", help="draw means of the last N rows of steps (1: none)"
+    )
     parser.add_argument("--title", help="of the page (the runs' names)")
     options = parser.parse_args(arguments)
     if options.smooth < 1:

@@ -14,8 +14,8 @@ import random
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data"))
-from prepare_script import Parser, UsageError, run_main  # noqa: E402
-from token_files import Documents, Vocabulary, write_folder  # noqa: E402
+from prepare_script import Parser, UsageError, run_main
+from token_files import Documents, Vocabulary, write_folder
 
 BLOCK = 1 << 20  # ids that are drawn; more tokens repeat them
 
@@ -26,9 +26,9 @@ def documents(vocab_size, num_tokens, length, seed):
     result = Documents(vocab_size)
     for begin in range(0, num_tokens, length):
         start = begin % len(block)
-        ids = block[start:start + length]
+        ids = block[start : start + length]
         while len(ids) < length:
-            ids += block[:length - len(ids)]
+            ids += block[: length - len(ids)]
         result.add(ids)
     return result
 
@@ -37,7 +37,12 @@ def main():
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", help="folder for train, eval and vocabulary.safetensors")
     parser.add_argument("--vocab-size", type=int, required=True)
-    parser.add_argument("--tokens", type=int, required=True, help="of the training split, rounded up to whole documents; evaluation gets a hundredth")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        required=True,
+        help="of the training split, rounded up to whole documents; evaluation gets a hundredth",
+    )
     parser.add_argument("--document-length", type=int, default=1024, help="tokens (1024)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -46,10 +51,17 @@ def main():
             raise UsageError(f"--{name.replace('_', '-')} {getattr(options, name)}: give at least 1")
     length = options.document_length
     vocabulary = Vocabulary("random ids", [(b"<%d>" % i, False) for i in range(options.vocab_size)])
-    write_folder(options.out, vocabulary,
-                 {"train": documents(options.vocab_size, options.tokens, length, options.seed),
-                  "eval": documents(options.vocab_size, max(length, options.tokens // 100), length, options.seed + 1)},
-                 "random tokens")
+    write_folder(
+        options.out,
+        vocabulary,
+        {
+            "train": documents(options.vocab_size, options.tokens, length, options.seed),
+            "eval": documents(
+                options.vocab_size, max(length, options.tokens // 100), length, options.seed + 1
+            ),
+        },
+        "random tokens",
+    )
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, os.path.join(ROOT, "tools"))
 # pylint: disable=wrong-import-position
-from scaling import folder as study_folder, launch, plan  # noqa: E402
+from scaling import folder as study_folder  # noqa: E402
+from scaling import launch, plan  # noqa: E402
 from scaling.command_line import Parser, exit_code, writing  # noqa: E402
 
 
@@ -31,13 +32,24 @@ def parse(arguments):
     parser = Parser(__doc__)
     parser.add_argument("study", help="the study's YAML file")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--dry-run", action="store_true", help="print the jobs (with --local: the commands), start nothing")
+    what.add_argument(
+        "--dry-run", action="store_true", help="print the jobs (with --local: the commands), start nothing"
+    )
     what.add_argument("--status", action="store_true", help="print the state of each run")
-    parser.add_argument("--local", action="store_true", help="without Slurm: on this host, one run after another")
+    parser.add_argument(
+        "--local", action="store_true", help="without Slurm: on this host, one run after another"
+    )
     parser.add_argument("--output", help="the study's folder, seen by all nodes (runs/<name>)")
     parser.add_argument("--build", help="build folder with examples/ (build)")
-    parser.add_argument("--repeat", type=int, help="only runs of this repeat, for example to alternate with other studies")
-    parser.add_argument("--launcher", choices=("auto", "mpirun", "torchrun", "ddp_test_launch"), default="auto", help="how --local starts the ranks")
+    parser.add_argument(
+        "--repeat", type=int, help="only runs of this repeat, for example to alternate with other studies"
+    )
+    parser.add_argument(
+        "--launcher",
+        choices=("auto", "mpirun", "torchrun", "ddp_test_launch"),
+        default="auto",
+        help="how --local starts the ranks",
+    )
     return parser.parse_args(arguments)
 
 
@@ -53,15 +65,25 @@ def print_plan(options, study, folder):
     if options.local:
         for run in study.runs:
             group = next(group for group in study.groups if run in group.runs)
-            print(launch.shown({}, launch.local_command(study, group, run, folder.path, options.build, options.launcher)))
+            print(
+                launch.shown(
+                    {}, launch.local_command(study, group, run, folder.path, options.build, options.launcher)
+                )
+            )
     else:
         if study.device == "cpu":
             print(launch.without_gpus(study, folder.path))
         for group in study.groups:
-            print(launch.shown(launch.slurm_environment(study, folder.path, options.build),
-                               launch.slurm_command(study, group, group.runs, folder.path)))
-    print(f"# {len(study.runs)} runs of {study.kind} study {study.name}: {len(study.groups)} number(s) of ranks, "
-          f"{study.repeats} repeat(s)")
+            print(
+                launch.shown(
+                    launch.slurm_environment(study, folder.path, options.build),
+                    launch.slurm_command(study, group, group.runs, folder.path),
+                )
+            )
+    print(
+        f"# {len(study.runs)} runs of {study.kind} study {study.name}: {len(study.groups)} number(s) of "
+        f"ranks, {study.repeats} repeat(s)"
+    )
 
 
 def print_status(study, folder):
@@ -102,7 +124,10 @@ def start(options, study, folder, command):
             print(f"  restart: {run.name}, {states[run.name][0]} ({states[run.name][1]})")
     if todo:
         launch.prepare(study)
-    folder.save(command, kept={name for name, (state, _) in states.items() if state not in ("missing", "failed", "lost")})
+    folder.save(
+        command,
+        kept={name for name, (state, _) in states.items() if state not in ("missing", "failed", "lost")},
+    )
     report = f"tools/plot_scaling.py {shlex.quote(folder.path)}"
     if options.local:
         failed = launch.run_local(study, folder, todo, options.build, options.launcher)
@@ -110,8 +135,10 @@ def start(options, study, folder, command):
         return 1 if failed else 0
     if todo:
         launch.submit(study, folder, todo, options.build)
-    again = [options.study] + [word for key in ("output", "build") if getattr(options, f"given_{key}")
-                               for word in (f"--{key}", getattr(options, key))]
+    again = [options.study]
+    for key in ("output", "build"):
+        if getattr(options, f"given_{key}"):
+            again += [f"--{key}", getattr(options, key)]
     print(f"status: tools/study.py {shlex.join(again)} --status; report: {report}")
     return 0
 

@@ -58,9 +58,18 @@ def system_section():
     release = first(r'^PRETTY_NAME="?([^"\n]+)', read("/etc/os-release"), platform.system())
     rows = [
         ("operating system", f"{release}, Linux {platform.release()}"),
-        ("CPU", first(r"^Model name:\s+(.+)", lscpu) or first(r"^model name\s+:\s+(.+)", read("/proc/cpuinfo"), platform.machine())),
-        ("sockets × cores × threads", " × ".join(first(rf"^{name}:\s+(\S+)", lscpu, UNKNOWN) for name in
-                                                 (r"Socket\(s\)", r"Core\(s\) per socket", r"Thread\(s\) per core"))),
+        (
+            "CPU",
+            first(r"^Model name:\s+(.+)", lscpu)
+            or first(r"^model name\s+:\s+(.+)", read("/proc/cpuinfo"), platform.machine()),
+        ),
+        (
+            "sockets × cores × threads",
+            " × ".join(
+                first(rf"^{name}:\s+(\S+)", lscpu, UNKNOWN)
+                for name in (r"Socket\(s\)", r"Core\(s\) per socket", r"Thread\(s\) per core")
+            ),
+        ),
         ("CPUs this process may use", str(len(os.sched_getaffinity(0)))),
         ("NUMA nodes", first(r"^NUMA node\(s\):\s+(\S+)", lscpu, UNKNOWN)),
         ("frequency governor", read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or UNKNOWN),
@@ -75,13 +84,18 @@ def table(rows):
 
 def gpu_section():
     lines = ["## GPUs", ""]
-    fields = ("index,name,memory.total,power.limit,clocks.max.sm,clocks.max.memory,pcie.link.gen.max,pcie.link.width.max,"
-              "ecc.mode.current,persistence_mode,compute_mode")
+    fields = (
+        "index,name,memory.total,power.limit,clocks.max.sm,clocks.max.memory,pcie.link.gen.max,pcie.link.width.max,"
+        "ecc.mode.current,persistence_mode,compute_mode"
+    )
     listing = run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
     if not listing:
         return lines + ["none is seen (no nvidia-smi, or it finds no GPU)"]
-    lines += ["| GPU | name | memory | power limit | SM clock | memory clock | PCIe | ECC | persistence | compute mode |",
-              "|---|---|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "| GPU | name | memory | power limit | SM clock | memory clock | PCIe | ECC | persistence | compute "
+        "mode |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
     for row in listing.splitlines():
         cells = [cell.strip() for cell in row.split(",")] + [UNKNOWN] * 11
         lines.append(f"| {' | '.join(cells[:6])} | gen {cells[6]} x{cells[7]} | {' | '.join(cells[8:11])} |")
@@ -99,7 +113,10 @@ def links_section():
     for text in re.findall(r"Link \d+: (\S+ GB/s)", nvlink):
         speeds[text] = speeds.get(text, 0) + 1
     gpus = max(1, len(re.findall(r"^GPU \d+", nvlink, re.MULTILINE)))
-    lines.append("NVLink: " + (", ".join(f"{count / gpus:g} links of {speed} a GPU" for speed, count in speeds.items()) or "none"))
+    lines.append(
+        "NVLink: "
+        + (", ".join(f"{count / gpus:g} links of {speed} a GPU" for speed, count in speeds.items()) or "none")
+    )
     return lines
 
 
@@ -108,14 +125,23 @@ def network_section():
     devices = []
     for path in sorted(glob.glob("/sys/class/infiniband/*/ports/*")):
         device, port = path.split("/")[4], path.split("/")[-1]
-        devices.append((f"{device} port {port}", f"{read(path + '/link_layer')}, {read(path + '/rate')}, "
-                        f"{read(path + '/state').split(': ')[-1]}, firmware {read(f'/sys/class/infiniband/{device}/fw_ver') or UNKNOWN}"))
+        devices.append(
+            (
+                f"{device} port {port}",
+                f"{read(path + '/link_layer')}, {read(path + '/rate')}, "
+                f"{read(path + '/state').split(': ')[-1]}, firmware "
+                f"{read(f'/sys/class/infiniband/{device}/fw_ver') or UNKNOWN}",
+            )
+        )
     lines += table(devices) if devices else ["InfiniBand and RoCE: none"]
     interfaces = []
     for path in sorted(glob.glob("/sys/class/net/*")):
         name, speed = os.path.basename(path), read(path + "/speed")
         if name != "lo":
-            interfaces.append(f"{name} ({speed + ' Mbit/s' if speed.isdigit() else 'speed unknown'}, {read(path + '/operstate')})")
+            interfaces.append(
+                f"{name} ({speed + ' Mbit/s' if speed.isdigit() else 'speed unknown'}, "
+                f"{read(path + '/operstate')})"
+            )
     return lines + ["", "Ethernet: " + (", ".join(interfaces) or "none")]
 
 
@@ -125,8 +151,12 @@ def cache_value(build, name):
 
 def torch_version(build):
     root = cache_value(build, "LIBTORCH_USED_ROOT") or os.environ.get("LIBTORCH_ROOT", "")
-    return (read(os.path.join(root, "build-version")) or first(r"""^__version__ = ['"]([^'"]+)""", read(os.path.join(root, "version.py")))
-            or cache_value(build, "LIBTORCH_USED_VERSION") or UNKNOWN)
+    return (
+        read(os.path.join(root, "build-version"))
+        or first(r"""^__version__ = ['"]([^'"]+)""", read(os.path.join(root, "version.py")))
+        or cache_value(build, "LIBTORCH_USED_VERSION")
+        or UNKNOWN
+    )
 
 
 def nccl_version(build):
@@ -145,12 +175,18 @@ def versions_section(build):
     rows = [
         ("libddp", commit or UNKNOWN),
         ("LibTorch", torch_version(build)),
-        ("NVIDIA driver", run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or "none"),
+        (
+            "NVIDIA driver",
+            run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or "none",
+        ),
         ("CUDA toolkit", first(r"release ([\d.]+)", run("nvcc", "--version"), "none")),
         ("NCCL headers", nccl_version(build)),
         ("MPI", (run("mpirun", "--version") or "none").split("\n")[0]),
         ("Slurm", run("sinfo", "--version") or "none"),
-        ("compiler", (run(cache_value(build, "CMAKE_CXX_COMPILER") or "c++", "--version") or UNKNOWN).split("\n")[0]),
+        (
+            "compiler",
+            (run(cache_value(build, "CMAKE_CXX_COMPILER") or "c++", "--version") or UNKNOWN).split("\n")[0],
+        ),
         ("build type", cache_value(build, "CMAKE_BUILD_TYPE") or UNKNOWN),
         ("Python", platform.python_version()),
     ]
@@ -158,7 +194,11 @@ def versions_section(build):
 
 
 def environment_section():
-    names = sorted(name for name in os.environ if re.match(r"(NCCL|OMP|OMPI_MCA|UCX|CUDA|FI)_", name) or name in ("KMP_AFFINITY",))
+    names = sorted(
+        name
+        for name in os.environ
+        if re.match(r"(NCCL|OMP|OMPI_MCA|UCX|CUDA|FI)_", name) or name in ("KMP_AFFINITY",)
+    )
     lines = ["## Environment", ""]
     if not names:
         return lines + ["nothing that begins with NCCL_, OMP_, OMPI_MCA_, UCX_, FI_ or CUDA_ is set"]
@@ -171,14 +211,23 @@ def main(arguments):
     parser.add_argument("--build", default="build", help="build folder, for the versions it was made with")
     options = parser.parse_args(arguments)
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    sections = [system_section(), gpu_section(), links_section(), network_section(), versions_section(options.build),
-                environment_section()]
-    text = f"# Machine\n\nDescribed on {now}.\n\n" + "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+    sections = [
+        system_section(),
+        gpu_section(),
+        links_section(),
+        network_section(),
+        versions_section(options.build),
+        environment_section(),
+    ]
+    text = (
+        f"# Machine\n\nDescribed on {now}.\n\n" + "\n\n".join("\n".join(lines) for lines in sections) + "\n"
+    )
     if not options.output:
         sys.stdout.write(text)
         return 0
     try:
-        replace_file(options.output, text)  # several jobs of a study may begin at once; none may read half a file
+        # Several jobs of a study may begin at once; none may read half a file.
+        replace_file(options.output, text)
     except OSError as error:
         raise WriteError(f"{options.output} cannot be written: {error.strerror}") from None
     return 0

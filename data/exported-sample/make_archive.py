@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Exports the small ResNet of this folder: cifar_net.pt2, for images of 32x32 pixels and 10 classes, with random weights.
+"""Exports the small ResNet of this folder: cifar_net.pt2, for images of 32x32 pixels and 10 classes, with
+random weights.
 
 usage: make_archive.py OUT.pt2
 
-The archive is in training mode; libddp derives the evaluation. Stack traces keep the lines of this file alone, so the
-archive is small and has no path of the machine that made it.
+The archive is in training mode; libddp derives the evaluation. Stack traces keep the lines of this file
+alone, so the archive is small and has no path of the machine that made it.
 """
+
 import sys
 
 import torch
@@ -24,7 +26,9 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(outputs)
         self.shortcut = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
 
     def forward(self, x):
         y = torch.relu(self.bn1(self.conv1(x)))
@@ -49,8 +53,11 @@ def strip_stack_traces(program):
     for node in program.graph.nodes:
         lines = (node.meta.get("stack_trace") or "").splitlines()
         mine = [i for i, line in enumerate(lines) if "make_archive.py" in line][-1:]
-        node.meta["stack_trace"] = "\n".join('  File "make_archive.py"' + lines[i].rsplit('"', 1)[1] + "\n" + lines[i + 1]
-                                             for i in mine if i + 1 < len(lines))
+        node.meta["stack_trace"] = "\n".join(
+            '  File "make_archive.py"' + lines[i].rsplit('"', 1)[1] + "\n" + lines[i + 1]
+            for i in mine
+            if i + 1 < len(lines)
+        )
 
 
 def main():
@@ -58,7 +65,9 @@ def main():
         sys.exit(__doc__)
     torch.manual_seed(0)
     net = CifarNet().train()
-    program = torch.export.export(net, (torch.randn(2, 3, 32, 32),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    program = torch.export.export(
+        net, (torch.randn(2, 3, 32, 32),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
     strip_stack_traces(program)
     torch.export.save(program, sys.argv[1])
 

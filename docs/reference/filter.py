@@ -12,12 +12,14 @@ Headers:
 - A comment holds for all overloads of a function that directly follow.
 - A comment behind `enum class X { … };` describes X. XOptions, XResult and classes of errors get a sentence.
 - `namespace detail` and what stands below `// For libddp's own parts` is hidden.
-- Settings get the key, the allowed values and, if the header has no comment, the meaning from docs/configuration.md.
+- Settings get the key, the allowed values and, if the header has no comment, the meaning from
+docs/configuration.md.
 - Functions that have one meaning everywhere (describe_fields, for_each_tensor, moves) get a sentence.
 
-Pages: headings get anchors like GitHub's, links lead to pages, headers or (finish.py) copies of other files, and names
-of classes in code become links. Recipes become subpages of their index.
+Pages: headings get anchors like GitHub's, links lead to pages, headers or (finish.py) copies of other files,
+and names of classes in code become links. Recipes become subpages of their index.
 """
+
 import functools
 import pathlib
 import re
@@ -28,7 +30,8 @@ HEADERS = ("libddp/include", "libddp/ops/include", "models/include")
 SECTIONS = {
     "TrainOptions": "train.", "DataOptions": "data.", "RandomResizedCropOptions": "data.",
     "RandAugmentOptions": "data.rand_augment_", "SamplerOptions": "sampler.", "LoaderOptions": "loader.",
-    "DdpOptions": "ddp.", "OptimizerOptions": "optimizer.", "LrScheduleOptions": "lr_schedule.", "AmpOptions": "amp.",
+    "DdpOptions": "ddp.", "OptimizerOptions": "optimizer.", "LrScheduleOptions": "lr_schedule.",
+    "AmpOptions": "amp.",
     "CheckpointOptions": "checkpoint.", "MetricsOptions": "metrics.", "ContextOptions": "context.",
     "CommunicatorOptions": "context.communicator.", "ControlPlaneOptions": "context.control_plane.",
     "TokenDataOptions": "tokens.", "MaskingOptions": "masking.",
@@ -57,7 +60,9 @@ def slug(heading):
 
 
 def link_pages(text):
-    """Turns `docs/x.md, "Heading"` (or the beginning of a heading) and `docs/x.md` in a comment into links."""
+    """Turns `docs/x.md, "Heading"` (or the beginning of a heading) and `docs/x.md` in a comment into
+    links."""
+
     def replace(match):
         page, heading = match[1], match[3]
         label = page_label(page)
@@ -65,6 +70,7 @@ def link_pages(text):
             headings = re.findall(r"^#+ (.*)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
             label += "__" + slug(next((h for h in headings if h.startswith(heading)), heading))
         return f'@ref {label} "{page}{", " + heading if heading else ""}"'
+
     return re.sub(r'(docs/\w+\.md)(, "([^"]+)")?', replace, text)
 
 
@@ -118,12 +124,13 @@ class Header:
         self.path = path
         self.name = str(path.relative_to(next(h for h in HEADERS if path.is_relative_to(h))))
         self.lines = lines
-        self.rows = settings() if any(name in line for line in lines for name in SECTIONS) else {}
+        self.rows = settings() if any(name in "\n".join(lines) for name in SECTIONS) else {}
 
     def convert(self):
         self.convert_comments()
         self.hide()
-        scopes = []  # of each open brace: the struct's name, "" for a namespace or class, None for a function's body
+        # Of each open brace: the struct's name, "" for a namespace or class, None for a function's body.
+        scopes = []
         previous = None  # name and comment of the function in the lines directly above
         i = 0
         while i < len(self.lines):
@@ -209,8 +216,10 @@ class Header:
         bare = re.sub(r"^template <.*?> (?=class|struct)", "", text)
         if module := re.match(r"TORCH_MODULE\((\w+)\);", text):
             name = module[1]
-            self.lines[first] = (f"/** Holds a {name}Impl, as torch::nn's holders do: copies share the module. */ "
-                                 f"class {name} : public torch::nn::ModuleHolder<{name}Impl> {{}};")
+            self.lines[first] = (
+                f"/** Holds a {name}Impl, as torch::nn's holders do: copies share the module. */ "
+                f"class {name} : public torch::nn::ModuleHolder<{name}Impl> {{}};"
+            )
             return None
         comment = self.comment_of(first, last)
         if match := re.match(r"(class|struct|enum class|namespace) ?([\w:]*).*\{", bare):
@@ -306,6 +315,9 @@ def match_indent(line):
 
 
 # --- pages ---------------------------------------------------------------------------------------
+CLASS_LINE = re.compile(r"(?:class|struct|enum class) (\w+)[^;]*\{$|TORCH_MODULE\((\w+)\)")
+
+
 @functools.cache
 def class_names():
     """Classes and enumerations of the public headers: name -> name with its namespace."""
@@ -318,10 +330,8 @@ def class_names():
                     namespace = match[1]
                 elif namespace.endswith("detail"):
                     continue
-                elif match := re.match(r"(?:class|struct|enum class) (\w+)[^;]*\{$", line):
-                    names[match[1]] = f"{namespace}::{match[1]}"
-                elif match := re.match(r"TORCH_MODULE\((\w+)\)", line):
-                    names[match[1]] = f"{namespace}::{match[1]}"
+                elif match := CLASS_LINE.match(line):
+                    names[match[1] or match[2]] = f"{namespace}::{match[1] or match[2]}"
     return names
 
 
@@ -356,7 +366,8 @@ class Page:
         parts = re.split(r"(`[^`]+`|\[[^\]]*\]\([^)]+\)|https?://[^\s)]+)", line)
         for i, part in enumerate(parts):
             if part.startswith("`") and part.endswith("`") and len(part) > 2:
-                known = links and ("::" in part or not line.startswith("|"))  # tables also have PyTorch's names
+                # Tables also have PyTorch's names.
+                known = links and ("::" in part or not line.startswith("|"))
                 parts[i] = self.code(part[1:-1]) if known else part
             elif link := re.match(r"\[(.*)\]\((.+)\)$", part):
                 parts[i] = self.link(link[1], link[2]) if links else link[1]
@@ -371,8 +382,14 @@ class Page:
 
     def link(self, text, link):
         target = self.target(link)
-        if self.path.parent.name == "recipes" and self.path.name == "README.md" and re.fullmatch(r"\w+\.md", link):
-            return f'@subpage {target.removeprefix("@ref ")} "{text}"'  # below this page in the tree on the left
+        if (
+            self.path.parent.name == "recipes"
+            and self.path.name == "README.md"
+            and re.fullmatch(r"\w+\.md", link)
+        ):
+            return (
+                f'@subpage {target.removeprefix("@ref ")} "{text}"'  # below this page in the tree on the left
+            )
         return f"[{text}]({target})"
 
     def target(self, link):
@@ -407,7 +424,9 @@ def main():
         lines = path.read_text(encoding="utf-8").splitlines()
         kind = {".md": Page, ".hpp": Header}.get(path.suffix)
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text("\n".join(kind(path, lines).convert() if kind else lines) + "\n", encoding="utf-8")
+        (folder / path).write_text(
+            "\n".join(kind(path, lines).convert() if kind else lines) + "\n", encoding="utf-8"
+        )
 
 
 main()

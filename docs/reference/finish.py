@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Completes the site of scripts/build_reference.sh: copies the files that its pages link to, then checks all links and
-the names of libddp in the pages' code.
+"""Completes the site of scripts/build_reference.sh: copies the files that its pages link to, then checks all
+links and the names of libddp in the pages' code.
 
 usage: finish.py SITE (from the top of the repository)
 
-Pages link to a file that has no page as files/PATH.txt, a picture as files/PATH (see filter.py). A relative link that
-leads to no file or to no anchor is an error. So is `ddp::x` or `models::x` in a page if no header names x, and a
-setting as in `train.max_steps=9` or `train.max_steps` that docs/configuration.md lacks. So is a call of ctx.x(),
-model.x() or ->x() if no header names x.
+Pages link to a file that has no page as files/PATH.txt, a picture as files/PATH (see filter.py). A relative
+link that leads to no file or to no anchor is an error. So is `ddp::x` or `models::x` in a page if no header
+names x, and a setting as in `train.max_steps=9` or `train.max_steps` that docs/configuration.md lacks. So is
+a call of ctx.x(), model.x() or ->x() if no header names x.
 """
+
 import pathlib
 import re
 import shutil
@@ -37,14 +38,20 @@ for page, text in sorted(texts.items()):
             errors.append(f"{page} links to {link}: no such file")
         elif anchor and (name or page) in anchors and anchor not in anchors[name or page]:
             errors.append(f"{page} links to {link}: no such anchor")
+
+
 def git_files(*patterns):
-    names = subprocess.run(["git", "ls-files", *patterns], check=True, capture_output=True, text=True).stdout.split()
+    names = subprocess.run(
+        ["git", "ls-files", *patterns], check=True, capture_output=True, text=True
+    ).stdout.split()
     return ((name, pathlib.Path(name).read_text(encoding="utf-8")) for name in names)
 
 
 FILE_ENDINGS = {"hpp", "cpp", "py", "json", "yaml", "csv", "md", "safetensors"}
 words = {"ddp", "pch", "models", "pretrained", "tokens"}  # CMake's targets
-for _, text in git_files("libddp/include/*.hpp", "libddp/ops/include/*.hpp", "models/include/*.hpp", ":!*/detail/*"):
+for _, text in git_files(
+    "libddp/include/*.hpp", "libddp/ops/include/*.hpp", "models/include/*.hpp", ":!*/detail/*"
+):
     words.update(re.findall(r"\w+", text))
 settings = pathlib.Path("docs/configuration.md").read_text(encoding="utf-8")
 keys = set(re.findall(r"^\| `([\w.]+)`", settings, re.MULTILINE))
@@ -56,7 +63,8 @@ for page, text in git_files("README.md", "docs/*.md"):
                 errors.append(f"{page} names {name} in `{code}`, which no public header has")
         for key in re.findall(r"(?<!\S)([a-z]\w*\.\w[\w.]*)(?==|$)", code):
             last = key.rpartition(".")[2]
-            is_other = f"{key}=" not in code and (last in words or last in FILE_ENDINGS)  # optimizer.step, model.cpp
+            # For example optimizer.step, or a file such as model.cpp.
+            is_other = f"{key}=" not in code and (last in words or last in FILE_ENDINGS)
             if key.split(".")[0] in sections and key not in keys and not is_other:
                 errors.append(f"{page} names the setting {key}, which docs/configuration.md lacks")
         for name in re.findall(r"(?:\b(?:ctx|model)\.|->)(\w+)\(", code):

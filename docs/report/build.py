@@ -7,11 +7,11 @@
     docs/report/build.py --output FOLDER
     docs/report/build.py --check              # the sources alone; needs nothing but Python
 
-The sources are checked first: an unknown value, a number of its own in the text, or a value that differs from the page
-that its run names ends the build. The page report.html needs nothing beside it.
+The sources are checked first: an unknown value, a number of its own in the text, or a value that differs from
+the page that its run names ends the build. The page report.html needs nothing beside it.
 
-Exit codes: 0 built, 64 a mistake in the call, 65 sources with problems (all are printed), 69 the package typst is
-missing, 73 the files cannot be written.
+Exit codes: 0 built, 64 a mistake in the call, 65 sources with problems (all are printed), 69 the package
+typst is missing, 73 the files cannot be written.
 """
 
 import argparse
@@ -24,7 +24,11 @@ sys.dont_write_bytecode = True
 from check import check  # noqa: E402
 
 ROOT = os.path.dirname(os.path.dirname(FOLDER))
-EXPECTED_WARNINGS = ("html export is under active development", "page set rule was ignored", "align was ignored")
+EXPECTED_WARNINGS = (
+    "html export is under active development",
+    "page set rule was ignored",
+    "align was ignored",
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,6 +46,7 @@ def fail(code, *lines):
 def compile_report(source):
     """{file name: bytes}; raises typst.TypstError."""
     import typst  # checking the sources needs no package
+
     built = {}
     for kind in ("pdf", "html"):
         # Fonts of the package alone: equal pages on every machine.
@@ -58,7 +63,9 @@ def compile_report(source):
 
 def main(arguments):
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", metavar="FOLDER", default=FOLDER, help="where the two files go (docs/report)")
+    parser.add_argument(
+        "--output", metavar="FOLDER", default=FOLDER, help="where the two files go (docs/report)"
+    )
     parser.add_argument("--check", action="store_true", help="check the sources, build nothing")
     options = parser.parse_args(arguments)
     problems = check(FOLDER, ROOT)
@@ -83,7 +90,9 @@ def main(arguments):
                 file.write(content)
             print(f"{path}: {len(content) // 1024} KiB")
     except OSError as error:
-        return fail(73, f"{error.filename}: cannot write: {error.strerror}; fix: name another folder (--output)")
+        return fail(
+            73, f"{error.filename}: cannot write: {error.strerror}; fix: name another folder (--output)"
+        )
     return 0
 
 

@@ -2,7 +2,8 @@
 """Checks the sources of the report. Needs Python alone.
 
 - The CSV files are well formed, and each row names a run of runs.csv.
-- Each value stands on a page of its run, or in the message of its commit (where git has the commit). Values that belong
+- Each value stands on a page of its run, or in the message of its commit (where git has the commit). Values
+that belong
   together stand in one row, one column or one paragraph.
 - report.typ names existing, measured values, and has no number of its own.
 """
@@ -13,36 +14,82 @@ import os
 import re
 import subprocess
 
-# Columns of measured values. Empty: not measured. One line or one column of a table, or one paragraph, of a run's pages
-# holds all values of a group: two rows with exchanged values do not pass.
+# Columns of measured values. Empty: not measured. One line or one column of a table, or one paragraph, of a
+# run's pages holds all values of a group: two rows with exchanged values do not pass.
 GROUPS = {
     "hardware": (("value",),),
     "results": (("libddp", "eager", "compile", "graph"), ("peak_libddp",), ("peak_peer",)),
     "scaling": (("base_low", "base_high"), ("time", "exposed_ms"), ("alone",), ("peer_base", "peer_time")),
-    "profiles": (("ms", "host_us", "mhz", "watts"), ("kernels",), ("busy_us", "span_us"), ("exposed_ms",),
-                 ("roofline_us",)),
-    "classes": (("optimizer", "attention", "norm", "wgrad", "dgrad", "fprop", "gemm", "activation", "thin", "rotary",
-                 "quantise", "layout", "pool", "loss", "embedding", "copies", "reductions", "elementwise", "other",
-                 "collectives"),),
+    "profiles": (
+        ("ms", "host_us", "mhz", "watts"),
+        ("kernels",),
+        ("busy_us", "span_us"),
+        ("exposed_ms",),
+        ("roofline_us",),
+    ),
+    "classes": (
+        (
+            "optimizer",
+            "attention",
+            "norm",
+            "wgrad",
+            "dgrad",
+            "fprop",
+            "gemm",
+            "activation",
+            "thin",
+            "rotary",
+            "quantise",
+            "layout",
+            "pool",
+            "loss",
+            "embedding",
+            "copies",
+            "reductions",
+            "elementwise",
+            "other",
+            "collectives",
+        ),
+    ),
     "ablation": (("without", "with"),),
     "figures": (("value",),),
     "timeline": (("begin", "end"),),
 }
 VALUES = {name: sum(groups, ()) for name, groups in GROUPS.items()}
 FILES = ("runs", *VALUES)
-CHOICES = {("results", "better"): ("higher", "lower"), ("ablation", "better"): ("higher", "lower"),
-           ("results", "same_call"): ("yes", "no"), ("ablation", "same_call"): ("yes", "no"),
-           ("scaling", "same_call"): ("yes", "no"), ("scaling", "kind"): ("weak", "strong")}
-# Words of the text that have digits and are no measurement: names, formats, symbols, and settings in code marks.
-WORDS = set("ResNet-18 ResNet-50 GPT-2 ViT-B/16 Qwen2 Qwen2-7B CIFAR-10 H100 H200 bf16 FP8 float32 ZeRO-1 C++20 "
-            "T_1 3x3".split())
+CHOICES = {
+    ("results", "better"): ("higher", "lower"),
+    ("ablation", "better"): ("higher", "lower"),
+    ("results", "same_call"): ("yes", "no"),
+    ("ablation", "same_call"): ("yes", "no"),
+    ("scaling", "same_call"): ("yes", "no"),
+    ("scaling", "kind"): ("weak", "strong"),
+}
+# Words of the text that have digits and are no measurement: names, formats, symbols, and settings in code
+# marks.
+WORDS = set(
+    "ResNet-18 ResNet-50 GPT-2 ViT-B/16 Qwen2 Qwen2-7B CIFAR-10 H100 H200 bf16 FP8 float32 ZeRO-1 C++20 "
+    "T_1 3x3".split()
+)
 CODE = {"NCCL_NVLS_ENABLE=0"}
 
 PATH = r'"([^"\n]*)"'
 # The macros that read values: what each argument must be.
-MACROS = {"n": "number", "ratio": "number", "percent": "number", "difference": "number", "word": "cell", "from": "cell"}
-KEYS = {"efficiency-of": "scaling", "peer-efficiency-of": "scaling", "effect": "ablation", "loss-of": "scaling",
-        "run-ref": "runs"}
+MACROS = {
+    "n": "number",
+    "ratio": "number",
+    "percent": "number",
+    "difference": "number",
+    "word": "cell",
+    "from": "cell",
+}
+KEYS = {
+    "efficiency-of": "scaling",
+    "peer-efficiency-of": "scaling",
+    "effect": "ablation",
+    "loss-of": "scaling",
+    "run-ref": "runs",
+}
 CALL = re.compile(r"#(" + "|".join([*MACROS, *KEYS]) + r")\(([^()]*)\)")
 
 
@@ -78,14 +125,20 @@ def check_columns(tables, problems):
                 problems.append(f"{where} names the run '{row['run']}', which data/runs.csv lacks")
             used.add(row["run"])
             for column in columns:
-                if row[column] and name != "hardware" and not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", row[column]):
+                if (
+                    row[column]
+                    and name != "hardware"
+                    and not re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", row[column])
+                ):
                     problems.append(f"{where}: {column} is '{row[column]}', which is no number")
             if name == "scaling" and not row["time"] and not row["command"]:
                 problems.append(f"{where} awaits a measurement, but names no command")
             for (file, column), choices in CHOICES.items():
                 if file == name and row[column] not in choices:
                     problems.append(f"{where}: {column} is '{row[column]}', not one of {', '.join(choices)}")
-    problems += [f"data/runs.csv: no value comes from the run {key}" for key in tables["runs"] if key not in used]
+    problems += [
+        f"data/runs.csv: no value comes from the run {key}" for key in tables["runs"] if key not in used
+    ]
 
 
 def text_of_run(root, run, problems):
@@ -108,7 +161,8 @@ def text_of_run(root, run, problems):
 
 
 def units_of(text):
-    """The parts of a page whose numbers belong together: paragraphs, list items, and rows and columns of tables."""
+    """The parts of a page whose numbers belong together: paragraphs, list items, and rows and columns of
+    tables."""
     units, columns, paragraph = [], [], []
 
     def end():
@@ -158,16 +212,24 @@ def check_pages(root, tables, problems):
 
 def check_group(where, key, values, units, run, problems):
     """One unit must hold all values of the group."""
-    if any(all(stands_in(value, unit) for value in values.values()) for unit in units):
+
+    def holds_all(unit):
+        return all(stands_in(value, unit) for value in values.values())
+
+    if any(map(holds_all, units)):
         return
     for column, value in values.items():
         if not any(stands_in(value, unit) for unit in units):
-            problems.append(f"{where}: {column} of {key} is {value}, which does not stand in {run['page']}; fix: make "
-                            "the two equal")
+            problems.append(
+                f"{where}: {column} of {key} is {value}, which does not stand in {run['page']}; fix: make "
+                "the two equal"
+            )
             return
     named = ", ".join(f"{column} {value}" for column, value in values.items())
-    problems.append(f"{where}: {named} of {key} do not stand together in a row, a column or a paragraph of "
-                    f"{run['page']}; fix: make the two equal")
+    problems.append(
+        f"{where}: {named} of {key} do not stand together in a row, a column or a paragraph of "
+        f"{run['page']}; fix: make the two equal"
+    )
 
 
 def check_text(source, tables, problems):
@@ -192,22 +254,27 @@ def check_text(source, tables, problems):
             elif MACROS[macro] == "number" and not row[column]:
                 problems.append(f"{where}: '{path}' is empty, because nothing was measured")
     text = CALL.sub("", source)
-    text = re.sub(r'^#import .*$|<[a-z-]+>|@[a-z-]+', "", text, flags=re.MULTILINE)
+    text = re.sub(r"^#import .*$|<[a-z-]+>|@[a-z-]+", "", text, flags=re.MULTILINE)
     for code in re.findall(r"`([^`]*)`", text):
         if re.search(r"\d", code) and code not in CODE:
-            problems.append(f"report.typ: `{code}` has a number; fix: name a value of data/*.csv, or add "
-                            "the setting to CODE in check.py")
+            problems.append(
+                f"report.typ: `{code}` has a number; fix: name a value of data/*.csv, or add "
+                "the setting to CODE in check.py"
+            )
     text = re.sub(r"`[^`]*`", "", text)
     for word in re.findall(r"\S*\d\S*", text):
         if word.strip(".,:;()*_$'\"").removesuffix("'s") not in WORDS:
-            problems.append(f"report.typ: '{word}' is a number of its own; fix: name a value of data/*.csv, "
-                            "or add the name to WORDS in check.py")
+            problems.append(
+                f"report.typ: '{word}' is a number of its own; fix: name a value of data/*.csv, "
+                "or add the name to WORDS in check.py"
+            )
     unused = [key for key in tables["figures"] if ("figures", key) not in named]
     problems += [f"data/figures.csv: the text does not use {key}" for key in unused]
 
 
 def check(folder, root):
-    """The problems of the report's sources in `folder` as sentences. root: where the pages of runs.csv are."""
+    """The problems of the report's sources in `folder` as sentences. root: where the pages of runs.csv
+    are."""
     problems = []
     tables = read_tables(folder, problems)
     if not problems:

@@ -4,6 +4,7 @@
 usage: convert_weights.py resnet18.pt resnet18.safetensors
        convert_weights.py fine_tuned.safetensors fine_tuned.pt
 """
+
 import sys
 
 import torch

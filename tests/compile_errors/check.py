@@ -4,6 +4,7 @@
 
 usage: check.py compile_commands.json FILE
 """
+
 import collections
 import json
 import os
@@ -20,10 +21,17 @@ def compile_file(commands, path):
     with open(commands, encoding="utf-8") as file:
         entry = next(e for e in json.load(file) if os.path.samefile(e["file"], path))
     words = shlex.split(entry["command"])
-    del words[words.index("-o"):words.index("-o") + 2]
+    del words[words.index("-o") : words.index("-o") + 2]
     words[words.index("-c")] = "-fsyntax-only"
-    result = subprocess.run(words, cwd=entry["directory"], env=os.environ | {"LC_ALL": "C"},
-                            stderr=subprocess.PIPE, encoding="utf-8", errors="replace", check=False)
+    result = subprocess.run(
+        words,
+        cwd=entry["directory"],
+        env=os.environ | {"LC_ALL": "C"},
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
     return result.returncode, result.stderr
 
 
@@ -33,8 +41,10 @@ def main():
         expected = re.findall(r"^ *// error: (.*)$", file.read(), re.MULTILINE)
     status, text = compile_file(commands, path)
     errors = re.findall(r" error: (.*)$", text, re.MULTILINE)
-    problems = [f"no comment has: {error}" for error in errors
-                if not any(sentence in error for sentence in expected)]
+    problems = []
+    for error in errors:
+        if not any(sentence in error for sentence in expected):
+            problems.append(f"no comment has: {error}")
     for sentence, count in collections.Counter(expected).items():
         found = sum(sentence in error for error in errors)
         if found != count:

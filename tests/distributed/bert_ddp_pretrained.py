@@ -3,6 +3,7 @@
 
 usage: bert_ddp_pretrained.py BERT_DDP SOURCES
 """
+
 import csv
 import json
 import os
@@ -25,7 +26,9 @@ WORDS = BERT_TOKENS + [f"word{i}" for i in range(48)]
 
 def write_data(folder):
     random.seed(3)
-    vocabulary = Vocabulary("by hand", [(word.encode(), word in BERT_TOKENS) for word in WORDS], end_of_text=3)
+    vocabulary = Vocabulary(
+        "by hand", [(word.encode(), word in BERT_TOKENS) for word in WORDS], end_of_text=3
+    )
     splits = {"train": Documents(len(WORDS)), "eval": Documents(len(WORDS))}
     for name, count in ("train", 200), ("eval", 40):
         for _ in range(count):
@@ -40,33 +43,57 @@ def write_base(folder, words):
     added = [{"id": i, "content": word, "special": True} for i, word in enumerate(BERT_TOKENS)]
     vocab = {word: i for i, word in enumerate(words)}
     (folder / "tokenizer.json").write_text(
-        json.dumps({"added_tokens": added, "model": {"type": "WordPiece", "vocab": vocab}}), encoding="utf-8")
+        json.dumps({"added_tokens": added, "model": {"type": "WordPiece", "vocab": vocab}}), encoding="utf-8"
+    )
 
 
 def read_tensors(path):
     data = path.read_bytes()
-    length, = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + length])
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
     header.pop("__metadata__", None)
-    return {name: (entry["dtype"], entry["shape"],
-                   data[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]])
-            for name, entry in header.items()}
+    return {
+        name: (
+            entry["dtype"],
+            entry["shape"],
+            data[8 + length + entry["data_offsets"][0] : 8 + length + entry["data_offsets"][1]],
+        )
+        for name, entry in header.items()
+    }
 
 
 def run(work, name, base, *settings):
     return subprocess.run(
-        [PROGRAM, "context.device=cpu", "model.init=pretrained", f"model.path={base}", f"tokens.path={work / 'data'}",
-         "tokens.max_seq_len=24", "train.batch_size=8", "train.eval_first=true", "lr_schedule.type=constant",
-         "lr_schedule.warmup_steps=0", "loader.num_workers=1", f"metrics.dir={work}", f"metrics.run_name={name}",
-         *settings],
-        check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        encoding="utf-8")
+        [
+            PROGRAM,
+            "context.device=cpu",
+            "model.init=pretrained",
+            f"model.path={base}",
+            f"tokens.path={work / 'data'}",
+            "tokens.max_seq_len=24",
+            "train.batch_size=8",
+            "train.eval_first=true",
+            "lr_schedule.type=constant",
+            "lr_schedule.warmup_steps=0",
+            "loader.num_workers=1",
+            f"metrics.dir={work}",
+            f"metrics.run_name={name}",
+            *settings,
+        ],
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    )
 
 
 def check_unchanged_weights(work):
     """Without a learning rate the checkpoint holds the folder's weights, bit by bit."""
     checkpoint = work / "checkpoint"
-    result = run(work, "still", work / "base", "train.max_steps=2", "lr_schedule.lr=0", f"checkpoint.dir={checkpoint}")
+    result = run(
+        work, "still", work / "base", "train.max_steps=2", "lr_schedule.lr=0", f"checkpoint.dir={checkpoint}"
+    )
     assert result.returncode == 0, result.stdout
     assert "tokenizer of" not in result.stdout, result.stdout
     saved = read_tensors(next(checkpoint.glob("step_*/model.safetensors")))
@@ -82,7 +109,14 @@ def check_unchanged_weights(work):
 
 
 def check_training(work):
-    result = run(work, "trained", work / "base", "train.max_steps=30", "train.eval_every_steps=30", "lr_schedule.lr=0.01")
+    result = run(
+        work,
+        "trained",
+        work / "base",
+        "train.max_steps=30",
+        "train.eval_every_steps=30",
+        "lr_schedule.lr=0.01",
+    )
     assert result.returncode == 0, result.stdout
     with open(work / "trained" / "evals.csv", encoding="ascii") as file:
         losses = [float(row["eval_loss"]) for row in csv.DictReader(file)]

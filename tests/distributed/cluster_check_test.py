@@ -9,6 +9,7 @@ usage: cluster_check_test.py full|quick|fails|thresholds|refuses|gpu LAUNCHER PR
   refuses     wrong arguments and wrong threshold files: a message, exit code 64, nothing runs
   gpu         --quick on GPUs
 """
+
 import html.parser
 import json
 import os
@@ -25,13 +26,35 @@ HOST = socket.gethostname()
 
 
 def run(*arguments, code=0, output=(), device="cpu", environment=()):
-    """Starts the ranks; rank 0 must write every text of `output`. Returns all output. The launcher hides variables of
-    Slurm, so `environment` is set behind it."""
+    """Starts the ranks; rank 0 must write every text of `output`. Returns all output. The launcher hides
+    variables of Slurm, so `environment` is set behind it."""
     launch = ["--launch", "env"] if RANKS == 1 and device == "cpu" else []
     launch += ["--gpus"] if device == "cuda" else []
-    expected = [word for text in output for word in ("--expect-output", "0:" + text)]
-    done = subprocess.run([launcher, "--ranks", ranks, "--timeout", "200", *launch, "--expect-exit", f"*:{code}", *expected,
-                           "--", "/usr/bin/env", *environment, program, f"device={device}", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    expected = []
+    for text in output:
+        expected += ["--expect-output", "0:" + text]
+    done = subprocess.run(
+        [
+            launcher,
+            "--ranks",
+            ranks,
+            "--timeout",
+            "200",
+            *launch,
+            "--expect-exit",
+            f"*:{code}",
+            *expected,
+            "--",
+            "/usr/bin/env",
+            *environment,
+            program,
+            f"device={device}",
+            *arguments,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     print(done.stdout)
     if done.returncode == 77:
         sys.exit(77)
@@ -75,9 +98,17 @@ def full():
     # A host without GPUs cannot count them, and one rank has no collectives.
     not_measured = [*([] if RANKS > 1 else ["collectives.wrong_sums"]), "health.distinct_gpu_counts"]
     if rows(data, "health.distinct_gpu_counts")[0]["value"] is None:
-        assert data["thresholds_not_measured"] == not_measured and data["thresholds_met"] == 7 - len(not_measured), data["thresholds_not_measured"]
+        assert data["thresholds_not_measured"] == not_measured and data["thresholds_met"] == 7 - len(
+            not_measured
+        ), data["thresholds_not_measured"]
     assert [rank["host"] for rank in data["ranks"]] == [HOST] * RANKS
-    per_rank = ["gpu.gemm_fp32_512", "gpu.device_copy", "training.encoder_fp32", "training.encoder_bf16", "training.resnet"]
+    per_rank = [
+        "gpu.gemm_fp32_512",
+        "gpu.device_copy",
+        "training.encoder_fp32",
+        "training.encoder_bf16",
+        "training.resnet",
+    ]
     for name in per_rank:
         found = rows(data, name)
         assert sorted(row["rank"] for row in found) == list(range(RANKS)), name
@@ -101,7 +132,9 @@ def check_collectives(data):
     """By the definitions of nccl-tests. One rank has none: nothing would move."""
     found = [row for row in data["rows"] if row["group"] == "collectives"]
     if RANKS == 1:
-        assert [(row["name"], row["verdict"], row["text"]) for row in found] == [("all_reduce_busbw", "n/a", "one rank")], found
+        assert [(row["name"], row["verdict"], row["text"]) for row in found] == [
+            ("all_reduce_busbw", "n/a", "one rank")
+        ], found
         assert data["collectives"] == [] and data["pairs"]["gb_per_s"] == []
         return
     assert [row["value"] for row in rows(data, "collectives.wrong_sums")] == [0]
@@ -109,7 +142,11 @@ def check_collectives(data):
     assert latency["value"] > 0
     (links,) = rows(data, "collectives.pair_percent_below_median")
     assert re.search(rf"slowest: rank \d on {HOST} to rank \d on {HOST}, ", links["text"]), links
-    factors = {"all_reduce": 2 * (RANKS - 1) / RANKS, "all_gather": (RANKS - 1) / RANKS, "reduce_scatter": (RANKS - 1) / RANKS}
+    factors = {
+        "all_reduce": 2 * (RANKS - 1) / RANKS,
+        "all_gather": (RANKS - 1) / RANKS,
+        "reduce_scatter": (RANKS - 1) / RANKS,
+    }
     assert {point["operation"] for point in data["collectives"]} == set(factors)
     for point in data["collectives"]:
         algbw = point["bytes"] / point["microseconds"] / 1000
@@ -135,8 +172,19 @@ def fails():
     pathlib.Path("strict.yaml").write_text("health:\n  open_files: 1e12\ngpu:\n  device_copy: 1e9\n")
     node = f"rank 0 (cpu) on node {HOST}"
     every = [f"TB/s, must be at least 1e+09: rank {rank} (cpu) on node {HOST}" for rank in range(RANKS)]
-    output = run("--quick", "thresholds=strict.yaml", "output=out", code=1, output=["FAILED health.open_files = ", node, "FAILED gpu.device_copy", *every,
-                 f"{RANKS + 1} rows failed"])
+    output = run(
+        "--quick",
+        "thresholds=strict.yaml",
+        "output=out",
+        code=1,
+        output=[
+            "FAILED health.open_files = ",
+            node,
+            "FAILED gpu.device_copy",
+            *every,
+            f"{RANKS + 1} rows failed",
+        ],
+    )
     assert "all checks passed" not in output
     data = report()
     assert not data["passed"] and len(data["failures"]) == RANKS + 1
@@ -144,19 +192,37 @@ def fails():
     assert f"{RANKS + 1} rows failed" in page()
     # A run that dies leaves no verdict of an earlier one, and a file that cannot be written hides no failure.
     pathlib.Path("out/report.json").write_text('{"passed": true}')
-    run("thresholds=strict.yaml", "output=out", "--write-thresholds", "/proc/none/own.yaml", code=73, output=["--write-thresholds: cannot write"])
+    run(
+        "thresholds=strict.yaml",
+        "output=out",
+        "--write-thresholds",
+        "/proc/none/own.yaml",
+        code=73,
+        output=["--write-thresholds: cannot write"],
+    )
     assert not pathlib.Path("out/report.json").exists()
 
 
 def thresholds():
     run("--quick", "output=", "--write-thresholds", "own.yaml", output=["wrote own.yaml"])
     text = pathlib.Path("own.yaml").read_text()
-    for line in ("wrong_sums: 0", "all_reduce_latency: ", "device_copy: ", "encoder_bf16: ", "open_files: 1024"):
+    for line in (
+        "wrong_sums: 0",
+        "all_reduce_latency: ",
+        "device_copy: ",
+        "encoder_bf16: ",
+        "open_files: 1024",
+    ):
         assert line in text, text
     # Two CPU runs may differ by more than the margins: the file is loosened as a person would.
-    loose = re.sub(r"(device_copy|encoder_bf16|gemm_fp32_512|all_reduce_busbw): (\S+)",
-                   lambda found: f"{found[1]}: {float(found[2]) / 20:.3g}", text)
-    loose = re.sub(r"(all_reduce_latency): (\S+)", lambda found: f"{found[1]}: {float(found[2]) * 50:.6g}", loose)
+    loose = re.sub(
+        r"(device_copy|encoder_bf16|gemm_fp32_512|all_reduce_busbw): (\S+)",
+        lambda found: f"{found[1]}: {float(found[2]) / 20:.3g}",
+        text,
+    )
+    loose = re.sub(
+        r"(all_reduce_latency): (\S+)", lambda found: f"{found[1]}: {float(found[2]) * 50:.6g}", loose
+    )
     assert loose != text
     pathlib.Path("loose.yaml").write_text(loose)
     # What someone else put in the place of the files: no pipe is waited for, and nothing goes through a link.
@@ -165,8 +231,15 @@ def thresholds():
     os.mkfifo("pipe")
     pathlib.Path("mine").write_text("mine")
     os.symlink("../mine", "out/report.json")
-    run("--quick", "output=out", "thresholds=loose.yaml", "--write-thresholds", "pipe", code=73,
-        output=["all checks passed", "thresholds: loose.yaml", "--write-thresholds: cannot write pipe"])
+    run(
+        "--quick",
+        "output=out",
+        "thresholds=loose.yaml",
+        "--write-thresholds",
+        "pipe",
+        code=73,
+        output=["all checks passed", "thresholds: loose.yaml", "--write-thresholds: cannot write pipe"],
+    )
     assert pathlib.Path("mine").read_text() == "mine" and "all checks passed" in page() and report()["passed"]
     judged = [row for row in report()["rows"] if row["verdict"] == "pass"]
     assert {"device_copy", "encoder_bf16", "all_reduce_latency"} <= {row["name"] for row in judged}
@@ -178,11 +251,20 @@ def refuses():
     pathlib.Path("text.yaml").write_text("gpu:\n  device_copy: fast\n")
     pathlib.Path("negative.yaml").write_text("gpu:\n  device_copy: -3\n")
     pathlib.Path("empty.yaml").write_text("gpu:\n")
-    for argument, message in (("thresholds=unknown.yaml", "gpu.device_copie"), ("thresholds=section.yaml", "gpus"),
-                              ("thresholds=text.yaml", "device_copy"), ("thresholds=b200", "cpu"), ("devices=cpu", "unknown key"),
-                              ("device=tpu", "auto, cpu or cuda"), ("--fast", "unknown argument"), ("--write-thresholds", "a file must follow"),
-                              ("thresholds=", "write none"), ("thresholds=.", "neither a file"), ("thresholds=empty.yaml", "sets no limit"),
-                              ("thresholds=negative.yaml", "thresholds=negative.yaml: ")):
+    for argument, message in (
+        ("thresholds=unknown.yaml", "gpu.device_copie"),
+        ("thresholds=section.yaml", "gpus"),
+        ("thresholds=text.yaml", "device_copy"),
+        ("thresholds=b200", "cpu"),
+        ("devices=cpu", "unknown key"),
+        ("device=tpu", "auto, cpu or cuda"),
+        ("--fast", "unknown argument"),
+        ("--write-thresholds", "a file must follow"),
+        ("thresholds=", "write none"),
+        ("thresholds=.", "neither a file"),
+        ("thresholds=empty.yaml", "sets no limit"),
+        ("thresholds=negative.yaml", "thresholds=negative.yaml: "),
+    ):
         output = run("output=out", argument, code=64, output=[message])
         assert "checking" not in output, output
     run("output=out", "--write-thresholds", "--quick", code=64, output=["a file must follow"])
@@ -190,8 +272,13 @@ def refuses():
     pathlib.Path("file").write_text("")
     run("--quick", "output=file/below", code=73, output=["cannot write file/below/report.json"])
     # A node whose GPUs are gone is no CPU node.
-    output = run("device=auto", "output=out", code=64, environment=["SLURM_GPUS_ON_NODE=8", "CUDA_VISIBLE_DEVICES="],
-                 output=["device=auto finds no usable GPU on", "SLURM_GPUS_ON_NODE is set"])
+    output = run(
+        "device=auto",
+        "output=out",
+        code=64,
+        environment=["SLURM_GPUS_ON_NODE=8", "CUDA_VISIBLE_DEVICES="],
+        output=["device=auto finds no usable GPU on", "SLURM_GPUS_ON_NODE is set"],
+    )
     assert "checking" not in output, output
 
 
@@ -208,5 +295,7 @@ def gpu():
 
 with tempfile.TemporaryDirectory() as folder:
     os.chdir(folder)
-    {"full": full, "quick": quick, "fails": fails, "thresholds": thresholds, "refuses": refuses, "gpu": gpu}[scenario]()
+    {"full": full, "quick": quick, "fails": fails, "thresholds": thresholds, "refuses": refuses, "gpu": gpu}[
+        scenario
+    ]()
     os.chdir("/")

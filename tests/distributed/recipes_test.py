@@ -3,6 +3,7 @@
 
 usage: recipes_test.py torchscript|exported_model|fine_tuning|gan|hooks LAUNCHER PROGRAM RANKS
 """
+
 import filecmp
 import os
 import pathlib
@@ -14,7 +15,7 @@ try:
     if sys.argv[1] in ("torchscript", "exported_model", "fine_tuning"):
         import torch
     if sys.argv[1] in ("exported_model", "fine_tuning"):
-        import safetensors.torch  # noqa: F401
+        import safetensors.torch
     if sys.argv[1] == "fine_tuning":
         import torchvision
 except ImportError as error:
@@ -33,14 +34,39 @@ def run(output, *settings, code=0):
     """`output`: what rank 0 must write, one text or a list."""
     launch = ["--launch", "env"] if ranks == "1" else []
     expected = [output] if isinstance(output, str) else output
-    outputs = [word for text in expected for word in ("--expect-output", "0:" + text)]
-    subprocess.run([launcher, "--ranks", ranks, "--timeout", "100", *launch, "--expect-exit", f"*:{code}",
-                    *outputs, "--", program, "context.device=cpu", *settings], check=True)
+    outputs = []
+    for text in expected:
+        outputs += ["--expect-output", "0:" + text]
+    subprocess.run(
+        [
+            launcher,
+            "--ranks",
+            ranks,
+            "--timeout",
+            "100",
+            *launch,
+            "--expect-exit",
+            f"*:{code}",
+            *outputs,
+            "--",
+            program,
+            "context.device=cpu",
+            *settings,
+        ],
+        check=True,
+    )
 
 
 def train_on_images(*settings):
-    run("step 4/4 | loss ", "metrics.dir=", "train.max_steps=4", "train.batch_size=8", f"data.path={ROOT}/data/cifar10-sample",
-        "data.num_samples=64", *settings)
+    run(
+        "step 4/4 | loss ",
+        "metrics.dir=",
+        "train.max_steps=4",
+        "train.batch_size=8",
+        f"data.path={ROOT}/data/cifar10-sample",
+        "data.num_samples=64",
+        *settings,
+    )
 
 
 def torchscript():
@@ -50,7 +76,12 @@ def torchscript():
     for (name, before), after in zip(net.named_parameters(), trained.parameters()):
         assert not torch.equal(before, after), f"{name} was not trained"
     # Weights alone go through a file and, with a learning rate of 0, through training.
-    train_on_images("script.path=net.pt", "script.weights=trained.pt.safetensors", "script.output=again.pt", "lr_schedule.lr=0")
+    train_on_images(
+        "script.path=net.pt",
+        "script.weights=trained.pt.safetensors",
+        "script.output=again.pt",
+        "lr_schedule.lr=0",
+    )
     for (name, before), after in zip(trained.named_parameters(), torch.jit.load("again.pt").parameters()):
         assert torch.equal(before, after), f"{name} was not loaded"
     assert trained.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
@@ -60,7 +91,9 @@ def exported_model():
     source = ROOT / "data/exported-sample"
     # The committed archive is what its script makes, as far as it matters: Python's names and values.
     subprocess.run([sys.executable, source / "make_archive.py", "again.pt2"], check=True)
-    train_on_images(f"exported.path={source}/cifar_net.pt2", "exported.output=trained.safetensors", "lr_schedule.lr=0.01")
+    train_on_images(
+        f"exported.path={source}/cifar_net.pt2", "exported.output=trained.safetensors", "lr_schedule.lr=0.01"
+    )
     sys.path.insert(0, str(source))
     sys.dont_write_bytecode = True
     net = __import__("make_archive").CifarNet()
@@ -70,9 +103,11 @@ def exported_model():
         assert not torch.equal(before[name], after), f"{name} was not trained"
     assert net.bn.num_batches_tracked == 4
     # With a learning rate of 0 the parameters are those of the export.
-    train_on_images(f"exported.path={source}/cifar_net.pt2", "exported.output=same.safetensors", "lr_schedule.lr=0")
+    train_on_images(
+        f"exported.path={source}/cifar_net.pt2", "exported.output=same.safetensors", "lr_schedule.lr=0"
+    )
     same = safetensors.torch.load_file("same.safetensors")
-    for name, parameter in net.named_parameters():
+    for name, _ in net.named_parameters():
         assert torch.equal(before[name], same[name]), f"{name} is another one than the archive's"
     assert net.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
@@ -82,7 +117,9 @@ def fine_tuning():
     torch.save(source.state_dict(), "resnet18.pt")
     python("convert_weights.py", "resnet18.pt", "resnet18.safetensors")
     # With a learning rate of 0 the weights that come back are those that went in.
-    train_on_images("weights.from=resnet18.safetensors", "weights.to=fine_tuned.safetensors", "lr_schedule.lr=0")
+    train_on_images(
+        "weights.from=resnet18.safetensors", "weights.to=fine_tuned.safetensors", "lr_schedule.lr=0"
+    )
     python("convert_weights.py", "fine_tuned.safetensors", "fine_tuned.pt")
     tuned = torchvision.models.resnet18(num_classes=10)
     tuned.load_state_dict(torch.load("fine_tuned.pt", weights_only=True), strict=True)

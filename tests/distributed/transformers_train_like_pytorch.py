@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpt2_ddp, bert_ddp and vit_ddp train like PyTorch: benchmarks/transformer_curves with small models in float32.
+"""gpt2_ddp, bert_ddp and vit_ddp train like PyTorch: benchmarks/transformer_curves with small models in
+float32.
 
 usage: transformers_train_like_pytorch.py BUILD SOURCES
 """
+
 import os
 import pathlib
 import random
@@ -35,9 +37,14 @@ def write_data(folder):
 
 def compare(out, data, *arguments):
     program = SOURCES / "benchmarks/transformer_curves"
-    result = subprocess.run([sys.executable, program, "--tiny", "--device", "cpu", BUILD, data, out, *arguments], check=False,
-                            env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, program, "--tiny", "--device", "cpu", BUILD, data, out, *arguments],
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+    )
     print(result.stdout)
     return result.returncode
 

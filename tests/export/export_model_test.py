@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tools/export_model.py, and its archives in Python and in C++: export_model_test.py EXPORTED_CASE, the program of tests/export."""
+"""tools/export_model.py, and its archives in Python and in C++: export_model_test.py EXPORTED_CASE, the
+program of tests/export."""
 
 import contextlib
 import io
@@ -22,7 +23,6 @@ import torch  # noqa: E402
 import transformers.modeling_outputs  # noqa: E402,F401  (torch.export.load knows the outputs' classes then)
 from libddp.export import DoesNotExport, Mistake, export  # noqa: E402
 from libddp.export.command import main  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
 from torch.export.pt2_archive._package import load_pt2  # noqa: E402
 
 OWN = '''
@@ -31,7 +31,8 @@ import torch
 from torch import nn
 
 class Cnn(nn.Module):
-    """Evaluation is no rewriting of the operators of training: only Python knows what self.training leaves out."""
+    """Evaluation is no rewriting of the operators of training.
+    Only Python knows what self.training leaves out."""
     def __init__(self):
         super().__init__()
         self.conv, self.norm, self.dropout = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.3)
@@ -78,8 +79,15 @@ class FixedBatch(nn.Linear):
 def number():
     return 3
 '''
-MISTRAL = dict(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-               sliding_window=8)
+MISTRAL = dict(
+    vocab_size=97,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    sliding_window=8,
+)
 GPT2 = dict(n_layer=2, n_embd=32, n_head=4, vocab_size=97, n_positions=32)
 LINEAR = {"in_features": 4, "out_features": 4}
 LINEAR_SET = "in_features=4,out_features=4"
@@ -139,28 +147,51 @@ class Archives(unittest.TestCase):
         self.assertIn(" 0 different", result.stdout)
 
     def test_cnn_whose_evaluation_only_python_knows(self):
-        printed = self.export("cnn", "--from", "own:Cnn", "--input", "x=float32[4,3,8,8]", "--dynamic", "x:0=batch,batch=2..16")
+        printed = self.export(
+            "cnn", "--from", "own:Cnn", "--input", "x=float32[4,3,8,8]", "--dynamic", "x:0=batch,batch=2..16"
+        )
         self.assertIn("x: float32 [batch, 3, 8, 8]", printed)
         self.assertIn("batch: 2 to 16", printed)
         self.assertIn("on the example and batch=5", printed)
         import own
+
         self.run_in_cpp("cnn", made(own.Cnn), (torch.randn(7, 3, 8, 8),))
 
     def test_gpt2_of_transformers(self):
-        printed = self.export("gpt2", "--from", "transformers:GPT2LMHeadModel", "--config", pairs(GPT2),
-                              "--input", "input_ids=int64[3,12]<97", "--dynamic", "input_ids:0=batch,input_ids:1=length,length=4..32")
+        printed = self.export(
+            "gpt2",
+            "--from",
+            "transformers:GPT2LMHeadModel",
+            "--config",
+            pairs(GPT2),
+            "--input",
+            "input_ids=int64[3,12]<97",
+            "--dynamic",
+            "input_ids:0=batch,input_ids:1=length,length=4..32",
+        )
         self.assertIn("attention is causal by itself", printed)
         self.assertIn("['logits'] float32 [batch, length, 97]", printed)
         from transformers import GPT2Config, GPT2LMHeadModel
+
         model = made(lambda: GPT2LMHeadModel(GPT2Config(**GPT2, use_cache=False)))
         model.config._attn_implementation = "causal_without_mask"  # sdpa with a mask adds in another order
         self.run_in_cpp("gpt2", model, (torch.randint(97, (5, 20)),))
 
     def test_mask_as_input_keeps_padding_and_windows(self):
-        printed = self.export("mistral", "--from", "transformers:MistralForCausalLM", "--config", pairs(MISTRAL),
-                              "--input", "input_ids=int64[2,12]<97", "--input", "attention_mask=int64[2,12]<2")
+        printed = self.export(
+            "mistral",
+            "--from",
+            "transformers:MistralForCausalLM",
+            "--config",
+            pairs(MISTRAL),
+            "--input",
+            "input_ids=int64[2,12]<97",
+            "--input",
+            "attention_mask=int64[2,12]<2",
+        )
         self.assertIn("keeps its masks, because attention_mask is an input", printed)
         from transformers import MistralConfig, MistralForCausalLM
+
         model = made(lambda: MistralForCausalLM(MistralConfig(**MISTRAL, use_cache=False)))
         mask = torch.ones(3, 12, dtype=torch.int64)
         mask[0, 9:] = 0
@@ -169,6 +200,7 @@ class Archives(unittest.TestCase):
     def test_own_module(self):
         self.export("own", "--from", "own:make", "--set", "width=6")
         import own
+
         self.run_in_cpp("own", made(own.make, width=6), (torch.randn(5, 4),), {"b": torch.randn(5, 4)})
 
     def test_one_copy_of_weights_stored_and_aligned(self):
@@ -176,16 +208,26 @@ class Archives(unittest.TestCase):
         with zipfile.ZipFile("entries/model.pt2") as archive, open("entries/model.pt2", "rb") as file:
             self.assertIsNone(archive.testzip())
             names = [name.removeprefix("model/") for name in archive.namelist()]
-            tables = {mode: json.loads(archive.read(f"model/data/weights/{mode}_weights_config.json")) for mode in ("model", "eval")}
+            tables = {
+                mode: json.loads(archive.read(f"model/data/weights/{mode}_weights_config.json"))
+                for mode in ("model", "eval")
+            }
             for entry in archive.infolist():
                 self.assertEqual(entry.compress_type, zipfile.ZIP_STORED)
                 file.seek(entry.header_offset + 26)
                 lengths = file.read(4)
-                begin = entry.header_offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+                begin = (
+                    entry.header_offset
+                    + 30
+                    + int.from_bytes(lengths[:2], "little")
+                    + int.from_bytes(lengths[2:], "little")
+                )
                 self.assertEqual(begin % 64, 0, entry.filename)
         self.assertEqual(tables["model"], tables["eval"])
-        self.assertEqual(sum("weights/weight_" in name for name in names), 8)  # nine tensors, two of them tied
-        self.assertEqual(sum("constants/tensor_" in name for name in names), 3)  # the buffer once, one constant for each mode
+        # Nine tensors, two of them tied.
+        self.assertEqual(sum("weights/weight_" in name for name in names), 8)
+        # The buffer once, one constant for each mode.
+        self.assertEqual(sum("constants/tensor_" in name for name in names), 3)
         self.assertEqual(len(names), len(set(names)))
 
     def test_python_loads_both_programs(self):
@@ -193,17 +235,39 @@ class Archives(unittest.TestCase):
         training = torch.export.load("loaded/model.pt2")
         programs = load_pt2("loaded/model.pt2").exported_programs
         self.assertEqual(set(programs), {"model", "eval"})
-        modes = [next(node.args[5] for node in program.graph.nodes if "batch_norm" in str(node.target))
-                 for program in (training, programs["model"], programs["eval"])]
-        self.assertEqual(modes, [True, True, False])
+        for program, mode in ((training, True), (programs["model"], True), (programs["eval"], False)):
+            norms = [node for node in program.graph.nodes if "batch_norm" in str(node.target)]
+            self.assertEqual(norms[0].args[5], mode)
 
     def test_options(self):
-        code, printed = call("bf16.pt2", "--from", "own:Cnn", "--input", "x=float32[4,3,8,8]", "--dtype", "bfloat16", "--mode", "train")
+        code, printed = call(
+            "bf16.pt2",
+            "--from",
+            "own:Cnn",
+            "--input",
+            "x=float32[4,3,8,8]",
+            "--dtype",
+            "bfloat16",
+            "--mode",
+            "train",
+        )
         self.assertEqual(code, 0, printed)
         self.assertIn("x: bfloat16 [batch, 3, 8, 8]", printed)
         self.assertIn("batch: 2 or more", printed)
         self.assertEqual(set(load_pt2("bf16.pt2").exported_programs), {"model"})
-        code, printed = call("fixed.pt2", "--from", "own:FixedBatch", "--set", LINEAR_SET, "--input", X, "--dynamic", "none", "--mode", "eval")
+        code, printed = call(
+            "fixed.pt2",
+            "--from",
+            "own:FixedBatch",
+            "--set",
+            LINEAR_SET,
+            "--input",
+            X,
+            "--dynamic",
+            "none",
+            "--mode",
+            "eval",
+        )
         self.assertEqual(code, 0, printed)
         self.assertIn("x: float32 [4, 4]", printed)
 
@@ -220,9 +284,14 @@ class Function(unittest.TestCase):
         for name, value in model.state_dict().items():
             self.assertTrue(torch.equal(value, before[name]) and value.dtype == before[name].dtype, name)
         program = torch.export.load("sequential.pt2")
-        self.assertFalse(next(node.args[5] for node in program.graph.nodes if "batch_norm" in str(node.target)))
+        self.assertFalse(
+            next(node.args[5] for node in program.graph.nodes if "batch_norm" in str(node.target))
+        )
         self.assertEqual(program.state_dict["0.weight"].dtype, torch.float64)
-        self.assertEqual((summary.modes, summary.parameters, summary.checks["train"][0].different), (("train", "eval"), 42, 0))
+        self.assertEqual(
+            (summary.modes, summary.parameters, summary.checks["train"][0].different),
+            (("train", "eval"), 42, 0),
+        )
 
     def test_errors_are_exceptions(self):
         with self.assertRaisesRegex(Mistake, "names that end in .pt2; fix: net.pt2"):
@@ -231,6 +300,7 @@ class Function(unittest.TestCase):
             export(torch.nn.Linear(4, 4), (torch.randn(2, 4),), path="net.pt2", modes="all")
         with self.assertRaisesRegex(DoesNotExport, "fix: .*data-dependent"):
             import own
+
             export(own.Branches(**LINEAR), (torch.randn(2, 4),), path="net.pt2")
         self.assertFalse(os.path.exists("net.pt2"))
 
@@ -238,54 +308,70 @@ class Function(unittest.TestCase):
 class Messages(unittest.TestCase):
     def refused(self, code, words, *arguments, out="wrong.pt2"):
         result, printed = call(out, *arguments)
-        self.assertEqual((result, words in printed, printed.count("error: "), "fix: " in printed), (code, True, 1, True), printed)
+        self.assertEqual(
+            (result, words in printed, printed.count("error: "), "fix: " in printed),
+            (code, True, 1, True),
+            printed,
+        )
         self.assertFalse(os.path.exists(out))
         self.assertEqual([name for name in os.listdir() if name.startswith(".export_")], [])
 
     def test_mistakes_of_the_call(self):
         linear = ("--from", "own:Branches", "--set", LINEAR_SET)
         for words, *arguments in (
-                ("--from own names no model", "--from", "own"),
-                ("there is no Python module nowhere", "--from", "nowhere:make"),
-                ("own has no function or class nothing; fix: one of Cnn", "--from", "own:nothing"),
-                ("own:number returns an object of int", "--from", "own:number", "--input", X),
-                ("does not take these values", "--from", "own:make", "--set", "widht=3"),
-                ("--set 'width' is no key=value", "--from", "own:make", "--set", "width"),
-                ("--config is for transformers", "--from", "own:make", "--config", "width=3"),
-                ("transformers has no class GPT2", "--from", "transformers:GPT2LMHead"),
-                ("cannot be read", "--from", "transformers:GPT2LMHeadModel", "--config", "{n_layer"),
-                ("no example inputs for Linear.forward(input)", "--from", "torch.nn:Linear", "--set", LINEAR_SET),
-                ("does not say which configuration", "--from", "transformers:AutoModelForCausalLM"),
-                ("forward has no such argument", *linear, "--input", "y=float32[4,4]"),
-                ("there is no dtype float31", *linear, "--input", "x=float31[4,4]"),
-                ("neither a tensor nor a number", *linear, "--input", "x=float32"),
-                ("has no name", *linear, "--input", "float32[4,4]"),
-                ("fails in Python on the example inputs", *linear, "--input", "x=float32[4,5]"),
-                ("dimension 0 of x is 1", *linear, "--input", "x=float32[1,4]"),
-                ("neither INPUT:DIM=NAME", *linear, "--input", X, "--dynamic", "x=batch"),
-                ("no input of this name", *linear, "--input", X, "--dynamic", "y:0=batch"),
-                ("the input has 2 dimensions", *linear, "--input", X, "--dynamic", "x:2=batch"),
-                ("outside of the range 8..9", *linear, "--input", X, "--dynamic", "x:0=b,b=8..9"),
-                ("the range of no dimension", *linear, "--input", X, "--dynamic", "x:0=b,c=8..9"),
-                ("an empty range", *linear, "--input", X, "--dynamic", "x:0=b,b=9..8"),
-                ("invalid choice: 'all'", *linear, "--input", X, "--mode", "all")):
+            ("--from own names no model", "--from", "own"),
+            ("there is no Python module nowhere", "--from", "nowhere:make"),
+            ("own has no function or class nothing; fix: one of Cnn", "--from", "own:nothing"),
+            ("own:number returns an object of int", "--from", "own:number", "--input", X),
+            ("does not take these values", "--from", "own:make", "--set", "widht=3"),
+            ("--set 'width' is no key=value", "--from", "own:make", "--set", "width"),
+            ("--config is for transformers", "--from", "own:make", "--config", "width=3"),
+            ("transformers has no class GPT2", "--from", "transformers:GPT2LMHead"),
+            ("cannot be read", "--from", "transformers:GPT2LMHeadModel", "--config", "{n_layer"),
+            ("no example inputs for Linear.forward(input)", "--from", "torch.nn:Linear", "--set", LINEAR_SET),
+            ("does not say which configuration", "--from", "transformers:AutoModelForCausalLM"),
+            ("forward has no such argument", *linear, "--input", "y=float32[4,4]"),
+            ("there is no dtype float31", *linear, "--input", "x=float31[4,4]"),
+            ("neither a tensor nor a number", *linear, "--input", "x=float32"),
+            ("has no name", *linear, "--input", "float32[4,4]"),
+            ("fails in Python on the example inputs", *linear, "--input", "x=float32[4,5]"),
+            ("dimension 0 of x is 1", *linear, "--input", "x=float32[1,4]"),
+            ("neither INPUT:DIM=NAME", *linear, "--input", X, "--dynamic", "x=batch"),
+            ("no input of this name", *linear, "--input", X, "--dynamic", "y:0=batch"),
+            ("the input has 2 dimensions", *linear, "--input", X, "--dynamic", "x:2=batch"),
+            ("outside of the range 8..9", *linear, "--input", X, "--dynamic", "x:0=b,b=8..9"),
+            ("the range of no dimension", *linear, "--input", X, "--dynamic", "x:0=b,c=8..9"),
+            ("an empty range", *linear, "--input", X, "--dynamic", "x:0=b,b=9..8"),
+            ("invalid choice: 'all'", *linear, "--input", X, "--mode", "all"),
+        ):
             with self.subTest(words):
                 self.refused(64, words, *arguments)
         self.refused(64, "fix: net.pt2", *linear, out="net.pt")
 
     def test_models_that_do_not_export(self):
         for words, *arguments in (
-                ("mode train; fix: name the dimensions", "--from", "own:FixedBatch"),
-                ("if x.sum() > 0", "--from", "own:Branches"),
-                ("computes something else than the module", "--from", "own:Draws")):
+            ("mode train; fix: name the dimensions", "--from", "own:FixedBatch"),
+            ("if x.sum() > 0", "--from", "own:Branches"),
+            ("computes something else than the module", "--from", "own:Draws"),
+        ):
             with self.subTest(words):
                 self.refused(65, words, *arguments, "--set", LINEAR_SET, "--input", X)
-        code, printed = call("drawn.pt2", "--from", "own:Draws", "--set", LINEAR_SET, "--input", X, "--no-check")
+        code, printed = call(
+            "drawn.pt2", "--from", "own:Draws", "--set", LINEAR_SET, "--input", X, "--no-check"
+        )
         self.assertEqual(code, 0, printed)
 
     def test_window_of_attention(self):
-        self.refused(65, "sliding_window=8 tokens, and the inputs may have 12", "--from", "transformers:MistralForCausalLM", "--config",
-                     pairs(MISTRAL), "--input", "input_ids=int64[2,12]<97")
+        self.refused(
+            65,
+            "sliding_window=8 tokens, and the inputs may have 12",
+            "--from",
+            "transformers:MistralForCausalLM",
+            "--config",
+            pairs(MISTRAL),
+            "--input",
+            "input_ids=int64[2,12]<97",
+        )
 
     def test_folder_that_does_not_exist(self):
         self.refused(73, "is no folder that you may write", "--from", "own:Cnn", out="nowhere/net.pt2")

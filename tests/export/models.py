@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of different kinds in small sizes, with random weights. make(NAME) returns a Case."""
+
 import dataclasses
 import os
 import typing
@@ -17,58 +18,82 @@ class Case:
     model: nn.Module
     inputs: tuple
     keywords: dict = dataclasses.field(default_factory=dict)
-    shapes: object = None       # dynamic_shapes of the export
-    other: tuple = ()           # inputs of the training, in other sizes than the export's
+    shapes: object = None  # dynamic_shapes of the export
+    other: tuple = ()  # inputs of the training, in other sizes than the export's
     other_keywords: dict = dataclasses.field(default_factory=dict)
-    evaluates: bool = True      # whether eval() follows from the program of training
-    batches: int = 1            # step i trains on part i % batches of `other`
+    evaluates: bool = True  # whether eval() follows from the program of training
+    batches: int = 1  # step i trains on part i % batches of `other`
 
 
 def images(model, size, *, batch=4, other=6):
     """A model of images [batch, 3, size, size] with a dynamic batch."""
-    return Case(model, (torch.randn(batch, 3, size, size),), shapes=({0: Dim("batch", min=2, max=512)},),
-                other=(torch.randn(BATCH or other, 3, size, size),))
+    return Case(
+        model,
+        (torch.randn(batch, 3, size, size),),
+        shapes=({0: Dim("batch", min=2, max=512)},),
+        other=(torch.randn(BATCH or other, 3, size, size),),
+    )
 
 
 def resnet50():
     import torchvision
+
     return images(torchvision.models.resnet50(num_classes=10), 64)
 
 
 def resnet_small():
     from torchvision.models.resnet import BasicBlock, ResNet
+
     return images(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10), 32)
 
 
 def vit_b_16():
     from torchvision.models import VisionTransformer
-    return images(VisionTransformer(image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=64, mlp_dim=128,
-                                    dropout=0.1, attention_dropout=0.1, num_classes=10), 32)
+
+    return images(
+        VisionTransformer(
+            image_size=32,
+            patch_size=8,
+            num_layers=2,
+            num_heads=4,
+            hidden_dim=64,
+            mlp_dim=128,
+            dropout=0.1,
+            attention_dropout=0.1,
+            num_classes=10,
+        ),
+        32,
+    )
 
 
 def convnext_tiny():
     from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
     blocks = [CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 2)]
     return images(ConvNeXt(blocks, stochastic_depth_prob=0.2, num_classes=10), 32)
 
 
 def efficientnet_b0():
     import torchvision
+
     return images(torchvision.models.efficientnet_b0(num_classes=10), 64)
 
 
 def hugging_face(model, vocab, *, inputs=None):
-    """A text model that takes input_ids [batch, length]. Causal models mask inside their attention: the mask of
-    transformers is built by code that torch.export does not save."""
+    """A text model that takes input_ids [batch, length]. Causal models mask inside their attention: the mask
+    of transformers is built by code that torch.export does not save."""
     shapes = {"input_ids": {0: Dim("batch", min=2, max=512), 1: Dim("length", min=4, max=32)}}
     ids = inputs or (lambda batch, length: torch.randint(vocab, (batch, length)))
-    return Case(model, (), {"input_ids": ids(3, 12)}, shapes, other_keywords={"input_ids": ids(BATCH or 4, 16)})
+    return Case(
+        model, (), {"input_ids": ids(3, 12)}, shapes, other_keywords={"input_ids": ids(BATCH or 4, 16)}
+    )
 
 
 def causal(model):
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     ALL_MASK_ATTENTION_FUNCTIONS.register("causal_without_mask", lambda *args, **keywords: None)
     ALL_ATTENTION_FUNCTIONS.register("causal_without_mask", sdpa_attention_forward)
     model.config._attn_implementation = "causal_without_mask"
@@ -77,28 +102,55 @@ def causal(model):
 
 def gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
+
     config = GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=4, use_cache=False)
     return hugging_face(causal(GPT2LMHeadModel(config)), 97)
 
 
 def qwen2():
     from transformers import Qwen2Config, Qwen2ForCausalLM
-    config = Qwen2Config(vocab_size=97, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, max_position_embeddings=32, use_cache=False, tie_word_embeddings=True)
+
+    config = Qwen2Config(
+        vocab_size=97,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        use_cache=False,
+        tie_word_embeddings=True,
+    )
     return hugging_face(causal(Qwen2ForCausalLM(config)), 97)
 
 
 def bert():
     from transformers import BertConfig, BertForSequenceClassification
-    config = BertConfig(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-                        max_position_embeddings=32)
+
+    config = BertConfig(
+        vocab_size=97,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=32,
+    )
     return hugging_face(BertForSequenceClassification(config), 97)
 
 
 def vit():
     from transformers import ViTConfig, ViTForImageClassification
-    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=32,
-                       patch_size=8, hidden_dropout_prob=0.1, num_labels=10)
+
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=8,
+        hidden_dropout_prob=0.1,
+        num_labels=10,
+    )
     return images(ViTForImageClassification(config), 32)
 
 
@@ -107,9 +159,17 @@ class UNet(nn.Module):
 
     def __init__(self):
         super().__init__()
+
         def block(a, b):
-            return nn.Sequential(nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.SiLU(),
-                                 nn.Conv2d(b, b, 3, padding=1), nn.GroupNorm(4, b), nn.ReLU(inplace=True))
+            return nn.Sequential(
+                nn.Conv2d(a, b, 3, padding=1, bias=False),
+                nn.BatchNorm2d(b),
+                nn.SiLU(),
+                nn.Conv2d(b, b, 3, padding=1),
+                nn.GroupNorm(4, b),
+                nn.ReLU(inplace=True),
+            )
+
         self.down1, self.down2, self.middle = block(3, 8), block(8, 16), block(16, 32)
         self.up2, self.up1 = nn.ConvTranspose2d(32, 16, 2, stride=2), nn.ConvTranspose2d(16, 8, 2, stride=2)
         self.join2, self.join1, self.head = block(32, 16), block(16, 8), nn.Conv2d(8, 2, 1)
@@ -126,8 +186,12 @@ class UNet(nn.Module):
 
 def unet():
     size = Dim("cells", min=2, max=16)
-    return Case(UNet(), (torch.randn(2, 3, 16, 16),), shapes=({0: Dim("batch", min=2), 2: 4 * size, 3: 4 * size},),
-                other=(torch.randn(BATCH or 3, 3, 24, 24),))
+    return Case(
+        UNet(),
+        (torch.randn(2, 3, 16, 16),),
+        shapes=({0: Dim("batch", min=2), 2: 4 * size, 3: 4 * size},),
+        other=(torch.randn(BATCH or 3, 3, 24, 24),),
+    )
 
 
 class Lstm(nn.Module):
@@ -145,7 +209,12 @@ class Lstm(nn.Module):
 
 
 def lstm():
-    return Case(Lstm(), (torch.randint(50, (3, 7)),), shapes=({0: Dim("batch", min=2)},), other=(torch.randint(50, (5, 7)),))
+    return Case(
+        Lstm(),
+        (torch.randint(50, (3, 7)),),
+        shapes=({0: Dim("batch", min=2)},),
+        other=(torch.randint(50, (5, 7)),),
+    )
 
 
 class GraphNetwork(nn.Module):
@@ -162,12 +231,15 @@ class GraphNetwork(nn.Module):
         for _ in range(2):
             messages = self.message(torch.cat([nodes[source], nodes[target], weights.unsqueeze(1)], 1))
             nodes = self.update(torch.zeros_like(nodes).index_add(0, target, messages), nodes)
-        return self.head(self.norm(nodes)).squeeze(-1), torch.zeros(3, device=weights.device).index_add(0, target % 3, weights)
+        return self.head(self.norm(nodes)).squeeze(-1), torch.zeros(3, device=weights.device).index_add(
+            0, target % 3, weights
+        )
 
 
 def graph_network():
     def data(nodes, edges):
         return torch.randn(nodes, 8), torch.randint(nodes, (2, edges)), torch.rand(edges, requires_grad=False)
+
     nodes, edges = Dim("nodes", min=2), Dim("edges", min=2)
     return Case(GraphNetwork(), data(6, 14), shapes=({0: nodes}, {1: edges}, {0: edges}), other=data(9, 25))
 
@@ -187,7 +259,12 @@ class Pinn(nn.Module):
 
 def pinn():
     n = Dim("n", min=2)
-    return Case(Pinn(), (torch.rand(16), torch.rand(16)), shapes=({0: n}, {0: n}), other=(torch.rand(33), torch.rand(33)))
+    return Case(
+        Pinn(),
+        (torch.rand(16), torch.rand(16)),
+        shapes=({0: n}, {0: n}),
+        other=(torch.rand(33), torch.rand(33)),
+    )
 
 
 class Dlrm(nn.Module):
@@ -195,7 +272,9 @@ class Dlrm(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.bags = nn.ModuleList(nn.EmbeddingBag(n, 8, mode=mode) for n, mode in ((20, "sum"), (30, "mean"), (40, "sum")))
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(n, 8, mode=mode) for n, mode in ((20, "sum"), (30, "mean"), (40, "sum"))
+        )
         self.bottom = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
         self.top = nn.Sequential(nn.Linear(8 + 6, 16), nn.ReLU(), nn.Linear(16, 1))
 
@@ -210,12 +289,14 @@ class Dlrm(nn.Module):
 def dlrm():
     def data(batch):
         return torch.randn(batch, 5), torch.randint(20, (batch, 3, 2))
+
     batch = Dim("batch", min=2)
     return Case(Dlrm(), data(4), shapes=({0: batch}, {0: batch}), other=data(7))
 
 
 class TwoInputs(nn.Module):
-    """Keyword arguments, a constant one, a list and a dict; shared weights, a buffer that is not persistent, a frozen part."""
+    """Keyword arguments, a constant one, a list and a dict; shared weights, a buffer that is not persistent,
+    a frozen part."""
 
     def __init__(self):
         super().__init__()
@@ -232,14 +313,20 @@ class TwoInputs(nn.Module):
         self.count += 1
         left = self.norm(F.rrelu(self.left(a), training=self.training)) + self.offset
         right = self.frozen(torch.tanh(self.right(b)))
-        return {"joined": self.bilinear(left, right) * self.scale, "parts": [left, (right ** power).mean()]}
+        return {"joined": self.bilinear(left, right) * self.scale, "parts": [left, (right**power).mean()]}
 
 
 def two_inputs():
     batch = Dim("batch", min=2)
-    return Case(TwoInputs(), (torch.randn(3, 6),), {"b": torch.randn(3, 6), "power": 3},
-                {"a": {0: batch}, "b": {0: batch}, "power": None}, (torch.randn(5, 6),), {"b": torch.randn(5, 6)},
-                evaluates=False)
+    return Case(
+        TwoInputs(),
+        (torch.randn(3, 6),),
+        {"b": torch.randn(3, 6), "power": 3},
+        {"a": {0: batch}, "b": {0: batch}, "power": None},
+        (torch.randn(5, 6),),
+        {"b": torch.randn(5, 6)},
+        evaluates=False,
+    )
 
 
 class Checkpointed(nn.Module):
@@ -247,7 +334,9 @@ class Checkpointed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(3)
+        )
 
     def forward(self, x):
         for block in self.blocks:
@@ -266,7 +355,8 @@ def checkpointed():
 
 
 class Siamese(nn.Module):
-    """One network for two inputs, a norm under two names, norms without statistics, of instances, and in a region."""
+    """One network for two inputs, a norm under two names, norms without statistics, of instances, and in a
+    region."""
 
     def __init__(self):
         super().__init__()
@@ -286,8 +376,12 @@ class Siamese(nn.Module):
 
 def siamese():
     batch = Dim("batch", min=2)
-    return Case(Siamese(), (torch.randn(3, 6), torch.randn(3, 6)), shapes=({0: batch}, {0: batch}),
-                other=(torch.randn(5, 6), torch.randn(5, 6)))
+    return Case(
+        Siamese(),
+        (torch.randn(3, 6), torch.randn(3, 6)),
+        shapes=({0: batch}, {0: batch}),
+        other=(torch.randn(5, 6), torch.randn(5, 6)),
+    )
 
 
 class Sample(typing.NamedTuple):
@@ -311,7 +405,9 @@ class Trees(nn.Module):
 
     def forward(self, sample, extra, pair):
         hidden = torch.tanh(self.linear(sample.values)) * sample.weights
-        return Scores(hidden + extra["bias"] - extra["shift"], None, Sample(pair[0] * hidden.mean(), hidden * pair[1]))
+        return Scores(
+            hidden + extra["bias"] - extra["shift"], None, Sample(pair[0] * hidden.mean(), hidden * pair[1])
+        )
 
 
 def trees():
@@ -321,9 +417,18 @@ def trees():
     batch = {0: Dim("batch", min=2)}
 
     def data(rows):
-        return (Sample(torch.randn(rows, 6), torch.rand(rows, 4)), {"shift": torch.randn(rows, 4), "bias": torch.randn(rows, 4)},
-                [torch.randn(rows, 1), torch.randn(rows, 4)])
-    return Case(Trees(), data(3), shapes=(Sample(batch, batch), {"shift": batch, "bias": batch}, [batch, batch]), other=data(5))
+        return (
+            Sample(torch.randn(rows, 6), torch.rand(rows, 4)),
+            {"shift": torch.randn(rows, 4), "bias": torch.randn(rows, 4)},
+            [torch.randn(rows, 1), torch.randn(rows, 4)],
+        )
+
+    return Case(
+        Trees(),
+        data(3),
+        shapes=(Sample(batch, batch), {"shift": batch, "bias": batch}, [batch, batch]),
+        other=data(5),
+    )
 
 
 class WithLoss(nn.Module):
@@ -338,29 +443,43 @@ class WithLoss(nn.Module):
 def resnet18_loss():
     """Noisy images of ten patterns, in 16 batches. For loss curves."""
     import torchvision
+
     y = torch.randint(10, (16 * (BATCH or 8),))
     x = torch.randn(10, 3, 32, 32)[y] + 2 * torch.randn(len(y), 3, 32, 32)
     batch = Dim("batch", min=2, max=512)
-    return Case(WithLoss(torchvision.models.resnet18(num_classes=10), F.cross_entropy), (x[:4], y[:4]),
-                shapes=({0: batch}, {0: batch}), other=(x, y), batches=16)
+    return Case(
+        WithLoss(torchvision.models.resnet18(num_classes=10), F.cross_entropy),
+        (x[:4], y[:4]),
+        shapes=({0: batch}, {0: batch}),
+        other=(x, y),
+        batches=16,
+    )
 
 
 def gpt2_loss():
     """GPT-2 (124M) on the bytes of this file, in 16 batches. For loss curves."""
     from transformers import GPT2Config, GPT2LMHeadModel
+
     model = causal(GPT2LMHeadModel(GPT2Config(use_cache=False)))
     with open(__file__, "rb") as f:
         text = torch.tensor(list(f.read()))
     starts = torch.randint(len(text) - 129, (16 * (BATCH or 2),))
-    rows = torch.stack([text[start:start + 129] for start in starts])
+    rows = torch.stack([text[start : start + 129] for start in starts])
     batch = Dim("batch", min=2, max=512)
-    loss = lambda output, y: F.cross_entropy(output.logits.flatten(0, 1), y.flatten())  # noqa: E731
-    return Case(WithLoss(model, loss), (rows[:4, :-1], rows[:4, 1:]), shapes=({0: batch}, {0: batch}),
-                other=(rows[:, :-1], rows[:, 1:]), batches=16)
+    loss = lambda output, y: F.cross_entropy(output.logits.flatten(0, 1), y.flatten())
+    return Case(
+        WithLoss(model, loss),
+        (rows[:4, :-1], rows[:4, 1:]),
+        shapes=({0: batch}, {0: batch}),
+        other=(rows[:, :-1], rows[:, 1:]),
+        batches=16,
+    )
 
 
-NAMES = ["resnet50", "vit_b_16", "convnext_tiny", "efficientnet_b0", "gpt2", "qwen2", "bert", "vit", "unet", "lstm",
-         "graph_network", "pinn", "dlrm", "two_inputs", "checkpointed", "siamese", "trees"]
+NAMES = (
+    "resnet50 vit_b_16 convnext_tiny efficientnet_b0 gpt2 qwen2 bert vit unet lstm graph_network pinn dlrm "
+    "two_inputs checkpointed siamese trees"
+).split()
 
 
 def make(name):

@@ -2,12 +2,14 @@
 """Exports models of models.py, trains them in Python, and compares the same training by exported_case.
 
 usage: reference.py FOLDER NAME                     writes FOLDER/model.pt2 and FOLDER/case.safetensors
-       reference.py --run EXPORTED_CASE NAME…       does so in a temporary folder, and runs the program on each
+       reference.py --run EXPORTED_CASE NAME…       does so in a temporary folder, and runs the program on
+                                                    each
        reference.py --run EXPORTED_CASE all
-The environment variables BATCH, STEPS, LR and DEVICE set the number of training samples (of a batch), the steps, the
-learning rate and the device. Each side prints the median processor time of a step,
-and the peak of the memory during the first step above that before it.
+The environment variables BATCH, STEPS, LR and DEVICE set the number of training samples (of a batch), the
+steps, the learning rate and the device. Each side prints the median processor time of a step, and the peak of
+the memory during the first step above that before it.
 """
+
 import copy
 import os
 import subprocess
@@ -24,7 +26,7 @@ except ImportError as error:
     sys.exit(77)
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import models  # noqa: E402
+import models
 
 LEARNING_RATE = float(os.environ.get("LR", 0.01))
 STEPS = int(os.environ.get("STEPS", 10))
@@ -62,7 +64,9 @@ class MemoryPeak:
             self.before = status("VmRSS")
 
     def mib(self):
-        return (torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else status("VmHWM")) - self.before
+        return (
+            torch.cuda.max_memory_allocated() / 2**20 if DEVICE == "cuda" else status("VmHWM")
+        ) - self.before
 
 
 def part(values, step, batches):
@@ -82,7 +86,9 @@ def train(model, inputs, keywords, batches):
         if step == 0:
             peak_mib = peak.mib()
             tensors.update({f"output.{i:02}": leaf.detach().clone() for i, leaf in enumerate(leaves)})
-            tensors.update({f"grad.{name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+            tensors.update(
+                {f"grad.{name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+            )
             start = time.process_time()
         losses.append(loss.detach().float())
         with torch.no_grad():
@@ -93,22 +99,29 @@ def train(model, inputs, keywords, batches):
         seconds.append(time.process_time() - start)
         del leaves, loss
     tensors.update({f"after.{name}": value.detach().clone() for name, value in model.state_dict().items()})
-    print(f"Python: step {sorted(seconds[1:])[(STEPS - 1) // 2] * 1000:.3f} ms, peak {peak_mib:.1f} MiB; losses "
-          f"{losses[0]:.6f} to {losses[-1]:.6f}")
+    print(
+        f"Python: step {sorted(seconds[1:])[(STEPS - 1) // 2] * 1000:.3f} ms, peak {peak_mib:.1f} MiB; "
+        f"losses {losses[0]:.6f} to {losses[-1]:.6f}"
+    )
     return {**tensors, "losses": torch.stack(losses)}
 
 
 def can_evaluate(program):
     """Whether eval() follows from the program of training: no random operator but those with a mode."""
+    with_mode = {"train", "training", "dropout_p"}
     for node in program.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags:
-            if not {"train", "training", "dropout_p"} & {argument.name for argument in node.target._schema.arguments}:
-                return False
+        operator = node.target
+        is_random = (
+            isinstance(operator, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in operator.tags
+        )
+        if is_random and not with_mode & {argument.name for argument in operator._schema.arguments}:
+            return False
     return True
 
 
 def named_leaves(inputs):
-    """Tensors as input.0 and, of a container, input.0.KEY with a named tuple's field, a dict's key or a list's index."""
+    """Tensors as input.0 and, of a container, input.0.KEY with a named tuple's field, a dict's key or a
+    list's index."""
     tensors = {}
     for i, value in enumerate(inputs):
         if isinstance(value, torch.Tensor):
@@ -126,11 +139,18 @@ def write_case(folder, model, inputs, keywords, batches=1, evaluate=True):
     model.eval()
     if evaluate:
         with torch.no_grad():
-            tensors.update({f"eval.{i:02}": leaf for i, leaf in enumerate(leaves_of(model(*inputs, **keywords)))})
+            tensors.update(
+                {f"eval.{i:02}": leaf for i, leaf in enumerate(leaves_of(model(*inputs, **keywords)))}
+            )
     tensors.update({"batches": torch.tensor(batches), "lr": torch.tensor(LEARNING_RATE, dtype=torch.float64)})
     tensors.update(named_leaves(inputs))
-    tensors.update({f"keyword.{key}": value for key, value in keywords.items() if isinstance(value, torch.Tensor)})
-    save_file({key: value.cpu().clone().contiguous() for key, value in tensors.items()}, os.path.join(folder, "case.safetensors"))
+    tensors.update(
+        {f"keyword.{key}": value for key, value in keywords.items() if isinstance(value, torch.Tensor)}
+    )
+    save_file(
+        {key: value.cpu().clone().contiguous() for key, value in tensors.items()},
+        os.path.join(folder, "case.safetensors"),
+    )
 
 
 def write(folder, name):
@@ -139,18 +159,34 @@ def write(folder, name):
     os.makedirs(folder, exist_ok=True)
     case = models.make(name)
     model = case.model.train()
-    program = torch.export.export(copy.deepcopy(model), case.inputs, case.keywords, dynamic_shapes=case.shapes)
+    program = torch.export.export(
+        copy.deepcopy(model), case.inputs, case.keywords, dynamic_shapes=case.shapes
+    )
     torch.export.save(program, os.path.join(folder, "model.pt2"))
     print(f"{name}: {sum(node.op == 'call_function' for node in program.graph.nodes)} calls")
     inputs, keywords = _pytree.tree_map_only(
-        torch.Tensor, lambda t: t.to(DEVICE), (case.other or case.inputs, {**case.keywords, **case.other_keywords}))
+        torch.Tensor,
+        lambda t: t.to(DEVICE),
+        (case.other or case.inputs, {**case.keywords, **case.other_keywords}),
+    )
     model.to(DEVICE)
-    write_case(folder, model, inputs, keywords, case.batches, evaluate=case.batches == 1 and case.evaluates and can_evaluate(program))
+    write_case(
+        folder,
+        model,
+        inputs,
+        keywords,
+        case.batches,
+        evaluate=case.batches == 1 and case.evaluates and can_evaluate(program),
+    )
 
 
 def check_trained(folder, name):
     """What exported_case trained and saved, in Python: weights, and an archive."""
-    trained = {key[6:]: value for key, value in load_file(os.path.join(folder, "case.safetensors")).items() if key.startswith("after.")}
+    trained = {
+        key[6:]: value
+        for key, value in load_file(os.path.join(folder, "case.safetensors")).items()
+        if key.startswith("after.")
+    }
     model = models.make(name).model
     model.load_state_dict(load_file(os.path.join(folder, "trained.safetensors")))
     program = torch.export.load(os.path.join(folder, "trained.pt2"))

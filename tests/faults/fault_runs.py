@@ -11,11 +11,20 @@ RANKS = 4
 SAVE_EVERY = 5
 STEPS = 24
 SETTINGS = [
-    "context.device=cpu", "ddp.bucket_cap_mb=0.06", "optimizer.type=adamw", "train.batch_size=8",
-    "loader.num_workers=1", "metrics.log_every=8", f"train.max_steps={STEPS}",
-    f"checkpoint.every_steps={SAVE_EVERY}", "checkpoint.every_minutes=0", "checkpoint.keep_last=20",
-    "checkpoint.stop_check_seconds=0.02", "context.control_plane.heartbeat_interval_ms=300",
-    "context.control_plane.heartbeat_misses=5"]
+    "context.device=cpu",
+    "ddp.bucket_cap_mb=0.06",
+    "optimizer.type=adamw",
+    "train.batch_size=8",
+    "loader.num_workers=1",
+    "metrics.log_every=8",
+    f"train.max_steps={STEPS}",
+    f"checkpoint.every_steps={SAVE_EVERY}",
+    "checkpoint.every_minutes=0",
+    "checkpoint.keep_last=20",
+    "checkpoint.stop_check_seconds=0.02",
+    "context.control_plane.heartbeat_interval_ms=300",
+    "context.control_plane.heartbeat_misses=5",
+]
 PROGRAM = os.path.join("tests", "faults", "kill_program")
 LAUNCHER = os.path.join("tests", "support", "ddp_test_launch")
 
@@ -91,8 +100,18 @@ class Start:
         self.folder = folder
         self.ranks = Ranks(folder)
         self.log = open(os.path.join(folder, "launch.log"), "w+", encoding="utf-8", errors="replace")
-        command = [os.path.join(build, LAUNCHER), "--ranks", str(RANKS), "--timeout", str(timeout),
-                   "--grace", str(grace), "--verbose", "--", *program_words]
+        command = [
+            os.path.join(build, LAUNCHER),
+            "--ranks",
+            str(RANKS),
+            "--timeout",
+            str(timeout),
+            "--grace",
+            str(grace),
+            "--verbose",
+            "--",
+            *program_words,
+        ]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT)
 
     def running(self):
@@ -117,8 +136,11 @@ class Start:
         # The launcher expects 0 and reports every other exit code.
         codes = dict(re.findall(r"^ddp_test_launch: rank (\d+): exit code (\d+)", text, re.M))
         self.codes = [int(codes.get(str(rank), 0)) for rank in range(RANKS)]
-        self.complaints = [line for line in re.findall(r"^ddp_test_launch: (.*)", text, re.M)
-                           if not re.match(r"rank \d+: exit code", line)]
+        self.complaints = [
+            line
+            for line in re.findall(r"^ddp_test_launch: (.*)", text, re.M)
+            if not re.match(r"rank \d+: exit code", line)
+        ]
         if self.process.returncode not in (0, 1):
             self.complaints.append(f"the launcher ended with {self.process.returncode}")
         self.output = ["\n".join(re.findall(rf"^\[{rank}\] (.*)", text, re.M)) for rank in range(RANKS)]

@@ -32,6 +32,7 @@ every cell must then fail.
 import argparse
 import concurrent.futures
 import fnmatch
+import itertools
 import os
 import re
 import shutil
@@ -92,7 +93,8 @@ class Cell:
         place = rf" at step ({FAULT_STEP}|{FAULT_STEP + 1})" if self.phase in IN_STEP else ""
         if self.phase in IN_STEP and rank != 0:  # nobody knows where rank 0 was
             place = rf" at step {FAULT_STEP} in " + self.phase.replace("first_bucket", "backward").replace(
-                "last_bucket", "backward")
+                "last_bucket", "backward"
+            )
         why = {"KILL": "its connection closed", "STOP": "no sign of life for 1500 ms"}[self.signal]
         noticed = "" if rank else ".*; step and place are those of the rank that noticed"
         return rf"first cause: rank {rank} \(.*\) failed{place}.*: {why}{noticed}"
@@ -117,9 +119,16 @@ class Bench:
         self.hash = None
 
     def start(self, folder, *settings, timeout=40):
-        words = [os.path.join(self.options.build, PROGRAM), *SETTINGS, "metrics.dir=",
-                 f"checkpoint.dir={folder}/checkpoint", f"fault.folder={folder}", f"fault.step={FAULT_STEP}",
-                 f"fault.save={FAULT_SAVE}", *settings]
+        words = [
+            os.path.join(self.options.build, PROGRAM),
+            *SETTINGS,
+            "metrics.dir=",
+            f"checkpoint.dir={folder}/checkpoint",
+            f"fault.folder={folder}",
+            f"fault.step={FAULT_STEP}",
+            f"fault.save={FAULT_SAVE}",
+            *settings,
+        ]
         return Start(self.options.build, folder, words, timeout)
 
     def make_reference(self):
@@ -226,25 +235,31 @@ def hash_in(start):
 
 
 def select(options):
-    cells = [Cell(phase, sig, victim) for phase in options.phases for sig in options.signals
-             for victim in options.victims]
-    patterns = options.patterns or ["*"]
-    return [cell for cell in cells if any(fnmatch.fnmatch(cell.name, pattern) for pattern in patterns)]
+    def is_wanted(cell):
+        return any(fnmatch.fnmatch(cell.name, pattern) for pattern in options.patterns or ["*"])
+
+    cells = itertools.starmap(Cell, itertools.product(options.phases, options.signals, options.victims))
+    return [cell for cell in cells if is_wanted(cell)]
 
 
 def print_table(results):
     """Passed cells of each place and signal, and the longest cell."""
+
+    def passed(phase, sig):
+        return [not problems for cell, problems, _ in results if (cell.phase, cell.signal) == (phase, sig)]
+
     print(f"\n{'place':<14}" + "".join(f"{sig:>10}" for sig in SIGNALS))
     for phase in PHASES:
-        row = [[not problems for cell, problems, _ in results if (cell.phase, cell.signal) == (phase, sig)]
-               for sig in SIGNALS]
+        row = [passed(phase, sig) for sig in SIGNALS]
         if any(row):
             counts = [f"{sum(part)}/{len(part)}" if part else "-" for part in row]
             print(f"{phase:<14}" + "".join(f"{count:>10}" for count in counts))
     longest = max(results, key=lambda result: result[2])
     failed = [cell.name for cell, problems, _ in results if problems]
-    print(f"{len(results) - len(failed)} of {len(results)} cells passed, "
-          f"longest {longest[0].name} {longest[2]:.1f} s")
+    print(
+        f"{len(results) - len(failed)} of {len(results)} cells passed, "
+        f"longest {longest[0].name} {longest[2]:.1f} s"
+    )
     if failed:
         print("failed: " + " ".join(failed))
 
@@ -268,11 +283,13 @@ def run_cells(bench, cells):
 
 def list_of(known, kind=str):
     """Reads an option's values, separated by commas."""
+
     def parse_list(text):
         values = [kind(value) for value in text.split(",")]
         if not set(values) <= set(known):
             raise argparse.ArgumentTypeError(f"{text} is not a list of {known}")
         return values
+
     return parse_list
 
 

@@ -36,12 +36,12 @@ STEPS = 60
 START_SECONDS = 40  # for one start, which takes about four
 RENDEZVOUS_SECONDS = 8  # for ranks that wait for one that never comes
 SRUN = '#!/bin/sh\nexec "{python}" "{script}" --as-srun --build "{build}" --folder "{folder}" -- "$@"\n'
-SCONTROL = '''#!/bin/sh
+SCONTROL = """#!/bin/sh
 case $1 in
   requeue) echo "$2" >>"{folder}/requeued" ;;
   show) echo "JobState=RUNNING RunTime=00:00:01 TimeLimit=01:00:00" ;;
 esac
-'''
+"""
 
 
 class Failure(Exception):
@@ -109,14 +109,26 @@ class Soak:
         for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
             path = os.path.join(commands, name)
             with open(path, "w", encoding="utf-8") as file:
-                file.write(text.format(python=sys.executable, script=os.path.abspath(__file__),
-                                       build=options.build, folder=self.ranks_folder))
+                file.write(
+                    text.format(
+                        python=sys.executable,
+                        script=os.path.abspath(__file__),
+                        build=options.build,
+                        folder=self.ranks_folder,
+                    )
+                )
             os.chmod(path, 0o755)
         self.environment = {
-            **os.environ, "PATH": commands + ":" + os.environ["PATH"], "DDP_RUNS": self.runs,
-            "DDP_PROGRAM": os.path.join(options.build, PROGRAM), "SLURM_SUBMIT_DIR": ROOT,
-            "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "here", "SLURM_NTASKS": str(RANKS),
-            "SLURM_CPUS_PER_TASK": "1"}
+            **os.environ,
+            "PATH": commands + ":" + os.environ["PATH"],
+            "DDP_RUNS": self.runs,
+            "DDP_PROGRAM": os.path.join(options.build, PROGRAM),
+            "SLURM_SUBMIT_DIR": ROOT,
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_NODELIST": "here",
+            "SLURM_NTASKS": str(RANKS),
+            "SLURM_CPUS_PER_TASK": "1",
+        }
         for name in ("SLURM_ARRAY_JOB_ID", "SLURM_GPUS_ON_NODE", "DDP_MAX_RESTARTS"):
             self.environment.pop(name, None)
 
@@ -129,12 +141,19 @@ class Soak:
         if os.path.exists(requeued):
             os.remove(requeued)
         ranks = Ranks(self.ranks_folder)
-        settings = [*SETTINGS, f"train.max_steps={STEPS}", "fault.step_ms=20",
-                    f"context.control_plane.rendezvous_timeout_ms={1000 * RENDEZVOUS_SECONDS}",
-                    f"fault.folder={self.ranks_folder}"]
+        settings = [
+            *SETTINGS,
+            f"train.max_steps={STEPS}",
+            "fault.step_ms=20",
+            f"context.control_plane.rendezvous_timeout_ms={1000 * RENDEZVOUS_SECONDS}",
+            f"fault.folder={self.ranks_folder}",
+        ]
         environment = {**self.environment, "SLURM_JOB_ID": str(job), "SLURM_RESTART_COUNT": str(restarts)}
-        process = subprocess.Popen(["bash", os.path.join(ROOT, "slurm", "resnet_ddp.sbatch"), *settings],
-                                   env=environment, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            ["bash", os.path.join(ROOT, "slurm", "resnet_ddp.sbatch"), *settings],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
         try:
             if disturbed:
                 Tormentor(self.rng, ranks, self.counts).torment(lambda: process.poll() is not None)

@@ -4,8 +4,10 @@
 
 usage: make_eval_golden.py FOLDER     (needs Pillow and NumPy; made with 13.0 and 2.4)
 Each case is NAME.jpg (or NAME.png under the name .JPEG) and NAME.RESIZE.SIZE.rgb: the picture through
-Resize(RESIZE) and CenterCrop(SIZE), as bytes [SIZE, SIZE, 3], by torchvision's rules for sizes and in Pillow's arithmetic.
+Resize(RESIZE) and CenterCrop(SIZE), as bytes [SIZE, SIZE, 3], by torchvision's rules for sizes and in
+Pillow's arithmetic.
 """
+
 import os
 import sys
 

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes image_kinds_golden.csv: small image files of every kind, and their pixels according to Pillow.
 
-usage: make_image_kinds_golden.py > image_kinds_golden.csv     (needs Pillow and NumPy; made with 13.0 and 2.4)
+usage: make_image_kinds_golden.py > image_kinds_golden.csv
+It needs Pillow and NumPy; the file was made with 13.0 and 2.4.
 Rows: name,width,height, then in hex the file, convert("RGB") and convert("L").
 """
+
 import io
 import struct
 import zlib

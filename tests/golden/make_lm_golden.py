@@ -14,6 +14,7 @@
 
 Needs torch, transformers, peft and safetensors. usage: make_lm_golden.py [OUT]   (default: beside this file)
 """
+
 import json
 import pathlib
 import shutil
@@ -22,8 +23,16 @@ import sys
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import (BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM,
-                          Qwen2Config, Qwen2ForCausalLM)
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -67,8 +76,9 @@ def forward(model, input_ids, labels):
 
 
 def with_adapter(model, folder, rank, alpha, targets, case):
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, bias="none",
-                        task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=targets, bias="none", task_type="CAUSAL_LM"
+    )
     adapted = get_peft_model(model, config)
     with torch.no_grad():
         for name, p in adapted.named_parameters():
@@ -90,10 +100,19 @@ def with_adapter(model, folder, rank, alpha, targets, case):
 
 def qwen2(out):
     torch.manual_seed(11)
-    model = Qwen2ForCausalLM(Qwen2Config(
-        vocab_size=67, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-        tie_word_embeddings=False))
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=67,
+            hidden_size=32,
+            intermediate_size=40,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            tie_word_embeddings=False,
+        )
+    )
     randomize(model)
     model = saved(model, out, torch.bfloat16)
     input_ids, labels = batch(67, 2, 14)
@@ -106,12 +125,29 @@ def qwen2(out):
 
 def llama(out):
     torch.manual_seed(12)
-    rope = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=50, hidden_size=24, intermediate_size=36, num_hidden_layers=2, num_attention_heads=3,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, rope_parameters=rope,
-        tie_word_embeddings=True, rms_norm_eps=1e-5))
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=50,
+            hidden_size=24,
+            intermediate_size=36,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            head_dim=16,
+            max_position_embeddings=128,
+            rope_parameters=rope,
+            tie_word_embeddings=True,
+            rms_norm_eps=1e-5,
+        )
+    )
     randomize(model)
     model = saved(model, out, torch.float16, max_shard_size="14KB")
     assert len(list(out.glob("*.safetensors"))) == 2
@@ -126,9 +162,20 @@ def llama(out):
 
 def gpt2(out):
     torch.manual_seed(13)
-    model = GPT2LMHeadModel(GPT2Config(
-        vocab_size=51, n_positions=24, n_embd=16, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0,
-        attn_pdrop=0.0, bos_token_id=0, eos_token_id=0))
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=51,
+            n_positions=24,
+            n_embd=16,
+            n_layer=2,
+            n_head=4,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
     randomize(model)
     model = saved(model, out, torch.float32)
     older = {k.removeprefix("transformer."): v for k, v in load_file(out / "model.safetensors").items()}
@@ -146,9 +193,18 @@ def gpt2(out):
 
 def bert(out):
     torch.manual_seed(14)
-    model = BertForMaskedLM(BertConfig(
-        vocab_size=53, max_position_embeddings=24, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=40, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    model = BertForMaskedLM(
+        BertConfig(
+            vocab_size=53,
+            max_position_embeddings=24,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=40,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+    )
     randomize(model)
     model = saved(model, out, torch.float32)
     older = {}
@@ -163,8 +219,13 @@ def bert(out):
     labels = torch.where(torch.rand(3, 16) < 0.3, torch.randint(0, 53, (3, 16)), -100)
     result = model(input_ids=input_ids, token_type_ids=token_type_ids, labels=labels)
     result.loss.backward()
-    case = {"input_ids": input_ids, "token_type_ids": token_type_ids, "labels": labels,
-            "logits": result.logits.detach(), "loss": result.loss.detach()}
+    case = {
+        "input_ids": input_ids,
+        "token_type_ids": token_type_ids,
+        "labels": labels,
+        "logits": result.logits.detach(),
+        "loss": result.loss.detach(),
+    }
     for name, p in model.named_parameters():
         case["grad." + name] = p.grad
     save_file(case, out / "case.safetensors")

@@ -5,6 +5,7 @@
 Weights and gradients come from exact formulas that tests/unit/optim/optimizer_golden.hpp repeats,
 so the file holds results only. Run:  python tests/golden/make_optimizer_golden.py
 """
+
 import json
 import pathlib
 

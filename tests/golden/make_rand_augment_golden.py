@@ -2,10 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes rand_augment_golden.csv: the operations of torchvision's RandAugment on a small Pillow image.
 
-usage: make_rand_augment_golden.py > rand_augment_golden.csv   (torchvision 0.26, PyTorch 2.11 for AVX2, Pillow 13.0)
-The first row is "image,,,HEX": [25, 25, 3] bytes. Rows "OP,magnitudes,,V0 … V30" are torchvision's magnitudes at that
-side, without sign; rows "OP,result,MAGNITUDE,HEX" are the image after an operation with this signed magnitude.
+usage: make_rand_augment_golden.py > rand_augment_golden.csv
+The file was made with torchvision 0.26, PyTorch 2.11 for AVX2 and Pillow 13.0.
+The first row is "image,,,HEX": [25, 25, 3] bytes. Rows "OP,magnitudes,,V0 … V30" are torchvision's magnitudes
+at that side, without sign; rows "OP,result,MAGNITUDE,HEX" are the image after an operation with this signed
+magnitude.
 """
+
 import numpy as np
 from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
@@ -36,10 +39,13 @@ def main():
         else:
             values = [float(value) for value in magnitudes]
             print(op, "magnitudes", "", " ".join(map(repr, values)), sep=",")
-            used = [sign * values[b] for b in BINS for sign in ((1, -1) if signed else (1,))]
+            used = []
+            for b in BINS:
+                used += [values[b], -values[b]] if signed else [values[b]]
         for magnitude in used:
             result = augment._apply_image_or_video_transform(
-                image, op, magnitude, InterpolationMode.NEAREST, augment._fill)
+                image, op, magnitude, InterpolationMode.NEAREST, augment._fill
+            )
             print(op, "result", repr(magnitude), result.tobytes().hex(), sep=",")
 
 

@@ -5,6 +5,7 @@ tests/unit/models/formula.hpp repeats. Needs torch, torchvision and numpy.
 
 usage: make_resnet_golden.py [OUT]     (default: resnet.json beside this file)
 """
+
 import json
 import math
 import os
@@ -73,22 +74,30 @@ def eval_case(name, stem, size):
     with torch.no_grad():
         out = model(uniform("input", (2, 3, size, size)) * 4)
     listed = keys(model)
-    case = {"model": name, "stem": stem, "size": size, "output": out.flatten().tolist(),
-            "num_keys": len(listed), "keys_fnv1a": fnv1a("\n".join(listed).encode())}
+    case = {
+        "model": name,
+        "stem": stem,
+        "size": size,
+        "output": out.flatten().tolist(),
+        "num_keys": len(listed),
+        "keys_fnv1a": fnv1a("\n".join(listed).encode()),
+    }
     if name in ("resnet18", "resnet50") and stem == "imagenet":
         case["keys"] = listed
     return case
 
 
 def train_case(name, stem, size):
-    # float64: gradients pass through batch statistics of few values, which amplify float32's roundings, and those are
-    # other ones on other processors.
+    # float64: gradients pass through batch statistics of few values, which amplify float32's roundings, and
+    # those are other ones on other processors.
     model = make(name, stem).double().train()
     out = model(uniform("input", (4, 3, size, size)).double() * 4)
     loss = torch.nn.functional.cross_entropy(out, torch.tensor([1, 3, 5, 7]), label_smoothing=0.1)
     loss.backward()
-    grads = {k: {"norm": p.grad.double().norm().item(), "first": p.grad.flatten()[:4].tolist()}
-             for k, p in model.named_parameters()}
+    grads = {
+        k: {"norm": p.grad.double().norm().item(), "first": p.grad.flatten()[:4].tolist()}
+        for k, p in model.named_parameters()
+    }
     stats = {k: v.double().norm().item() for k, v in model.named_buffers()}
     return {"model": name, "stem": stem, "size": size, "loss": loss.item(), "grads": grads, "buffers": stats}
 
@@ -96,9 +105,13 @@ def train_case(name, stem, size):
 def init_case(name, zero_init_residual):
     torch.manual_seed(1234)
     model = getattr(torchvision.models, name)(num_classes=10, zero_init_residual=zero_init_residual)
-    return {"model": name, "zero_init_residual": zero_init_residual,
-            "sums": {k: [p.double().sum().item(), p.double().abs().sum().item()]
-                     for k, p in model.named_parameters()}}
+    return {
+        "model": name,
+        "zero_init_residual": zero_init_residual,
+        "sums": {
+            k: [p.double().sum().item(), p.double().abs().sum().item()] for k, p in model.named_parameters()
+        },
+    }
 
 
 def main(out):

@@ -6,6 +6,7 @@ usage: make_sampler_golden.py > sampler_golden.csv     (needs torch; made with 2
 A row: size,world_size,rank,shuffle,drop_last,seed,epoch,num_samples,first indices,hash
 A list is given as its first 8 indices and a polynomial hash of all of them (mod 2^61 - 1).
 """
+
 import torch
 from torch.utils.data import DistributedSampler
 
@@ -40,7 +41,19 @@ def main():
             sampler.set_epoch(epoch)
             indices = list(sampler)
             head = " ".join(map(str, indices[:8]))
-            print(size, world, rank, shuffle, drop_last, seed, epoch, len(indices), head, digest(indices), sep=",")
+            print(
+                size,
+                world,
+                rank,
+                shuffle,
+                drop_last,
+                seed,
+                epoch,
+                len(indices),
+                head,
+                digest(indices),
+                sep=",",
+            )
 
 
 if __name__ == "__main__":

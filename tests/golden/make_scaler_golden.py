@@ -5,6 +5,7 @@
 Each optimizer has one parameter of 4 elements; the loss is sum(parameter * coefficients), so the
 gradient is coefficients * scale. Run:  python tests/golden/make_scaler_golden.py
 """
+
 import json
 import pathlib
 
@@ -38,29 +39,47 @@ def run(options, num_steps, infs, unscale_first, num_optimizers):
                 scaler.unscale_(optimizer)
             scaler.step(optimizer)
         scaler.update()
-        trace.append({
-            "scale_before": before,
-            "parameters": [p.detach().tolist() for p in parameters],
-            "state": scaler.state_dict(),
-        })
-    return {"options": options, "num_optimizers": num_optimizers, "unscale_first": unscale_first,
-            "infs": {str(s): v for s, v in infs.items()}, "trace": trace}
+        trace.append(
+            {
+                "scale_before": before,
+                "parameters": [p.detach().tolist() for p in parameters],
+                "state": scaler.state_dict(),
+            }
+        )
+    return {
+        "options": options,
+        "num_optimizers": num_optimizers,
+        "unscale_first": unscale_first,
+        "infs": {str(s): v for s, v in infs.items()},
+        "trace": trace,
+    }
 
 
 CASES = {
     "defaults_with_infs": run(
-        dict(init_scale=65536.0, growth_interval=4), 24,
-        {0: [(0, 0, "inf")], 1: [(0, 3, "nan")], 9: [(0, 2, "-inf")], 10: [(0, 1, "inf")]}, 2, 1),
+        dict(init_scale=65536.0, growth_interval=4),
+        24,
+        {0: [(0, 0, "inf")], 1: [(0, 3, "nan")], 9: [(0, 2, "-inf")], 10: [(0, 1, "inf")]},
+        2,
+        1,
+    ),
     "odd_factors": run(
-        dict(init_scale=1000.0, growth_factor=1.7, backoff_factor=0.3, growth_interval=3), 24,
-        {2: [(0, 1, "inf")], 3: [(0, 0, "nan")], 14: [(0, 3, "inf")]}, 3, 1),
+        dict(init_scale=1000.0, growth_factor=1.7, backoff_factor=0.3, growth_interval=3),
+        24,
+        {2: [(0, 1, "inf")], 3: [(0, 0, "nan")], 14: [(0, 3, "inf")]},
+        3,
+        1,
+    ),
     "two_optimizers": run(
-        dict(init_scale=256.0, growth_interval=2), 20,
-        {3: [(0, 1, "inf")], 6: [(1, 2, "nan")], 11: [(0, 0, "inf"), (1, 0, "inf")]}, 2, 2),
+        dict(init_scale=256.0, growth_interval=2),
+        20,
+        {3: [(0, 1, "inf")], 6: [(1, 2, "nan")], 11: [(0, 0, "inf"), (1, 0, "inf")]},
+        2,
+        2,
+    ),
     "growth_stays_finite": run(dict(init_scale=2.0**124, growth_interval=1), 6, {}, 1, 1),
 }
 
 if __name__ == "__main__":
     path = pathlib.Path(__file__).parent / "scaler_golden.json"
-    path.write_text(json.dumps({"torch": torch.__version__, "cases": CASES},
-                               separators=(",", ":")) + "\n")
+    path.write_text(json.dumps({"torch": torch.__version__, "cases": CASES}, separators=(",", ":")) + "\n")

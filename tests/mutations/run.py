@@ -22,12 +22,12 @@ A table, <area>.yaml, is a list of mutations:
 `expect` holds regular expressions of whole test names; one of these tests must fail. `old` holds whole lines
 that occur exactly once in the file. The 2 behind the bar keeps the indentation of the first line.
 
-Mutations are built and tested in a copy of the sources below build-mutations/. Only the programs of the expected
-tests are built. build-mutations/results.txt remembers what was caught. A later call skips a remembered
-mutation as long as its entry and the sources are the same. Texts (*.md) do not count as sources.
+Mutations are built and tested in a copy of the sources below build-mutations/. Only the programs of the
+expected tests are built. build-mutations/results.txt remembers what was caught. A later call skips a
+remembered mutation as long as its entry and the sources are the same. Texts (*.md) do not count as sources.
 
-Exit codes: 0 all mutations are caught, 77 none survived but some were not tried (their tests are skipped here,
-or PyYAML is missing), else 1.
+Exit codes: 0 all mutations are caught, 77 none survived but some were not tried (their tests are skipped
+here, or PyYAML is missing), else 1.
 """
 
 import argparse
@@ -73,10 +73,14 @@ class Mutation:
 # --- tables --------------------------------------------------------------------------------------
 def mutation_from(table, entry):
     if not isinstance(entry, dict) or not set(entry) - {"why"} == {"name", "expect", "edits"}:
-        raise TableError(f"{table}: an entry needs name, expect and edits, and may have why; found {entry!r:.100}")
+        raise TableError(
+            f"{table}: an entry needs name, expect and edits, and may have why; found {entry!r:.100}"
+        )
     name, expect = entry["name"], entry["expect"]
     if not isinstance(expect, list) or not expect or not all(isinstance(text, str) for text in expect):
-        raise TableError(f"{table}: {name}: expect is {expect!r}; give a list of regular expressions of test names")
+        raise TableError(
+            f"{table}: {name}: expect is {expect!r}; give a list of regular expressions of test names"
+        )
     edits = entry["edits"] if isinstance(entry["edits"], list) else []
     for edit in edits:
         if not isinstance(edit, dict) or set(edit) != {"file", "old", "new"}:
@@ -104,19 +108,26 @@ def read_tables():
         for entry in entries or []:
             mutation = mutation_from(path.stem, entry)
             if mutation.name in tables:
-                raise TableError(f"{path.stem}: {mutation.name} also stands in {tables[mutation.name]}; choose another name")
+                raise TableError(
+                    f"{path.stem}: {mutation.name} also stands in {tables[mutation.name]}; choose another "
+                    "name"
+                )
             tables[mutation.name] = path.stem
             mutations.append(mutation)
     return mutations
+
+
+def is_named(mutation, word):
+    return word == mutation.table or fnmatch.fnmatchcase(mutation.name, word)
 
 
 def select(mutations, wanted):
     if not wanted:
         return mutations
     for word in wanted:
-        if not any(word == m.table or fnmatch.fnmatchcase(m.name, word) for m in mutations):
+        if not any(is_named(m, word) for m in mutations):
             raise TableError(f"no table and no mutation is named {word}")
-    return [m for m in mutations if any(word == m.table or fnmatch.fnmatchcase(m.name, word) for word in wanted)]
+    return [m for m in mutations if any(is_named(m, word) for word in wanted)]
 
 
 def mutated_files(mutation, root):
@@ -148,7 +159,7 @@ def registered_tests(folder):
     path = folder / "CTestTestfile.cmake"
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         if line.startswith("add_test("):
-            name, *command = shlex.split(line[len("add_test("):-1])
+            name, *command = shlex.split(line[len("add_test(") : -1])
             tests[name.strip("[]=")] = command
         elif below := re.fullmatch(r'subdirs\("(.*)"\)', line):
             tests.update(registered_tests(folder / below[1]))
@@ -179,14 +190,17 @@ def check(mutations, build):
                 problems.append(f"{mutation.table}: {mutation.name}: no test is named {pattern}")
     for problem in problems:
         print(problem, file=sys.stderr)
-    compared = "sources and test names" if registered else "sources; the test names need a build with CUDA and MPI"
+    compared = (
+        "sources and test names" if registered else "sources; the test names need a build with CUDA and MPI"
+    )
     print(f"{len(mutations)} mutations, compared with the {compared}")
     return 1 if problems else 0
 
 
 # --- the copy below build-mutations/ ---------------------------------------------------------------
 class Results:
-    """The results of earlier calls, one line each. Each line is written at once, so an interrupted call loses none."""
+    """The results of earlier calls, one line each. Each line is written at once, so an interrupted call loses
+    none."""
 
     def __init__(self, path, sources, again):
         self._path = path
@@ -221,9 +235,15 @@ class SourceCopy:
         self._targets = self._ninja_targets()
 
     def _copy(self):
-        """Copies the files that differ. Their new time stamps also replace objects of an interrupted mutation."""
-        listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
-                                check=True, capture_output=True, text=True).stdout
+        """Copies the files that differ. Their new time stamps also replace objects of an interrupted
+        mutation."""
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         files = {file for file in listed.split("\0") if file and (ROOT / file).is_file()}
         digest = hashlib.sha256()
         for file in sorted(files):
@@ -243,11 +263,17 @@ class SourceCopy:
         return digest.hexdigest()
 
     def run(self, command, limit=None):
-        """Exit code and output. After `limit` seconds, or at an interrupt, it ends the command's whole process group."""
+        """Exit code and output. After `limit` seconds, or at an interrupt, it ends the command's whole
+        process group."""
         with open(self.log, "ab") as log:
             begin = log.tell()
-            child = subprocess.Popen(command, cwd=self.build_folder if self.build_folder.is_dir() else self.root,
-                                     stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            child = subprocess.Popen(
+                command,
+                cwd=self.build_folder if self.build_folder.is_dir() else self.root,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             try:
                 code = child.wait(limit)
             except subprocess.TimeoutExpired:
@@ -270,11 +296,15 @@ class SourceCopy:
 
     def _in_setup(self, script, *arguments):
         """Runs `script` after setup.sh, whose `configure` also sets the variables of ccache."""
-        configured = f'source "$0/scripts/setup.sh"; configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON && {script}'
+        configured = (
+            'source "$0/scripts/setup.sh"; '
+            f"configure -DDDP_BUILD_TESTS=ON -DDDP_BUILD_EXAMPLES=ON && {script}"
+        )
         return self.run(["bash", "-c", configured, str(self.root), *arguments])[0] == 0
 
     def _configure(self):
-        if not self._in_setup('cmake "$DDP_BUILD"'):  # configure does nothing where its arguments are the same
+        # Configure does nothing where its arguments are the same.
+        if not self._in_setup('cmake "$DDP_BUILD"'):
             raise TableError(f"the copy in {self.root} cannot be configured: see {self.log}")
 
     def _ninja_targets(self):
@@ -283,11 +313,15 @@ class SourceCopy:
 
     def build(self, tests):
         """Builds the programs that `tests` start. A test may be a script and start none."""
-        words = {os.path.realpath(word) for test in tests for word in self.tests[test] if word.startswith("/")}
+        words = set()
+        for test in tests:
+            words.update(os.path.realpath(word) for word in self.tests[test] if word.startswith("/"))
         inside = {os.path.relpath(word, os.path.realpath(self.build_folder)) for word in words}
         programs = sorted(inside & self._targets)
         return not programs or self._in_setup(
-            'cmake --build "$DDP_BUILD" --parallel "${DDP_BUILD_JOBS:-$(build_jobs)}" --target "$@"', *programs)
+            'cmake --build "$DDP_BUILD" --parallel "${DDP_BUILD_JOBS:-$(build_jobs)}" --target "$@"',
+            *programs,
+        )
 
     def test(self, tests, limit=None):
         """Returns passed, failed, or skipped where not all tests ran."""
@@ -333,7 +367,11 @@ class Runner:
         if outcome == "skipped":
             return "not tried: its tests are skipped here"
         if outcome != "passed":
-            return "NOT RUN: its tests fail without it" if outcome == "failed" else "NOT RUN: its tests do not build without it"
+            return (
+                "NOT RUN: its tests fail without it"
+                if outcome == "failed"
+                else "NOT RUN: its tests do not build without it"
+            )
         try:
             outcome = self.mutated(mutation, tests)
         except TableError as error:
@@ -365,11 +403,17 @@ def run_all(mutations, again):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", help="tables, and names or patterns of mutations (all)")
     parser.add_argument("--again", action="store_true", help="forget what earlier calls caught")
-    parser.add_argument("--check", action="store_true", help="compare the tables with the sources and the test names")
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="the build folder whose test names --check takes")
+    parser.add_argument(
+        "--check", action="store_true", help="compare the tables with the sources and the test names"
+    )
+    parser.add_argument(
+        "--build", type=Path, default=ROOT / "build", help="the build folder whose test names --check takes"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # restores the mutated files
     try:

@@ -30,13 +30,17 @@ def thinned(points):
     if len(points) <= DRAWN:
         return points
     length = math.ceil(2 * len(points) / DRAWN)
-    stretches = [points[start:start + length] for start in range(0, len(points), length)]
-    return [point for part in stretches for point in sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])})]
+    stretches = [points[start : start + length] for start in range(0, len(points), length)]
+    result = []
+    for part in stretches:
+        result += sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])})
+    return result
 
 
 def smoothed(points, count):
     """Means of the last `count` points."""
-    return [(x, statistics.fmean(y for _, y in points[max(0, end - count):end])) for end, (x, _) in enumerate(points, 1)]
+    values = [y for _, y in points]
+    return [(x, statistics.fmean(values[max(0, end - count) : end])) for end, (x, _) in enumerate(points, 1)]
 
 
 class Axis:
@@ -47,25 +51,38 @@ class Axis:
         self.low, self.high = (math.log10(low), math.log10(high)) if log else (low, high)
         if log:
             factors = (1, 2, 5) if high < 200 * low else (1,)
-            ticks = [factor * 10.0 ** power for power in range(math.floor(self.low), math.ceil(self.high)) for factor in factors]
+            ticks = []
+            for power in range(math.floor(self.low), math.ceil(self.high)):
+                ticks += [factor * 10.0**power for factor in factors]
             ticks = [tick for tick in ticks if low <= tick <= high]
-            self.ticks = ticks[::math.ceil(len(ticks) / num_ticks)]
+            self.ticks = ticks[:: math.ceil(len(ticks) / num_ticks)]
         else:
             rough = (high - low) / num_ticks
             power = 10 ** math.floor(math.log10(rough))
             step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= 0.999 * rough)
-            self.ticks = [step * k for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+            self.ticks = [
+                step * k for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+            ]
 
     def at(self, value):
-        return self.start + (self.end - self.start) * ((math.log10(value) if self.log else value) - self.low) / (self.high - self.low)
+        return self.start + (self.end - self.start) * (
+            (math.log10(value) if self.log else value) - self.low
+        ) / (self.high - self.low)
 
     def labels(self):
         """Shortest texts that tell the ticks apart."""
         top = max(map(abs, self.ticks), default=0)
         if self.log or 0 < top < 1e-3:
             return [f"{tick:g}".replace("e-0", "e-").replace("e+0", "e") for tick in self.ticks]
-        factor, letter = next(((f, s) for f, s, least in ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4)) if top >= least), (1, ""))
-        digits = next((d for d in range(8) if all(abs(round(t / factor, d) - t / factor) < 1e-9 for t in self.ticks)), 8)
+        factor, letter = 1, ""
+        for known_factor, known_letter, least in ((1e9, "G", 1e9), (1e6, "M", 1e6), (1e3, "k", 1e4)):
+            if top >= least:
+                factor, letter = known_factor, known_letter
+                break
+        shown_ticks = [tick / factor for tick in self.ticks]
+        digits = 0
+        while digits < 8 and any(abs(round(tick, digits) - tick) >= 1e-9 for tick in shown_ticks):
+            digits += 1
         return [f"{tick / factor:.{digits}f}{letter if tick else ''}" for tick in self.ticks]
 
 
@@ -75,7 +92,8 @@ def value_axis(panel, values):
     if not panel.unit and low > 0 and high > LOG_RATIO * statistics.median(values):
         return Axis(low / 1.2, high * 1.2, BOTTOM, TOP, 7, log=True)
     low = min(low, 0) if panel.unit else low
-    room = 0.04 * (high - low) if high - low > 1e-6 * abs(high) else abs(high) / 10 or 1  # keeps lines away from the frame
+    # Keeps lines away from the frame.
+    room = 0.04 * (high - low) if high - low > 1e-6 * abs(high) else abs(high) / 10 or 1
     return Axis(low if low == 0 else low - room, high + room, BOTTOM, TOP, 7)
 
 
@@ -83,23 +101,39 @@ def draw(panel, runs, smooth):
     """A figure. All figures of a page have the same steps."""
     last = max(run.last for run in runs) or 1
     x = Axis(0, last, LEFT, RIGHT, min(10, last))  # ticks at whole steps
-    y = value_axis(panel, [value for *_, points in panel.series for _, value in points])
+    values = []
+    for *_, points in panel.series:
+        values += [value for _, value in points]
+    y = value_axis(panel, values)
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(panel.title)}">']
-    parts += [f'<path class="grid" d="M{LEFT} {y.at(tick):.1f}H{RIGHT}"/><text x="{LEFT - 6}" y="{y.at(tick) + 4:.1f}" '
-              f'text-anchor="end">{label}</text>' for tick, label in zip(y.ticks, y.labels())]
-    parts += [f'<path class="axis" d="M{x.at(tick):.1f} {BOTTOM}v4"/><text x="{x.at(tick):.1f}" y="{BOTTOM + 17}" '
-              f'text-anchor="middle">{label}</text>' for tick, label in zip(x.ticks, x.labels())]
-    parts.append(f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>'
-                 f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 5}" text-anchor="middle">{runs[0].x}</text>')
+    parts += [
+        f'<path class="grid" d="M{LEFT} {y.at(tick):.1f}H{RIGHT}"/><text x="{LEFT - 6}" '
+        f'y="{y.at(tick) + 4:.1f}" '
+        f'text-anchor="end">{label}</text>'
+        for tick, label in zip(y.ticks, y.labels())
+    ]
+    parts += [
+        f'<path class="axis" d="M{x.at(tick):.1f} {BOTTOM}v4"/><text x="{x.at(tick):.1f}" y="{BOTTOM + 17}" '
+        f'text-anchor="middle">{label}</text>'
+        for tick, label in zip(x.ticks, x.labels())
+    ]
+    parts.append(
+        f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>'
+        f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 5}" text-anchor="middle">{runs[0].x}</text>'
+    )
     for run, label, table, points in panel.series:
         stroke, dash = style(panel, run, label, runs)
-        parts += lines(points, stroke, dash, x, y, smooth if table == "steps" else 1, f"{runs[run].label}, {label}")
+        parts += lines(
+            points, stroke, dash, x, y, smooth if table == "steps" else 1, f"{runs[run].label}, {label}"
+        )
     title = panel.title + (f" [{panel.unit}]" if panel.unit else "") + (", logarithmic" if y.log else "")
-    return f"<figure><figcaption><b>{text(title)}</b> {legend(panel, runs)}</figcaption>{''.join(parts)}</svg></figure>"
+    caption = f"<figcaption><b>{text(title)}</b> {legend(panel, runs)}</figcaption>"
+    return f"<figure>{caption}{''.join(parts)}</svg></figure>"
 
 
 def style(panel, run, label, runs):
-    """(colour, dashes): colours tell several runs apart, and dashes their series; colours the series of a single run."""
+    """(colour, dashes): colours tell several runs apart, and dashes their series; colours the series of a
+    single run."""
     number = panel.labels().index(label)
     return pen(run, number) if len(runs) > 1 else pen(number)
 
@@ -111,27 +145,41 @@ def line(places, stroke, dash, opacity=1):
 
 def lines(points, stroke, dash, x, y, smooth, name):
     """A series; with `smooth` rows a mean, the series itself is faint."""
-    raw, mean = ([(x.at(a), y.at(b)) for a, b in thinned(drawn)] for drawn in (points, smoothed(points, smooth)))
+    raw = [(x.at(a), y.at(b)) for a, b in thinned(points)]
+    mean = [(x.at(a), y.at(b)) for a, b in thinned(smoothed(points, smooth))]
     parts = [line(raw, stroke, "none", 0.25)] if smooth > 1 else []
     marks = points if len(points) <= MARKED else []
-    return [*parts, line(mean, stroke, dash), *(f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="2.4" fill="{stroke}"><title>'
-                                                f"{text(name)}, {a:g}: {shown(b)}</title></circle>" for a, b in marks)]
+    return [
+        *parts,
+        line(mean, stroke, dash),
+        *(
+            f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="2.4" fill="{stroke}"><title>'
+            f"{text(name)}, {a:g}: {shown(b)}</title></circle>"
+            for a, b in marks
+        ),
+    ]
 
 
 def key(name, stroke, dash):
     """A name behind its line."""
-    return f'<span class="key"><svg width="26" height="10">{line([(1, 5), (25, 5)], stroke, dash)}</svg> {text(name)}</span>'
+    sample = line([(1, 5), (25, 5)], stroke, dash)
+    return f'<span class="key"><svg width="26" height="10">{sample}</svg> {text(name)}</span>'
 
 
 def run_keys(runs):
     """The runs' names; behind their lines where there are several."""
-    return [key(run.label, *pen(index)) for index, run in enumerate(runs)] if len(runs) > 1 else [text(runs[0].label)]
+    return (
+        [key(run.label, *pen(index)) for index, run in enumerate(runs)]
+        if len(runs) > 1
+        else [text(runs[0].label)]
+    )
 
 
 def legend(panel, runs):
     """What each line is; nothing for a single line."""
     several = len(runs) > 1
-    keys = [run_keys(runs)[run] for run in sorted({run for run, *_ in panel.series})] if several else []
+    drawn_runs = sorted({run for run, *_ in panel.series})
+    keys = [run_keys(runs)[run] for run in drawn_runs] if several else []
     for label in panel.labels() if len(panel.labels()) > 1 else []:
         stroke, dash = style(panel, 0, label, runs)
         keys.append(key(label, "#555" if several else stroke, dash))

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run: every CSV and JSONL file that counts steps or epochs, the settings, and what describes the run.
-Columns are taken from the files. A run that still writes or was killed is read as far as its files go."""
+"""The folder of a run: every CSV and JSONL file that counts steps or epochs, the settings, and what describes
+the run. Columns are taken from the files. A run that still writes or was killed is read as far as its files
+go."""
 
 import bisect
+import itertools
 import json
 import math
 import os
@@ -11,13 +13,15 @@ import re
 from scaling.numbers import DataError, csv_lines, decoded, read_bytes, read_text
 
 SETTING = re.compile(r"([* ]) (\S+) *(.*)")  # of settings.txt; a star marks what differs from the default
-SMALLEST, LARGEST = 1e-300, 1e300  # of the numbers that are drawn: those of axes must not underflow or overflow
+# Of the numbers that are drawn: those of axes must not underflow or overflow.
+SMALLEST, LARGEST = (1e-300, 1e300)
 LATEST = 4e9  # a time in seconds, in the year 2096
 FIX = "name the folder of a run, metrics.dir/<run>"
 
 
 def number(cell):
-    """A cell as a number: NaN where it is not finite or too large, 0 where it is too small; None where it is empty or text."""
+    """A cell as a number: NaN where it is not finite or too large, 0 where it is too small; None where it is
+    empty or text."""
     if isinstance(cell, bool):
         return None
     try:
@@ -47,10 +51,13 @@ def read_rows(path):
     if path.endswith(".csv"):
         lines = [line for line in csv_lines(path, text) if line[1]]
         columns = lines[0][1] if lines else []
-        lines = [(line, dict(zip(columns, cells)) if len(cells) == len(columns) else None) for line, cells in lines[1:]]
+        lines = [
+            (line, dict(zip(columns, cells)) if len(cells) == len(columns) else None)
+            for line, cells in lines[1:]
+        ]
     else:
         lines = [(line, json_row(content)) for line, content in enumerate(text.split("\n")[:-1], 1)]
-        columns = list(dict.fromkeys(column for _, row in lines for column in row or ()))
+        columns = list(dict.fromkeys(itertools.chain.from_iterable(row or () for _, row in lines)))
     bad = [line for line, row in lines if row is None] + ([text.count("\n") + 1] if data[end:] else [])
     return columns, [row for _, row in lines if row is not None], bad
 
@@ -61,7 +68,8 @@ def numbers(row):
 
 
 def add_row(rows, x, row):
-    """Rows ascend by `x`, and one without it does not count. Where a resumed run went back, its later rows count."""
+    """Rows ascend by `x`, and one without it does not count. Where a resumed run went back, its later rows
+    count."""
     if not math.isfinite(row.get(x, math.nan)):
         return
     if not 0 <= row.get("time", 0) <= LATEST:  # a user's own file may have milliseconds
@@ -82,19 +90,32 @@ class Table:
         self.name = os.path.splitext(self.file)[0]
         columns, rows, self.bad_lines = read_rows(path)
         self.x = next((column for column in ("step", "epoch") if column in columns), None)
-        first = columns.index("epoch") if self.x == "epoch" and rows else 0  # the columns in front of it describe the run
-        self.facts = {column: str(rows[-1][column]) for column in columns[:first] if rows[-1].get(column) not in (None, "")}
+        # The columns in front of it describe the run.
+        first = columns.index("epoch") if self.x == "epoch" and rows else 0
+        self.facts = {
+            column: str(rows[-1][column])
+            for column in columns[:first]
+            if rows[-1].get(column) not in (None, "")
+        }
         self.rows = []
         for row in rows:
             add_row(self.rows, self.x, numbers(row))
-        self.columns = [column for column in columns[first:] if column not in ("step", "epoch", "time") and
-                        any(column in row for row in self.rows)]
+        used = set().union(*self.rows) - {"step", "epoch", "time"}
+        self.columns = [column for column in columns[first:] if column in used]
 
     def notes(self):
-        lines = [f"{self.file}: lines that cannot be read are left out: {', '.join(map(str, self.bad_lines))}"] if self.bad_lines else []
-        bad = {column: [row[self.x] for row in self.rows if not math.isfinite(row.get(column, 0))] for column in self.columns}
-        return lines + [f"{self.file}: {column} is not finite in {len(steps)} of {len(self.rows)} rows, first at {self.x} {steps[0]:g}"
-                        for column, steps in bad.items() if steps]
+        result = []
+        if self.bad_lines:
+            listed = ", ".join(map(str, self.bad_lines))
+            result.append(f"{self.file}: lines that cannot be read are left out: {listed}")
+        for column in self.columns:
+            bad = [row[self.x] for row in self.rows if not math.isfinite(row.get(column, 0))]
+            if bad:
+                result.append(
+                    f"{self.file}: {column} is not finite in {len(bad)} of {len(self.rows)} rows, first at "
+                    f"{self.x} {bad[0]:g}"
+                )
+        return result
 
 
 class Run:
@@ -104,22 +125,37 @@ class Run:
         self.path = os.path.normpath(path)
         self.label = os.path.basename(os.path.abspath(path))
         self.tables = self._read_tables()
-        self.facts = {key: value for table in self.tables for key, value in table.facts.items()}
-        lines = [match.groups() for line in self.text("settings.txt").splitlines() if (match := SETTING.fullmatch(line))]
-        self.settings = {key: value.strip() or "(empty)" for _, key, value in lines}
-        self.changed = [key for star, key, _ in lines if star == "*"]
-        self.times = sorted(row["time"] for table in self.tables for row in table.rows if "time" in row)
-        steps = [row for table in self.tables if table.x == "step" for row in table.rows]
-        self.x = "step" if steps else "epoch"
-        self.last = max(row[self.x] for table in self.tables if table.x == self.x for row in table.rows)
-        self._clock = sorted((row["time"], row["step"]) for row in steps if "time" in row)
-        series = [(table.name, column, self._points(table, column)) for table in self.tables for column in table.columns]
-        self.series = [entry for entry in series if entry[2]]  # (file without ending, column, its finite values as [(step, value)])
-        self.notes = [note for table in self.tables for note in table.notes()]
+        self.settings, self.changed = self._read_settings()
+        self.facts, self.notes, rows = {}, [], {"step": [], "epoch": []}
+        for table in self.tables:
+            self.facts.update(table.facts)
+            self.notes += table.notes()
+            rows[table.x] += table.rows
+        self.x = "step" if rows["step"] else "epoch"
+        self.last = max(row[self.x] for row in rows[self.x])
+        self.times = sorted(row["time"] for row in rows["step"] + rows["epoch"] if "time" in row)
+        self._clock = sorted((row["time"], row["step"]) for row in rows["step"] if "time" in row)
+        self.series = []  # (file without ending, column, its finite values as [(step, value)])
+        for table in self.tables:
+            for column in table.columns:
+                points = self._points(table, column)
+                if points:
+                    self.series.append((table.name, column, points))
 
     def text(self, name):
         path = os.path.join(self.path, name)
         return read_text(path) if os.path.lexists(path) else ""
+
+    def _read_settings(self):
+        """{setting: its text}, and the settings that differ from their defaults."""
+        settings, changed = {}, []
+        for line in self.text("settings.txt").splitlines():
+            if match := SETTING.fullmatch(line):
+                star, key, value = match.groups()
+                settings[key] = value.strip() or "(empty)"
+                if star == "*":
+                    changed.append(key)
+        return settings, changed
 
     def _read_tables(self):
         if not os.path.isdir(self.path) or not os.access(self.path, os.R_OK | os.X_OK):
@@ -130,18 +166,28 @@ class Run:
             if name.endswith((".csv", ".jsonl")):
                 table = Table(os.path.join(self.path, name))
                 known = tables.get(table.name)
-                if table.x and (known is None or len(table.rows) >= len(known.rows)):  # of equals JSONL, the later name
+                # Of equals JSONL, the later name.
+                if table.x and (known is None or len(table.rows) >= len(known.rows)):
                     tables[table.name] = table
         if not tables and "settings.txt" not in names:
             inside = [name for name in names if os.path.exists(os.path.join(self.path, name, "settings.txt"))]
-            raise DataError(f"{self.path}: not the folder of a run: no CSV or JSONL file in it has a column step or epoch; "
-                            f"fix: {'name a run in it: ' + ', '.join(inside[-5:]) if inside else FIX}")
+            raise DataError(
+                f"{self.path}: not the folder of a run: no CSV or JSONL file in it has a column step or "
+                f"epoch; fix: {'name a run in it: ' + ', '.join(inside[-5:]) if inside else FIX}"
+            )
         if not any(table.rows for table in tables.values()):
-            raise DataError(f"{self.path}: the run has logged nothing yet; fix: wait for its first logging step (metrics.log_every)")
+            raise DataError(
+                f"{self.path}: the run has logged nothing yet; fix: wait for its first logging step "
+                "(metrics.log_every)"
+            )
         return list(tables.values())
 
     def _points(self, table, column):
-        return [(self.position(table, row), row[column]) for row in table.rows if math.isfinite(row.get(column, math.nan))]
+        return [
+            (self.position(table, row), row[column])
+            for row in table.rows
+            if math.isfinite(row.get(column, math.nan))
+        ]
 
     def position(self, table, row):
         """The step; an epoch lies at its end."""

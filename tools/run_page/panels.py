@@ -5,8 +5,15 @@ from dataclasses import dataclass, field
 
 SECTIONS = ("Curves", "Rates", "Time of a step", "Resources")
 UNITS = {"_ms": "ms", "_gib": "GiB", "_j": "J", "_w": "W", "_seconds": "s", "_percent": "%"}
-WORDS = {"lr": "learning rate", "grad_norm": "gradient norm", "exposed_comm": "exposed communication", "loader_wait": "data wait",
-         "interval": "time of a logging interval", "epoch": "time of an epoch", "gpu_utilisation": "GPU utilisation"}
+WORDS = {
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "exposed_comm": "exposed communication",
+    "loader_wait": "data wait",
+    "interval": "time of a logging interval",
+    "epoch": "time of an epoch",
+    "gpu_utilisation": "GPU utilisation",
+}
 PREFIXES = ("train_", "eval_", "test_", "val_", "valid_", "peak_")  # of one quantity, which share a chart
 
 

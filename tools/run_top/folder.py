@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run folder says about its run: State. Every call of Follower.read() reads only what the run added."""
+"""What a run folder says about its run: State. Every call of Follower.read() reads only what the run
+added."""
 
 import csv
 import math
@@ -8,7 +9,6 @@ import socket
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Optional
 
 from run_page.files import FIX, add_row, json_row, number, numbers
 from scaling.files import regular
@@ -34,22 +34,22 @@ class State:
     run: str
     status: str  # running, quiet, dead, finished, ended, unknown
     reason: str
-    owner: Optional[str] = None
-    step: Optional[int] = None
-    max_steps: Optional[int] = None
-    epoch: Optional[float] = None
-    loss: Optional[float] = None
-    accuracy: Optional[float] = None
-    lr: Optional[float] = None
-    grad_norm: Optional[float] = None
-    step_ms: Optional[float] = None
-    rate: Optional[float] = None
+    owner: str | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    step_ms: float | None = None
+    rate: float | None = None
     unit: str = "samples"
-    exposed_comm_ms: Optional[float] = None
-    loader_wait_ms: Optional[float] = None
-    eta_seconds: Optional[float] = None
-    row_age_seconds: Optional[float] = None
-    slowest_rank: Optional[int] = None
+    exposed_comm_ms: float | None = None
+    loader_wait_ms: float | None = None
+    eta_seconds: float | None = None
+    row_age_seconds: float | None = None
+    slowest_rank: int | None = None
     evaluation: dict = field(default_factory=dict)
     ranks: list = field(default_factory=list)
     losses: list = field(default_factory=list)  # (step, loss) of the rows
@@ -61,7 +61,8 @@ class State:
 
 
 class Rows:
-    """The last rows of <name>.jsonl, else of <name>.csv, which grow while the run trains, and the losses of all rows."""
+    """The last rows of <name>.jsonl, else of <name>.csv, which grow while the run trains, and the losses of
+    all rows."""
 
     def __init__(self, folder, name, x="step"):
         self._x = x
@@ -120,7 +121,9 @@ def open_file(path):
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; fix: ask its owner for the right to read it, or {FIX}") from None
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror}; fix: ask its owner for the right to read it, or {FIX}"
+        ) from None
 
 
 def read_json(path):
@@ -191,14 +194,22 @@ def modified(path):
 
 
 def ranks_of(record):
-    """The rows of ranks.json with what a rank may have: finite numbers, and texts. A row without a rank is damaged."""
+    """The rows of ranks.json with what a rank may have: finite numbers, and texts. A row without a rank is
+    damaged."""
+
     def usable(row):
         texts = {key: row[key] for key in RANK_TEXTS if isinstance(row.get(key), str)}
-        finite = {key: value for key, value in numbers(row).items() if math.isfinite(value) and key not in RANK_TEXTS}
+        finite = {
+            key: value
+            for key, value in numbers(row).items()
+            if math.isfinite(value) and key not in RANK_TEXTS
+        }
         return {**texts, **finite, "rank": row["rank"]}
 
     rows = record.get("ranks")
-    return [usable(row) for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict) and isinstance(row.get("rank"), int)]
+    if not isinstance(rows, list):
+        return []
+    return [usable(row) for row in rows if isinstance(row, dict) and isinstance(row.get("rank"), int)]
 
 
 def count_of(cell):
@@ -213,13 +224,21 @@ def find_run(path):
         raise DataError(f"{path}: there is no such folder, or no right to read it; fix: {FIX}")
 
     def newest_mark(folder):
-        return max((age for name in MARKS if (age := modified(os.path.join(folder, name))) is not None), default=None)
+        ages = (modified(os.path.join(folder, name)) for name in MARKS)
+        return max((age for age in ages if age is not None), default=None)
 
     if newest_mark(path) is not None:
         return path
-    runs = [(age, entry.path) for entry in os.scandir(path) if entry.is_dir() and (age := newest_mark(entry.path)) is not None]
+    runs = []
+    for entry in os.scandir(path):
+        age = newest_mark(entry.path) if entry.is_dir() else None
+        if age is not None:
+            runs.append((age, entry.path))
     if not runs:
-        raise DataError(f"{path}: not the folder of a run, and no run is in it: none of {', '.join(MARKS)} is there; fix: {FIX}")
+        raise DataError(
+            f"{path}: not the folder of a run, and no run is in it: none of {', '.join(MARKS)} is there; "
+            f"fix: {FIX}"
+        )
     return max(runs)[1]
 
 
@@ -228,7 +247,9 @@ class Follower:
 
     def __init__(self, path, nvml):
         self.path = find_run(path)
-        self._steps, self._evaluations, self._epochs = Rows(self.path, "steps"), Rows(self.path, "evals"), Rows(self.path, "epochs", "epoch")
+        self._steps = Rows(self.path, "steps")
+        self._evaluations = Rows(self.path, "evals")
+        self._epochs = Rows(self.path, "epochs", "epoch")
         self._owner = Owner(self.path)
         self._nvml = nvml
 
@@ -237,12 +258,29 @@ class Follower:
         ranks = read_json(os.path.join(self.path, "ranks.json")) or {}
         owner, is_alive = self._owner.read(time.monotonic())
         last = rows[-1] if rows else {}
-        state = State(run=self.path, status="", reason="", owner=owner_words(owner),
-                      step=int(last["step"]) if rows else None, max_steps=count_of(ranks.get("max_steps")),
-                      row_age_seconds=max(0, time.time() - last["time"]) if "time" in last else None,
-                      evaluation=self._evaluation(), ranks=self._refreshed(ranks_of(ranks)),
-                      losses=self._steps.losses, log=self._log())
-        for name in ("epoch", "loss", "accuracy", "lr", "grad_norm", "step_ms", "exposed_comm_ms", "loader_wait_ms"):
+        state = State(
+            run=self.path,
+            status="",
+            reason="",
+            owner=owner_words(owner),
+            step=int(last["step"]) if rows else None,
+            max_steps=count_of(ranks.get("max_steps")),
+            row_age_seconds=max(0, time.time() - last["time"]) if "time" in last else None,
+            evaluation=self._evaluation(),
+            ranks=self._refreshed(ranks_of(ranks)),
+            losses=self._steps.losses,
+            log=self._log(),
+        )
+        for name in (
+            "epoch",
+            "loss",
+            "accuracy",
+            "lr",
+            "grad_norm",
+            "step_ms",
+            "exposed_comm_ms",
+            "loader_wait_ms",
+        ):
             setattr(state, name, last.get(name))
         rate = next((column for column in last if column.endswith("_per_second")), None)
         if rate:
@@ -259,15 +297,24 @@ class Follower:
         """Of the last evaluation between epochs, else of the last epoch."""
         evaluations, epochs = self._evaluations.read(), self._epochs.read()
         row = (evaluations or epochs or [{}])[-1]
-        return {column: value for column, value in row.items() if column in ("step", "epoch") or column.startswith(("eval_", "test_"))}
+        return {
+            column: value
+            for column, value in row.items()
+            if column in ("step", "epoch") or column.startswith(("eval_", "test_"))
+        }
 
     def _refreshed(self, ranks):
-        here = socket.gethostname()
-        now = self._nvml.read() if any(rank.get("host") == here and rank.get("pci_bus_id") for rank in ranks) else []
-        step_ms = max((rank["step_ms"] for rank in ranks if "step_ms" in rank), default=None)  # a step ends on all ranks together
+        host = socket.gethostname()
+        here = [rank for rank in ranks if rank.get("host") == host]
+        now = self._nvml.read() if any(rank.get("pci_bus_id") for rank in here) else []
+        for rank in here:
+            for gpu in now:
+                if gpus.same_bus_id(rank.get("pci_bus_id"), gpu.get("pci_bus_id")):
+                    rank.update({key: value for key, value in gpu.items() if key != "device"})
+                    break
+        # A step ends on all ranks together.
+        step_ms = max((rank["step_ms"] for rank in ranks if "step_ms" in rank), default=None)
         for rank in ranks:
-            gpu = next((gpu for gpu in now if rank.get("host") == here and gpus.same_bus_id(rank.get("pci_bus_id"), gpu.get("pci_bus_id"))), {})
-            rank.update({key: value for key, value in gpu.items() if key != "device"})
             wait = rank.get("exposed_comm_ms")
             rank["busy_ms"] = None if wait is None or step_ms is None else max(0, step_ms - wait)
         return ranks
@@ -305,7 +352,9 @@ def slowest(ranks):
 
 def status(state, owner, is_alive, interval):
     """(word, sentence). The owner's record decides: a run removes it at its end, a killed one cannot."""
-    done = f"after step {state.step}" + (f" of {state.max_steps}" if state.max_steps else "") if state.step is not None else "before the first row"
+    done = "before the first row"
+    if state.step is not None:
+        done = f"after step {state.step}" + (f" of {state.max_steps}" if state.max_steps else "")
     if owner is None:
         if state.max_steps and state.step == state.max_steps:
             return "finished", "the run made its last step"
@@ -322,6 +371,10 @@ def status(state, owner, is_alive, interval):
     is_resumed = started + BEAT_SECONDS < state.row_age_seconds
     if min(started, state.row_age_seconds) > limit:
         usual = f" (usual: {interval:.0f} s)" if interval else ""
-        since = f"since this start, about {started:.0f} s ago" if is_resumed else f"for {state.row_age_seconds:.0f} s"
+        since = (
+            f"since this start, about {started:.0f} s ago"
+            if is_resumed
+            else f"for {state.row_age_seconds:.0f} s"
+        )
         return "quiet", f"no row {since}{usual}: an evaluation, a save, or a hang"
     return "running", "no row since this start" if is_resumed else ""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This host's GPUs, by NVML. The keys are those of ranks.json; a number that a GPU does not report is missing."""
+"""This host's GPUs, by NVML. The keys are those of ranks.json; a number that a GPU does not report is
+missing."""
 
 import ctypes
 import time
@@ -10,8 +11,15 @@ NAME_BYTES = 96
 
 
 class Pci(ctypes.Structure):
-    _fields_ = [("short_bus_id", ctypes.c_char * 16), ("domain", ctypes.c_uint), ("bus", ctypes.c_uint), ("device", ctypes.c_uint),
-                ("pci_device", ctypes.c_uint), ("subsystem", ctypes.c_uint), ("bus_id", ctypes.c_char * 32)]
+    _fields_ = [
+        ("short_bus_id", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("pci_device", ctypes.c_uint),
+        ("subsystem", ctypes.c_uint),
+        ("bus_id", ctypes.c_char * 32),
+    ]
 
 
 class Memory(ctypes.Structure):
@@ -23,15 +31,24 @@ class Utilisation(ctypes.Structure):
 
 
 class Field(ctypes.Structure):
-    _fields_ = [("field", ctypes.c_uint), ("scope", ctypes.c_uint), ("time", ctypes.c_longlong), ("latency", ctypes.c_longlong),
-                ("type", ctypes.c_int), ("result", ctypes.c_int), ("value", ctypes.c_ulonglong)]
+    _fields_ = [
+        ("field", ctypes.c_uint),
+        ("scope", ctypes.c_uint),
+        ("time", ctypes.c_longlong),
+        ("latency", ctypes.c_longlong),
+        ("type", ctypes.c_int),
+        ("result", ctypes.c_int),
+        ("value", ctypes.c_ulonglong),
+    ]
 
 
 def same_bus_id(first, second):
     """CUDA writes the domain with four digits, NVML with eight."""
+
     def parts(text):
         domain, _, rest = text.lower().partition(":")
         return domain.lstrip("0"), rest
+
     return bool(first and second) and parts(first) == parts(second)
 
 
@@ -65,24 +82,32 @@ class Nvml:
 
     def read(self):
         """A record of each GPU."""
-        return [{key: value for key, value in self._record(index, device).items() if value is not None}
-                for index, device in enumerate(self._devices)]
+        records = []
+        for index, device in enumerate(self._devices):
+            record = self._record(index, device)
+            records.append({key: value for key, value in record.items() if value is not None})
+        return records
 
     def _record(self, index, device):
         pci = self._call("nvmlDeviceGetPciInfo_v3", Pci, device)
         memory = self._call("nvmlDeviceGetMemoryInfo", Memory, device)
         use = self._call("nvmlDeviceGetUtilizationRates", Utilisation, device)
-        pcie = [self._number("nvmlDeviceGetPcieThroughput", device, direction) for direction in (0, 1)]  # kB/s
-        return {"device": f"gpu:{index}", "gpu_type": self._name(device), "pci_bus_id": pci.bus_id.decode() if pci else None,
-                "utilisation_percent": use.gpu if use else None,
-                "memory_gib": memory.used / 2**30 if memory else None,
-                "memory_total_gib": memory.total / 2**30 if memory else None,
-                "temperature_c": self._number("nvmlDeviceGetTemperature", device, 0),
-                "power_w": self._number("nvmlDeviceGetPowerUsage", device, scale=1000),
-                "sm_clock_mhz": self._number("nvmlDeviceGetClockInfo", device, 1),
-                "memory_clock_mhz": self._number("nvmlDeviceGetClockInfo", device, 2),
-                "pcie_mb_per_second": None if None in pcie else sum(pcie) / 1000,
-                "nvlink_mb_per_second": self._nvlink_rate(index, device)}
+        # In kB/s.
+        pcie = [self._number("nvmlDeviceGetPcieThroughput", device, direction) for direction in (0, 1)]
+        return {
+            "device": f"gpu:{index}",
+            "gpu_type": self._name(device),
+            "pci_bus_id": pci.bus_id.decode() if pci else None,
+            "utilisation_percent": use.gpu if use else None,
+            "memory_gib": memory.used / 2**30 if memory else None,
+            "memory_total_gib": memory.total / 2**30 if memory else None,
+            "temperature_c": self._number("nvmlDeviceGetTemperature", device, 0),
+            "power_w": self._number("nvmlDeviceGetPowerUsage", device, scale=1000),
+            "sm_clock_mhz": self._number("nvmlDeviceGetClockInfo", device, 1),
+            "memory_clock_mhz": self._number("nvmlDeviceGetClockInfo", device, 2),
+            "pcie_mb_per_second": None if None in pcie else sum(pcie) / 1000,
+            "nvlink_mb_per_second": self._nvlink_rate(index, device),
+        }
 
     def _name(self, device):
         text = ctypes.create_string_buffer(NAME_BYTES)

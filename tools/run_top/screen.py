@@ -8,9 +8,17 @@ import time
 from .view import cells
 
 SELECTED, PLAIN = "selected", "plain"
-STYLES = {"bold": (None, curses.A_BOLD), "dim": (None, curses.A_DIM), "header": (None, curses.A_REVERSE),
-          SELECTED: (curses.COLOR_CYAN, curses.A_REVERSE), "curve": (curses.COLOR_CYAN, 0), "good": (curses.COLOR_GREEN, curses.A_BOLD),
-          "warning": (curses.COLOR_YELLOW, 0), "bad": (curses.COLOR_RED, curses.A_BOLD), PLAIN: (None, 0)}
+STYLES = {
+    "bold": (None, curses.A_BOLD),
+    "dim": (None, curses.A_DIM),
+    "header": (None, curses.A_REVERSE),
+    SELECTED: (curses.COLOR_CYAN, curses.A_REVERSE),
+    "curve": (curses.COLOR_CYAN, 0),
+    "good": (curses.COLOR_GREEN, curses.A_BOLD),
+    "warning": (curses.COLOR_YELLOW, 0),
+    "bad": (curses.COLOR_RED, curses.A_BOLD),
+    PLAIN: (None, 0),
+}
 
 
 def attributes():
@@ -39,7 +47,8 @@ def paint(window, lines, styles):
 
 
 def show(read, draw, choice, ranks_of, seconds):
-    """Until q: reads every `seconds`, draws after each reading and key. False for a terminal that curses does not know."""
+    """Until q: reads every `seconds`, draws after each reading and key. False for a terminal that curses does
+    not know."""
 
     def loop(window):
         with contextlib.suppress(curses.error):  # a terminal that cannot hide its cursor

@@ -4,11 +4,18 @@
 import os
 import time
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Optional
 
 BLOCKS, ASCII_BLOCKS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"  # a cell filled by so many eighths
-STATUS_STYLES = {"running": "good", "finished": "good", "dead": "bad", "quiet": "warning", "ended": "warning", "unknown": "warning"}
+STATUS_STYLES = {
+    "running": "good",
+    "finished": "good",
+    "dead": "bad",
+    "quiet": "warning",
+    "ended": "warning",
+    "unknown": "warning",
+}
 LABEL = 9  # columns of the curve's axis
 KEYS = "q quit   s sort   r reverse   up/down rank"
 UNKNOWN = "-"
@@ -16,8 +23,8 @@ UNKNOWN = "-"
 
 @dataclass
 class Column:
-    """A column of the ranks' table: its title leaves room for the mark of the order. Of columns that do not fit,
-    those of the highest `rank` are left out first."""
+    """A column of the ranks' table: its title leaves room for the mark of the order. Of columns that do not
+    fit, those of the highest `rank` are left out first."""
 
     key: str
     title: str
@@ -27,7 +34,7 @@ class Column:
 
     def cell(self, row):
         value = row.get(self.key)
-        return (UNKNOWN if value is None else self.text(value)).rjust(self.width)[:self.width]
+        return (UNKNOWN if value is None else self.text(value)).rjust(self.width)[: self.width]
 
 
 def plain(digits):
@@ -35,17 +42,31 @@ def plain(digits):
 
 
 COLUMNS = [
-    Column("rank", "rank", 5, 0, str), Column("host", "host", 10, 6, str), Column("device", "device", 7, 3, str),
-    Column("utilisation_percent", "use %", 6, 1, plain(0)), Column("memory_gib", "GiB", 6, 1, plain(2)),
-    Column("memory_total_gib", "of GiB", 7, 8, plain(0)), Column("temperature_c", "deg C", 6, 2, plain(0)),
-    Column("power_w", "W", 5, 2, plain(0)), Column("sm_clock_mhz", "SM MHz", 7, 7, plain(0)),
-    Column("memory_clock_mhz", "mem MHz", 8, 9, plain(0)), Column("pcie_mb_per_second", "PCIe MB/s", 10, 7, plain(0)),
-    Column("nvlink_mb_per_second", "NVLink MB/s", 12, 7, plain(0)), Column("step_ms", "ms/step", 8, 1, plain(1)),
-    Column("busy_ms", "busy ms", 8, 1, plain(1)), Column("exposed_comm_ms", "comm ms", 8, 2, plain(2)),
-    Column("loader_wait_ms", "load ms", 8, 2, plain(2)), Column("rate", "rate/s", 8, 5, plain(1))]
+    Column("rank", "rank", 5, 0, str),
+    Column("host", "host", 10, 6, str),
+    Column("device", "device", 7, 3, str),
+    Column("utilisation_percent", "use %", 6, 1, plain(0)),
+    Column("memory_gib", "GiB", 6, 1, plain(2)),
+    Column("memory_total_gib", "of GiB", 7, 8, plain(0)),
+    Column("temperature_c", "deg C", 6, 2, plain(0)),
+    Column("power_w", "W", 5, 2, plain(0)),
+    Column("sm_clock_mhz", "SM MHz", 7, 7, plain(0)),
+    Column("memory_clock_mhz", "mem MHz", 8, 9, plain(0)),
+    Column("pcie_mb_per_second", "PCIe MB/s", 10, 7, plain(0)),
+    Column("nvlink_mb_per_second", "NVLink MB/s", 12, 7, plain(0)),
+    Column("step_ms", "ms/step", 8, 1, plain(1)),
+    Column("busy_ms", "busy ms", 8, 1, plain(1)),
+    Column("exposed_comm_ms", "comm ms", 8, 2, plain(2)),
+    Column("loader_wait_ms", "load ms", 8, 2, plain(2)),
+    Column("rate", "rate/s", 8, 5, plain(1)),
+]
 
 
-HOST_COLUMNS = [column for column in COLUMNS if column.key not in ("host", "step_ms", "busy_ms", "exposed_comm_ms", "loader_wait_ms", "rate")]
+HOST_COLUMNS = [
+    column
+    for column in COLUMNS
+    if column.key not in ("host", "step_ms", "busy_ms", "exposed_comm_ms", "loader_wait_ms", "rate")
+]
 
 
 def fitting(columns, width):
@@ -63,7 +84,7 @@ class Choice:
 
     sort: str = "rank"
     reverse: bool = False
-    selected: Optional[int] = None  # a rank
+    selected: int | None = None  # a rank
 
     def sorted(self, ranks):
         known = [rank for rank in ranks if rank.get(self.sort) is not None]
@@ -97,20 +118,46 @@ def bar(state, width):
         return f"step {shown(state.step)}"
     share = min(1.0, state.step / state.max_steps)
     full = int(share * width)
-    return f"[{'=' * full}{'>' if full < width else ''}{' ' * (width - full - 1)}] {100 * share:3.0f} %  step {state.step}/{state.max_steps}"
+    head = ">" if full < width else ""
+    drawn = "=" * full + head + " " * (width - full - 1)
+    return f"[{drawn}] {100 * share:3.0f} %  step {state.step}/{state.max_steps}"
 
 
 def summary(state, width):
     rate = shown(state.rate, "{:.1f}" if (state.rate or 0) < 1000 else "{:.0f}")
-    evaluation = "  ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in state.evaluation.items()
-                           if name not in ("step", "epoch"))
-    at = f"step {state.evaluation['step']:.0f}" if "step" in state.evaluation else f"the end of epoch {shown(state.evaluation.get('epoch'), '{:.0f}')}"
-    lines = [[(bar(state, max(10, width // 3)), "bold"), (f"  epoch {shown(state.epoch, '{:.2f}')}  ETA {duration(state.eta_seconds)}", "plain")],
-             [(f"loss {shown(state.loss, '{:.4f}')}  accuracy {shown(state.accuracy, '{:.2f} %', 100)}  lr {shown(state.lr, '{:.3g}')}"
-               f"  grad norm {shown(state.grad_norm, '{:.3g}')}", "plain")],
-             [(f"{shown(state.step_ms, '{:.1f}')} ms/step  {rate} {state.unit}/s  exposed comm {shown(state.exposed_comm_ms, '{:.2f}')} ms"
-               f"  loader wait {shown(state.loader_wait_ms, '{:.2f}')} ms", "plain")],
-             [(slowest_words(state), "plain")]]
+    evaluation = "  ".join(
+        f"{name.replace('_', ' ')} {value:.4f}"
+        for name, value in state.evaluation.items()
+        if name not in ("step", "epoch")
+    )
+    at = (
+        f"step {state.evaluation['step']:.0f}"
+        if "step" in state.evaluation
+        else f"the end of epoch {shown(state.evaluation.get('epoch'), '{:.0f}')}"
+    )
+    lines = [
+        [
+            (bar(state, max(10, width // 3)), "bold"),
+            (f"  epoch {shown(state.epoch, '{:.2f}')}  ETA {duration(state.eta_seconds)}", "plain"),
+        ],
+        [
+            (
+                f"loss {shown(state.loss, '{:.4f}')}  accuracy {shown(state.accuracy, '{:.2f} %', 100)}  lr "
+                f"{shown(state.lr, '{:.3g}')}"
+                f"  grad norm {shown(state.grad_norm, '{:.3g}')}",
+                "plain",
+            )
+        ],
+        [
+            (
+                f"{shown(state.step_ms, '{:.1f}')} ms/step  {rate} {state.unit}/s  exposed comm "
+                f"{shown(state.exposed_comm_ms, '{:.2f}')} ms"
+                f"  loader wait {shown(state.loader_wait_ms, '{:.2f}')} ms",
+                "plain",
+            )
+        ],
+        [(slowest_words(state), "plain")],
+    ]
     if evaluation:
         lines.append([(f"at {at}: {evaluation}", "plain")])
     return lines
@@ -120,21 +167,29 @@ def slowest_words(state):
     rank = next((rank for rank in state.ranks if rank.get("rank") == state.slowest_rank), None)
     if rank is None:
         return f"slowest rank {UNKNOWN}"
-    return (f"slowest rank {rank['rank']} ({rank.get('host', UNKNOWN)}): busy {rank['busy_ms']:.1f} of {rank['busy_ms'] + rank['exposed_comm_ms']:.1f} ms, "
-            f"waits {rank['exposed_comm_ms']:.2f} ms for others")
+    return (
+        f"slowest rank {rank['rank']} ({rank.get('host', UNKNOWN)}): busy {rank['busy_ms']:.1f} of "
+        f"{rank['busy_ms'] + rank['exposed_comm_ms']:.1f} ms, "
+        f"waits {rank['exposed_comm_ms']:.2f} ms for others"
+    )
 
 
 def curve(points, width, height, blocks):
-    """The losses as filled columns between their minimum and maximum: each the mean of its rows, or a part of its row."""
+    """The losses as filled columns between their minimum and maximum: each the mean of its rows, or a part of
+    its row."""
     points = [(step, loss) for step, loss in points if abs(loss) < float("inf")]
     if len(points) < 2 or width < LABEL + 2 or height < 1:
         return []
     count = width - LABEL - 1
     edges = [i * len(points) // count for i in range(count + 1)]
-    bins = [points[begin:max(end, begin + 1)] for begin, end in zip(edges, edges[1:])]
-    means = [sum(loss for _, loss in part) / len(part) for part in bins]
+    losses = [loss for _, loss in points]
+    bins = [losses[begin : max(end, begin + 1)] for begin, end in zip(edges, edges[1:])]
+    means = [sum(part) / len(part) for part in bins]
     low, high = min(means), max(means)
-    levels = [round((mean - low) / (high - low) * (8 * height - 1)) + 1 if high > low else 4 * height for mean in means]
+    levels = [
+        round((mean - low) / (high - low) * (8 * height - 1)) + 1 if high > low else 4 * height
+        for mean in means
+    ]
     lines = []
     for row in range(height - 1, -1, -1):
         label = f"{high:.4g}" if row == height - 1 else f"{low:.4g}" if row == 0 else ""
@@ -149,42 +204,72 @@ def table(ranks, choice, width, slowest, height=None, columns=COLUMNS):
     """The header and the ranks; with fewer lines than ranks a part that holds the selected one."""
     columns = fitting(columns, width)
     mark = "^" if choice.reverse else "v"
-    header = " ".join(((mark if column.key == choice.sort else "") + column.title).rjust(column.width) for column in columns)
+    header = " ".join(
+        ((mark if column.key == choice.sort else "") + column.title).rjust(column.width) for column in columns
+    )
     ranks = choice.sorted(ranks)
     if height is not None and len(ranks) > height - 1:
         room = max(1, height - 2)
         place = next((i for i, rank in enumerate(ranks) if rank.get("rank") == choice.selected), 0)
         begin = min(max(0, place - room // 2), len(ranks) - room)
         note = [[(f"ranks {begin + 1} to {begin + room} of {len(ranks)} in this order", "dim")]]
-        ranks = ranks[begin:begin + room]
+        ranks = ranks[begin : begin + room]
     else:
         note = []
     lines = [[(header, "header")]]
     for rank in ranks:
         number = rank.get("rank")
-        style = "selected" if number is not None and number == choice.selected else "warning" if number is not None and number == slowest else "plain"
+        style = "plain"
+        if number is not None and number == choice.selected:
+            style = "selected"
+        elif number is not None and number == slowest:
+            style = "warning"
         lines.append([(" ".join(column.cell(rank) for column in columns), style)])
     return lines + note
 
 
 def details(rank):
     """Two lines on the selected rank: all that narrow screens leave out."""
+
     def unit(key, word, digits=0):
         return f"{shown(rank.get(key), '{:.' + str(digits) + 'f}')} {word}"
-    return [[(f"rank {rank.get('rank')}: {rank.get('host', UNKNOWN)} {rank.get('device', UNKNOWN)} {rank.get('gpu_type', '')} "
-              f"{rank.get('pci_bus_id', '')}", "bold")],
-            [(f"  {unit('memory_gib', 'GiB', 2)} of {unit('memory_total_gib', 'GiB')}, SM {unit('sm_clock_mhz', 'MHz')}, "
-              f"memory {unit('memory_clock_mhz', 'MHz')}, PCIe {unit('pcie_mb_per_second', 'MB/s')}, "
-              f"NVLink {unit('nvlink_mb_per_second', 'MB/s')}", "plain")]]
+
+    return [
+        [
+            (
+                f"rank {rank.get('rank')}: {rank.get('host', UNKNOWN)} {rank.get('device', UNKNOWN)} "
+                f"{rank.get('gpu_type', '')} "
+                f"{rank.get('pci_bus_id', '')}",
+                "bold",
+            )
+        ],
+        [
+            (
+                f"  {unit('memory_gib', 'GiB', 2)} of {unit('memory_total_gib', 'GiB')}, SM "
+                f"{unit('sm_clock_mhz', 'MHz')}, "
+                f"memory {unit('memory_clock_mhz', 'MHz')}, PCIe {unit('pcie_mb_per_second', 'MB/s')}, "
+                f"NVLink {unit('nvlink_mb_per_second', 'MB/s')}",
+                "plain",
+            )
+        ],
+    ]
 
 
 def heading(title, status, style, reason, width):
     clock = time.strftime("%H:%M:%S")
     room = max(0, width - len(status) - len(clock) - 4)
-    name = title if len(title) <= room else "..." + title[len(title) - max(0, room - 3):]
+    name = title if len(title) <= room else "..." + title[len(title) - max(0, room - 3) :]
     gap = " " * max(1, width - len(name) - len(status) - len(clock) - 3)
     lines = [[(name, "bold"), ("  " + status.upper(), style), (gap + clock, "dim")]]
     return lines + ([[(reason, style)]] if reason else [])
+
+
+def selected_details(ranks, choice):
+    lines = []
+    for rank in ranks:
+        if rank.get("rank") == choice.selected:
+            lines += details(rank)
+    return lines
 
 
 def draw(state, width, height=None, choice=None, blocks=BLOCKS):
@@ -194,7 +279,7 @@ def draw(state, width, height=None, choice=None, blocks=BLOCKS):
     lines = heading(state.run, state.status, STATUS_STYLES[state.status], "", width)
     lines.append([(reason, STATUS_STYLES[state.status] if state.reason else "dim")])
     lines += summary(state, width)
-    selected = [line for rank in state.ranks if rank.get("rank") == choice.selected for line in details(rank)]
+    selected = selected_details(state.ranks, choice)
     if height is None:
         lines += curve(state.losses, width, 6, blocks) + table(state.ranks, choice, width, state.slowest_rank)
         return clipped(lines + log_lines(state.log, 10, width), width)
@@ -216,8 +301,11 @@ def draw(state, width, height=None, choice=None, blocks=BLOCKS):
 def log_lines(log, count, width):
     if count < 2 or not log:
         return []
-    return [[("log".ljust(width, " "), "header")]] + [[(line, "bad" if "[error]" in line else "warning" if "[warning]" in line else "dim")]
-                                                     for line in log[-(count - 1):]]
+    lines = [[("log".ljust(width, " "), "header")]]
+    for line in log[-(count - 1) :]:
+        style = "bad" if "[error]" in line else "warning" if "[warning]" in line else "dim"
+        lines.append([(line, style)])
+    return lines
 
 
 def draw_host(records, host, width, height=None, choice=None):
@@ -225,14 +313,14 @@ def draw_host(records, host, width, height=None, choice=None):
     choice = choice or Choice()
     rows = [{"rank": index, "host": host, **record} for index, record in enumerate(records)]
     lines = heading(host, f"{len(rows)} GPUs", "good", "", width)
-    selected = [line for row in rows if row["rank"] == choice.selected for line in details(row)]
-    lines += table(rows, choice, width, None, None if height is None else height - len(lines) - len(selected) - 1,
-                   HOST_COLUMNS) + selected
+    selected = selected_details(rows, choice)
+    left = None if height is None else height - len(lines) - len(selected) - 1
+    lines += table(rows, choice, width, None, left, HOST_COLUMNS) + selected
     return clipped(lines, width) if height is None else footed(lines, width, height)
 
 
 def footed(lines, width, height):
-    lines = clipped(lines, width)[:height - 1]
+    lines = clipped(lines, width)[: height - 1]
     return lines + [[]] * (height - 1 - len(lines)) + [[(KEYS[:width], "dim")]]
 
 
@@ -251,16 +339,20 @@ def clipped(lines, width):
 
 def cells(text):
     """Cells of the terminal: wide characters take two, combining ones none."""
-    return sum(0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+    return sum(
+        0 if unicodedata.category(c) in ("Mn", "Me") else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
 
 
 def beginning(text, room):
     """As much of a text as fits into so many cells."""
-    text = text[:4 * room]  # combining characters take no room: not without end
+    text = text[: 4 * room]  # combining characters take no room: not without end
     while cells(text) > room:
-        text = text[:-max(1, (cells(text) - room) // 2)]
+        text = text[: -max(1, (cells(text) - room) // 2)]
     return text
 
 
 def text_of(lines):
-    return "".join("".join(text for text, _ in line).rstrip() + os.linesep for line in lines)
+    plain_lines = ["".join(text for text, _ in line) for line in lines]
+    return "".join(line.rstrip() + os.linesep for line in plain_lines)

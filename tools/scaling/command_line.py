@@ -29,12 +29,15 @@ def writing(folder):
     except BrokenPipeError:  # standard output's
         raise
     except OSError as error:
-        raise WriteError(f"{error.filename or folder}: cannot write: {error.strerror or error}; "
-                         "fix: name another folder (--output), or make room or the rights to write there") from None
+        raise WriteError(
+            f"{error.filename or folder}: cannot write: {error.strerror or error}; "
+            "fix: name another folder (--output), or make room or the rights to write there"
+        ) from None
 
 
 def exit_code(main, arguments):
-    """What main() returns, or the exit code of its error, which is printed. Nothing that is printed controls the terminal."""
+    """What main() returns, or the exit code of its error, which is printed. Nothing that is printed controls
+    the terminal."""
     with guarded():
         try:
             return main(arguments)

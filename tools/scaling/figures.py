@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of studies: PNG and SVG, in black, grey and one blue, readable without colour."""
 
+import collections
 import io
 import math
 import os
@@ -8,18 +9,31 @@ import os
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from .files import replace_file  # noqa: E402
+from .files import replace_file
 
 INK, GREY, BLUE = "#111111", "#8a8a8a", "#1f4e8c"
 IDEAL = {"color": GREY, "linestyle": "--", "linewidth": 1.4, "label": "ideal"}
-plt.rcParams.update({
-    "figure.figsize": (6.4, 4.4), "figure.dpi": 100, "savefig.dpi": 160, "font.size": 10.5, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd", "grid.linewidth": 0.7, "axes.axisbelow": True,
-    "legend.frameon": False, "lines.linewidth": 1.8, "svg.fonttype": "path", "svg.hashsalt": "libddp",
-})
+plt.rcParams.update(
+    {
+        "figure.figsize": (6.4, 4.4),
+        "figure.dpi": 100,
+        "savefig.dpi": 160,
+        "font.size": 10.5,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.color": "#dddddd",
+        "grid.linewidth": 0.7,
+        "axes.axisbelow": True,
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+        "svg.fonttype": "path",
+        "svg.hashsalt": "libddp",
+    }
+)
 
 
 def number_text(value, _=None):
@@ -45,11 +59,28 @@ def save(figure, axes, folder, name, headline, subtitle, columns=3):
     left = axes.get_position().x0
     figure.text(left, 1 - 0.10 / height, plain(headline), ha="left", va="top", fontsize=12, fontweight="bold")
     room = figure.get_figwidth() * (1 - left) / 0.066  # characters of 9.5 points
-    figure.text(left, 1 - 0.36 / height, plain(subtitle), ha="left", va="top", color="#444444",
-                fontsize=9.5 * min(1.0, room / len(subtitle)))
+    figure.text(
+        left,
+        1 - 0.36 / height,
+        plain(subtitle),
+        ha="left",
+        va="top",
+        color="#444444",
+        fontsize=9.5 * min(1.0, room / len(subtitle)),
+    )
     if handles:
-        figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(left, 1 - 0.56 / height), ncols=columns,
-                      borderpad=0, borderaxespad=0, handlelength=2.2, columnspacing=1.6, fontsize=9.5)
+        figure.legend(
+            handles,
+            labels,
+            loc="upper left",
+            bbox_to_anchor=(left, 1 - 0.56 / height),
+            ncols=columns,
+            borderpad=0,
+            borderaxespad=0,
+            handlelength=2.2,
+            columnspacing=1.6,
+            fontsize=9.5,
+        )
     for ending in ("png", "svg"):
         drawn = io.BytesIO()
         figure.savefig(drawn, format=ending, metadata={"Date": None} if ending == "svg" else None)
@@ -73,7 +104,10 @@ def error_line(axes, points, name, label, **style):
     known = [(point.ranks, getattr(point, name)) for point in points if getattr(point, name) is not None]
     x = [ranks for ranks, _ in known]
     y = [value.median for _, value in known]
-    bars = [[value.median - value.low for _, value in known], [value.high - value.median for _, value in known]]
+    bars = [
+        [value.median - value.low for _, value in known],
+        [value.high - value.median for _, value in known],
+    ]
     style = {"color": BLUE, "marker": "o", "markersize": 5.5, "capsize": 4, **style}
     axes.errorbar(x, y, yerr=bars, label=label, **style)
     return known
@@ -98,8 +132,10 @@ def beside_ideal(study, folder, points, value, ideal, name, headline, label):
     figure, axes = plt.subplots()
     axes.plot(ranks, ideal, **IDEAL)
     error_line(axes, points, value, repeats_text(points))
-    spreads = [getattr(point, value) for point in points]
-    log_values(axes, ideal + [end for spread in spreads for end in (spread.low, spread.high)])
+    ends = []
+    for spread in (getattr(point, value) for point in points):
+        ends += [spread.low, spread.high]
+    log_values(axes, ideal + ends)
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel(label)
     return save(figure, axes, folder, f"{study.stem}_{name}", headline, study.subtitle)
@@ -108,7 +144,9 @@ def beside_ideal(study, folder, points, value, ideal, name, headline, label):
 def throughput(study, folder):
     points, base = study.points, study.points[0]
     ideal = [base.rate.median * point.ranks / base.ranks for point in points]
-    return beside_ideal(study, folder, points, "rate", ideal, "throughput", "Throughput", f"throughput [{study.unit}s/s]")
+    return beside_ideal(
+        study, folder, points, "rate", ideal, "throughput", "Throughput", f"throughput [{study.unit}s/s]"
+    )
 
 
 def log_values(axes, values):
@@ -117,8 +155,8 @@ def log_values(axes, values):
     axes.set_yscale("log")
     axes.set_ylim(low / 1.25, high * 1.25)
     for steps in ((1, 10), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
-        ticks = [step * 10.0**power for power in range(-12, 13) for step in steps]
-        ticks = sorted({tick for tick in ticks if low / 1.25 <= tick <= high * 1.25})
+        ticks = {step * 10.0**power for power in range(-12, 13) for step in steps}
+        ticks = sorted(tick for tick in ticks if low / 1.25 <= tick <= high * 1.25)
         if len(ticks) >= 4:
             break
     else:  # less than an octave or two: equal steps
@@ -132,8 +170,16 @@ def log_values(axes, values):
 
 def speed_up(study, folder):
     unit = "GPU" if study.device == "cuda" else "rank"
-    return beside_ideal(study, folder, study.points, "speed_up", [point.ranks for point in study.points], "speed_up", "Speed-up",
-                        f"speed-up [× one {unit}]")
+    return beside_ideal(
+        study,
+        folder,
+        study.points,
+        "speed_up",
+        [point.ranks for point in study.points],
+        "speed_up",
+        "Speed-up",
+        f"speed-up [× one {unit}]",
+    )
 
 
 def efficiency(study, folder):
@@ -143,13 +189,25 @@ def efficiency(study, folder):
     percent = [Percent(point.ranks, point.efficiency.map(lambda value: 100 * value)) for point in points]
     error_line(axes, percent, "value", repeats_text(points))
     for point in percent:
-        annotate(axes, point.ranks, point.value.low, f"{point.value.median:.1f}",
-                 side="below" if point.value.low > 15 else "left")
+        annotate(
+            axes,
+            point.ranks,
+            point.value.low,
+            f"{point.value.median:.1f}",
+            side="below" if point.value.low > 15 else "left",
+        )
     axes.set_ylim(0, max(112, 1.12 * max(point.value.high for point in percent)))
     ranks_axis(axes, ranks, study.device)
     formula = r"$T_1 / (N\,T_N)$" if study.kind == "strong" else r"$\mathrm{rate}_N / (N\,\mathrm{rate}_1)$"
     axes.set_ylabel(f"{study.kind} efficiency {formula} [%]")
-    return save(figure, axes, folder, f"{study.stem}_efficiency", f"{study.kind.capitalize()} efficiency", study.subtitle)
+    return save(
+        figure,
+        axes,
+        folder,
+        f"{study.stem}_efficiency",
+        f"{study.kind.capitalize()} efficiency",
+        study.subtitle,
+    )
 
 
 class Percent:
@@ -165,7 +223,9 @@ def epoch_time(study, folder):
         return None
     base = points[0]
     ideal = [base.epoch_seconds.median * base.ranks / point.ranks for point in points]
-    return beside_ideal(study, folder, points, "epoch_seconds", ideal, "epoch_time", "Time per epoch", "time per epoch [s]")
+    return beside_ideal(
+        study, folder, points, "epoch_seconds", ideal, "epoch_time", "Time per epoch", "time per epoch [s]"
+    )
 
 
 def waits(study, folder):
@@ -178,18 +238,43 @@ def waits(study, folder):
     shares = [Percent(point.ranks, point.exposed_percent) for point in points]
     error_line(axes, shares, "value", f"exposed communication, {repeats_text(points)}")
     for point, share in zip(points, shares):
-        annotate(axes, point.ranks, share.value.high, f"{number_text(point.exposed_comm_ms.median)} ms", side="left")
-    loader = [Percent(point.ranks, point.loader_wait_ms.map(lambda ms, t=point.step_ms.median: 100 * ms / t))
-              for point in points if point.loader_wait_ms]
+        annotate(
+            axes,
+            point.ranks,
+            share.value.high,
+            f"{number_text(point.exposed_comm_ms.median)} ms",
+            side="left",
+        )
+    loader = [
+        Percent(point.ranks, point.loader_wait_ms.map(lambda ms, t=point.step_ms.median: 100 * ms / t))
+        for point in points
+        if point.loader_wait_ms
+    ]
     if loader:
-        error_line(axes, loader, "value", "wait for the loader", color=INK, marker="s", linestyle=":", markerfacecolor="white")
+        error_line(
+            axes,
+            loader,
+            "value",
+            "wait for the loader",
+            color=INK,
+            marker="s",
+            linestyle=":",
+            markerfacecolor="white",
+        )
     top = max([share.value.high for share in shares + loader] + [10])
     axes.axhline(10, color=GREY, linestyle="--", linewidth=1.2, label="bound by it from here")
     axes.set_ylim(0, 1.12 * top)
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel("share of the step [%]")
-    return save(figure, axes, folder, f"{study.stem}_exposed_communication", "Exposed communication",
-                study.subtitle, columns=1)
+    return save(
+        figure,
+        axes,
+        folder,
+        f"{study.stem}_exposed_communication",
+        "Exposed communication",
+        study.subtitle,
+        columns=1,
+    )
 
 
 def energy(study, folder):
@@ -209,46 +294,86 @@ def energy(study, folder):
 def sensitivity(study, folder):
     """A panel for each number of ranks: throughput of every combination, best on top."""
     counts = sorted({point.ranks for point in study.points})
-    rows = max(sum(point.ranks == n for point in study.points) for n in counts)
+    rows = max(collections.Counter(point.ranks for point in study.points).values())
     label = max(len(varied_text(point.varied)) for point in study.points) * 0.075  # inches
-    figure, panels = plt.subplots(1, len(counts), figsize=(len(counts) * (label + 3.2), 1.7 + 0.26 * rows), squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(counts), figsize=(len(counts) * (label + 3.2), 1.7 + 0.26 * rows), squeeze=False
+    )
     for axes, n in zip(panels[0], counts):
         points = sorted((p for p in study.points if p.ranks == n), key=lambda p: p.rate.median)
         y = range(len(points))
         bars = [[p.rate.median - p.rate.low for p in points], [p.rate.high - p.rate.median for p in points]]
-        axes.errorbar([p.rate.median for p in points], y, xerr=bars, color=BLUE, marker="o", markersize=5, capsize=3,
-                      linestyle="none", linewidth=1.4)
+        axes.errorbar(
+            [p.rate.median for p in points],
+            y,
+            xerr=bars,
+            color=BLUE,
+            marker="o",
+            markersize=5,
+            capsize=3,
+            linestyle="none",
+            linewidth=1.4,
+        )
         axes.set_yticks(list(y), [plain(varied_text(p.varied)) for p in points], fontsize=8.5)
         axes.set_ylim(-0.7, len(points) - 0.3)
         axes.set_xlim(0, 1.08 * max(p.rate.high for p in points))
         axes.xaxis.set_major_formatter(FuncFormatter(number_text))
         axes.set_xlabel(f"throughput [{study.unit}s/s]")
         axes.set_title(point_label(Percent(n, None), study.device), loc="right", fontsize=10.5)
-    return save(figure, panels[0][0], folder, f"{study.stem}_sensitivity", "Sensitivity",
-                f"{study.subtitle}; {repeats_text(study.points)}")
+    return save(
+        figure,
+        panels[0][0],
+        folder,
+        f"{study.stem}_sensitivity",
+        "Sensitivity",
+        f"{study.subtitle}; {repeats_text(study.points)}",
+    )
 
 
 def before_after(before, after, pairs, folder):
     """Throughput of two studies at the points both have, and how much the second is faster."""
     figure, axes = plt.subplots(figsize=(max(6.4, 1.9 + 1.15 * len(pairs)), 4.4))
     width = 0.38
-    for shift, study, index, style in ((-width / 2, before, 0, {"color": "#c9c9c9", "hatch": "//"}),
-                                       (width / 2, after, 1, {"color": BLUE})):
+    for shift, study, index, style in (
+        (-width / 2, before, 0, {"color": "#c9c9c9", "hatch": "//"}),
+        (width / 2, after, 1, {"color": BLUE}),
+    ):
         points = [pair[index] for pair in pairs]
         bars = [[p.rate.median - p.rate.low for p in points], [p.rate.high - p.rate.median for p in points]]
-        axes.bar([i + shift for i in range(len(points))], [p.rate.median for p in points], width, yerr=bars, capsize=4,
-                 edgecolor=INK, linewidth=0.7, error_kw={"linewidth": 1.2}, label=plain(study.label), **style)
-    top = max(point.rate.high for pair in pairs for point in pair)
+        axes.bar(
+            [i + shift for i in range(len(points))],
+            [p.rate.median for p in points],
+            width,
+            yerr=bars,
+            capsize=4,
+            edgecolor=INK,
+            linewidth=0.7,
+            error_kw={"linewidth": 1.2},
+            label=plain(study.label),
+            **style,
+        )
+    top = max(max(old.rate.high, new.rate.high) for old, new in pairs)
     for i, (old, new) in enumerate(pairs):
-        axes.annotate(f"×{new.rate.median / old.rate.median:.2f}", (i, max(old.rate.high, new.rate.high)), ha="center",
-                      textcoords="offset points", xytext=(0, 6), fontsize=10)
+        axes.annotate(
+            f"×{new.rate.median / old.rate.median:.2f}",
+            (i, max(old.rate.high, new.rate.high)),
+            ha="center",
+            textcoords="offset points",
+            xytext=(0, 6),
+            fontsize=10,
+        )
     axes.set_ylim(0, 1.15 * top)
-    axes.set_xticks(range(len(pairs)), [point_label(new, after.device) for _, new in pairs],
-                    fontsize=8 if after.vary else 10.5)
+    axes.set_xticks(
+        range(len(pairs)),
+        [point_label(new, after.device) for _, new in pairs],
+        fontsize=8 if after.vary else 10.5,
+    )
     axes.yaxis.set_major_formatter(FuncFormatter(number_text))
     axes.set_ylabel(f"throughput [{after.unit}s/s]")
     axes.grid(axis="x", visible=False)
-    return save(figure, axes, folder, f"{after.stem}_before_after", "Before and after", after.subtitle, columns=1)
+    return save(
+        figure, axes, folder, f"{after.stem}_before_after", "Before and after", after.subtitle, columns=1
+    )
 
 
 def point_label(point, device):
@@ -263,5 +388,10 @@ def varied_text(varied):
 
 def draw(study, folder):
     """All figures of a study; the names of those drawn."""
-    drawn = [sensitivity] if study.kind == "sensitivity" else [throughput, efficiency, speed_up, epoch_time, waits, energy]
-    return [name for name in (figure(study, folder) for figure in drawn) if name]
+    drawn = (
+        [sensitivity]
+        if study.kind == "sensitivity"
+        else [throughput, efficiency, speed_up, epoch_time, waits, energy]
+    )
+    names = [figure(study, folder) for figure in drawn]
+    return [name for name in names if name]

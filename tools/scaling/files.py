@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files in folders into which other users may put links, named pipes and devices: none of these is followed, waited
-for, or read without end. Every tool opens its files by this module."""
+"""Files in folders into which other users may put links, named pipes and devices: none of these is followed,
+waited for, or read without end. Every tool opens its files by this module."""
 
 import errno
 import os
@@ -35,7 +35,8 @@ def _required_regular(path, descriptor):
 
 
 def replace_file(path, data):
-    """Writes text or bytes. Readers see the old file or the new one, and nobody can guess the name in between."""
+    """Writes text or bytes. Readers see the old file or the new one, and nobody can guess the name in
+    between."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # such as /dev/stdout
         raise OSError(errno.EINVAL, "it is not a regular file", path)
     part = f"{path}.{secrets.token_hex(8)}"
@@ -50,7 +51,8 @@ def replace_file(path, data):
 
 
 def make_own_folder(path):
-    """Makes it if needed. A link, and a folder of another user, who could exchange what is in it, are refused."""
+    """Makes it if needed. A link, and a folder of another user, who could exchange what is in it, are
+    refused."""
     os.makedirs(path, exist_ok=True)
     path = os.path.normpath(path)
     if os.path.islink(path):
@@ -68,7 +70,9 @@ def _new_files_owner(folder):
     """File systems may map users: of a file that this process makes."""
     name = f".try_{secrets.token_hex(8)}"
     try:
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        descriptor = os.open(
+            name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder
+        )
     except OSError:
         return None
     try:

@@ -29,37 +29,61 @@ class StudyFolder:
         return os.path.join(self.path, run.name)
 
     def plan(self):
-        study = self.study
+        study, runs = self.study, {}
+        for group in study.groups:
+            for run in group.runs:
+                runs[run.name] = {
+                    "ranks": run.ranks,
+                    "repeat": run.repeat,
+                    "varied": run.varied,
+                    "arguments": study.arguments(group) + run.settings,
+                }
         return {
-            "name": study.name, "title": study.title, "kind": study.kind, "program": study.program, "device": study.device,
-            "batch": study.batch, "steps": study.steps, "warmup_steps": study.warmup_steps, "repeats": study.repeats,
-            "vary": study.vary, "command": f"tools/study.py {study.path}",
-            "runs": {run.name: {"ranks": run.ranks, "repeat": run.repeat, "varied": run.varied,
-                                "arguments": study.arguments(group) + run.settings}
-                     for group in study.groups for run in group.runs},
+            "name": study.name,
+            "title": study.title,
+            "kind": study.kind,
+            "program": study.program,
+            "device": study.device,
+            "batch": study.batch,
+            "steps": study.steps,
+            "warmup_steps": study.warmup_steps,
+            "repeats": study.repeats,
+            "vary": study.vary,
+            "command": f"tools/study.py {study.path}",
+            "runs": runs,
         }
 
     def save(self, command, kept):
-        """Writes the plan. Runs named in `kept` (done, or in the queue) must be those of the plan before; others
-        are begun anew with whatever settings they have now."""
+        """Writes the plan. Runs named in `kept` (done, or in the queue) must be those of the plan before;
+        others are begun anew with whatever settings they have now."""
         plan = self.plan()
         plan["command"] = command
         file = os.path.join(self.path, "study.json")
         if os.path.lexists(file):
             old = json.loads(read_text(file))
-            # Runs that this file no longer has stay known where their folders are still there, or Slurm has them.
-            left = {name: run for name, run in old["runs"].items() if name not in plan["runs"] and
-                    (os.path.isdir(os.path.join(self.path, name)) or name in self.queued())}
+            # Runs that this file no longer has stay known where their folders are still there, or Slurm has
+            # them.
+            left = {
+                name: run
+                for name, run in old["runs"].items()
+                if name not in plan["runs"]
+                and (os.path.isdir(os.path.join(self.path, name)) or name in self.queued())
+            }
             changed = [key for key in SHARED if old.get(key) != plan[key]]
             if changed and (left or any(name in kept for name in old["runs"])):
-                raise StudyError(f"{self.path} holds runs of another study: " +
-                                 ", ".join(f"{key} was {old.get(key)} and now is {plan[key]}" for key in changed) +
-                                 f"; fix: give another --output, or remove {self.path}")
+                raise StudyError(
+                    f"{self.path} holds runs of another study: "
+                    + ", ".join(f"{key} was {old.get(key)} and now is {plan[key]}" for key in changed)
+                    + f"; fix: give another --output, or remove {self.path}"
+                )
             for name, run in plan["runs"].items():
                 before = old["runs"].get(name)
                 if before and name in kept and before["arguments"] != run["arguments"]:
-                    raise StudyError(f"{self.path}/{name} holds a run with other settings ({' '.join(before['arguments'])}); "
-                                     f"fix: give another --output, or remove {self.path}")
+                    raise StudyError(
+                        f"{self.path}/{name} holds a run with other settings "
+                        f"({' '.join(before['arguments'])}); "
+                        f"fix: give another --output, or remove {self.path}"
+                    )
             plan["runs"] = {**left, **plan["runs"]}
         make_own_folder(self.path)
         with open(self.study.path, encoding="utf-8", opener=linked) as source:
@@ -78,7 +102,10 @@ class StudyFolder:
                     break
                 except BlockingIOError:
                     if attempt == 9:
-                        raise StudyError(f"{self.path} is in use by another tools/study.py; fix: wait for its end, or give another --output") from None
+                        raise StudyError(
+                            f"{self.path} is in use by another tools/study.py; fix: wait for its end, or "
+                            "give another --output"
+                        ) from None
                     time.sleep(0.05)
             self._queued = None  # asked anew: another start may just have ended
             yield
@@ -96,8 +123,10 @@ class StudyFolder:
 
     # --- submissions ---------------------------------------------------------------------------
     def note_submission(self, job_id, command, runs):
-        with open(os.path.join(self.path, "submissions.jsonl"), "a", encoding="utf-8", opener=regular) as file:
-            file.write(json.dumps({"job": job_id, "command": command, "runs": {str(run.task): run.name for run in runs}}) + "\n")
+        tasks = {str(run.task): run.name for run in runs}
+        path = os.path.join(self.path, "submissions.jsonl")
+        with open(path, "a", encoding="utf-8", opener=regular) as file:
+            file.write(json.dumps({"job": job_id, "command": command, "runs": tasks}) + "\n")
 
     def queued(self):
         """{run name: Slurm's state} of the study's runs that Slurm still knows."""
@@ -118,10 +147,15 @@ class StudyFolder:
         path = self.run_path(run)
         queued = self.queued().get(run.name)
         if queued:
-            return ("queued" if queued in ("PENDING", "CONFIGURING", "REQUEUED") else "running"), queued.lower()
+            return (
+                "queued" if queued in ("PENDING", "CONFIGURING", "REQUEUED") else "running"
+            ), queued.lower()
         code = read_optional(os.path.join(path, "exit_code")).strip()
         if code == "0":
-            if data_rows(os.path.join(path, "steps.csv")) > 0 and data_rows(os.path.join(path, "epochs.csv")) > 0:
+            if (
+                data_rows(os.path.join(path, "steps.csv")) > 0
+                and data_rows(os.path.join(path, "epochs.csv")) > 0
+            ):
                 return DONE, ""
             return "failed", "ended with 0 but wrote no CSV rows"
         if code:
@@ -140,10 +174,14 @@ def squeue():
     """{(job id, array task): state} of the user's jobs; an error where Slurm does not answer, for a
     run that is taken for lost is submitted twice."""
     try:
-        done = subprocess.run(["squeue", "--me", "--noheader", "--array", "--format=%F|%K|%T"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["squeue", "--me", "--noheader", "--array", "--format=%F|%K|%T"], capture_output=True, text=True
+        )
     except FileNotFoundError:
-        raise StudyError("the study was submitted to Slurm, and squeue, which reports its state, is not installed here; "
-                         "fix: run this where Slurm is") from None
+        raise StudyError(
+            "the study was submitted to Slurm, and squeue, which reports its state, is not installed here; "
+            "fix: run this where Slurm is"
+        ) from None
     if done.returncode != 0:
         raise StudyError(f"squeue failed: {done.stderr.strip()}")
     rows = (line.strip().split("|") for line in done.stdout.splitlines() if line.count("|") == 2)

@@ -17,9 +17,13 @@ from .numbers import read_optional
 from .plan import SBATCH_FILES, StudyError
 
 # What Open MPI needs to start as root, and more ranks than cores (scripts/setup.sh).
-MPI_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
-                "OMPI_MCA_hwloc_base_binding_policy": "none"}
+MPI_SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+}
 
 
 def program_path(study, build):
@@ -27,10 +31,16 @@ def program_path(study, build):
 
 
 def check_settings(study, build):
-    """Settings that the program does not have are told before anything waits in a queue. Where the program does
-    not start here (a login node without its libraries) each run itself will tell."""
+    """Settings that the program does not have are told before anything waits in a queue. Where the program
+    does not start here (a login node without its libraries) each run itself will tell."""
     try:
-        done = subprocess.run([program_path(study, build), "--help", "all"], capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [program_path(study, build), "--help", "all"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return
     known = re.findall(r"^ *([a-z0-9_]+(?:\.[a-z0-9_]+)+)=", done.stdout, re.MULTILINE)
@@ -39,7 +49,10 @@ def check_settings(study, build):
     for key in [word.split("=")[0] for word in study.settings] + list(study.vary):
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            raise StudyError(f"{study.path}: {study.program} has no setting {key}{f', did you mean {near[0]}?' if near else ''}")
+            raise StudyError(
+                f"{study.path}: {study.program} has no setting "
+                f"{key}{f', did you mean {near[0]}?' if near else ''}"
+            )
 
 
 def prepare(study):
@@ -53,13 +66,15 @@ def prepare(study):
         except OSError as error:
             raise StudyError(f"{study.path}: prepare: {command}: {error.strerror}") from None
         if code != 0 or not os.path.exists(path):
-            raise StudyError(f"{study.path}: prepare: {command} ended with {code} and left "
-                             f"{'' if os.path.exists(path) else 'no '}{path}")
+            raise StudyError(
+                f"{study.path}: prepare: {command} ended with {code} and left "
+                f"{'' if os.path.exists(path) else 'no '}{path}"
+            )
 
 
 # --- Slurm -----------------------------------------------------------------------------------------
 def task_list(tasks):
-    """"1-3,5": what --array takes."""
+    """What --array takes, for example 1-3,5."""
     parts, tasks = [], sorted(tasks)
     for task in tasks:
         if parts and parts[-1][1] == task - 1:
@@ -76,9 +91,18 @@ def slurm_environment(study, folder_path, build):
 def slurm_command(study, group, runs, folder_path):
     """One array job for `runs` of a group. Jobs of one name wait for each other (singleton), and tasks
     of an array (%1): runs that share a network or a node would measure each other."""
-    command = ["sbatch", "--parsable", f"--job-name={study.name}", "--dependency=singleton", f"--nodes={group.nodes}",
-               f"--ntasks-per-node={group.per_node}", f"--cpus-per-task={study.cpus_per_rank}", f"--time={study.time}",
-               f"--array={task_list([run.task for run in runs])}%1", f"--output={folder_path}/slurm-%A_%a.out"]
+    command = [
+        "sbatch",
+        "--parsable",
+        f"--job-name={study.name}",
+        "--dependency=singleton",
+        f"--nodes={group.nodes}",
+        f"--ntasks-per-node={group.per_node}",
+        f"--cpus-per-task={study.cpus_per_rank}",
+        f"--time={study.time}",
+        f"--array={task_list([run.task for run in runs])}%1",
+        f"--output={folder_path}/slurm-%A_%a.out",
+    ]
     if study.device == "cuda":
         command.append(f"--gpus-per-node={group.per_node}")
     command += study.sbatch + [sbatch_file(study, folder_path)]
@@ -90,12 +114,15 @@ def slurm_command(study, group, runs, folder_path):
 
 
 def shown(environment, command):
-    return " ".join([f"{key}={shlex.quote(value)}" for key, value in environment.items()] + [shlex.quote(x) for x in command])
+    return " ".join(
+        [f"{key}={shlex.quote(value)}" for key, value in environment.items()]
+        + [shlex.quote(x) for x in command]
+    )
 
 
 def sbatch_file(study, folder_path):
-    """What is submitted. The sbatch files ask for GPUs, and a cluster that knows none refuses even 0 of them: studies
-    of CPU ranks submit a copy without that line."""
+    """What is submitted. The sbatch files ask for GPUs, and a cluster that knows none refuses even 0 of them:
+    studies of CPU ranks submit a copy without that line."""
     file = SBATCH_FILES[study.kind]
     return os.path.join(folder_path, os.path.basename(file)) if study.device == "cpu" else file
 
@@ -104,8 +131,11 @@ def without_gpus(study, folder_path):
     """The command that makes the copy of sbatch_file(), or nothing."""
     if study.device != "cpu":
         return ""
-    return (f"mkdir -p {shlex.quote(folder_path)} && sed '/^#SBATCH --gpus-per-node/d' {SBATCH_FILES[study.kind]} "
-            f">{shlex.quote(sbatch_file(study, folder_path))}")
+    return (
+        f"mkdir -p {shlex.quote(folder_path)} && sed '/^#SBATCH --gpus-per-node/d' "
+        f"{SBATCH_FILES[study.kind]} "
+        f">{shlex.quote(sbatch_file(study, folder_path))}"
+    )
 
 
 def submit(study, folder, runs, build):
@@ -126,13 +156,18 @@ def submit(study, folder, runs, build):
         sent = slurm_command(study, group, wanted, folder.path)
         done = subprocess.run(sent, env={**os.environ, **environment}, capture_output=True, text=True)
         if done.returncode != 0:
-            raise StudyError(f"sbatch refused {group.ranks} rank(s): {done.stderr.strip()}\n  {shown(environment, sent)}")
+            raise StudyError(
+                f"sbatch refused {group.ranks} rank(s): {done.stderr.strip()}\n  {shown(environment, sent)}"
+            )
         job_id = done.stdout.strip().split(";")[0]
         try:
             folder.note_submission(job_id, shown(environment, sent), wanted)
         except OSError as error:
-            raise WriteError(f"{folder.path}: job {job_id} was submitted, but this cannot be recorded here: {error.strerror}; "
-                             f"fix: scancel {job_id}, make room or the rights to write, and call this again") from None
+            raise WriteError(
+                f"{folder.path}: job {job_id} was submitted, but this cannot be recorded here: "
+                f"{error.strerror}; "
+                f"fix: scancel {job_id}, make room or the rights to write, and call this again"
+            ) from None
         print(f"job {job_id}: {group.ranks} rank(s), run(s) {', '.join(run.name for run in wanted)}")
         jobs += 1
     return jobs
@@ -156,30 +191,57 @@ def launcher_words(launcher, study, ranks, build):
     if ranks == 1:
         return []
     if launcher == "auto":
-        launcher = "torchrun" if study.device == "cuda" and (shutil.which("torchrun") or not shutil.which("mpirun")) else "mpirun"
+        launcher = (
+            "torchrun"
+            if study.device == "cuda" and (shutil.which("torchrun") or not shutil.which("mpirun"))
+            else "mpirun"
+        )
     if launcher == "torchrun":
         return ["torchrun", "--standalone", "--no-python", f"--nproc-per-node={ranks}"]
     if launcher == "ddp_test_launch":
-        return [os.path.join(build, "tests", "support", launcher), "--ranks", str(ranks), "--timeout", str(seconds(study.time)),
-                "--launch", "env" if study.device == "cuda" else "mpi", "--verbose", "--"]
+        return [
+            os.path.join(build, "tests", "support", launcher),
+            "--ranks",
+            str(ranks),
+            "--timeout",
+            str(seconds(study.time)),
+            "--launch",
+            "env" if study.device == "cuda" else "mpi",
+            "--verbose",
+            "--",
+        ]
     return ["mpirun", "-n", str(ranks)]
 
 
 def local_command(study, group, run, folder_path, build, launcher):
-    return (launcher_words(launcher, study, run.ranks, build) + [program_path(study, build)] + study.arguments(group) + run.settings +
-            [f"metrics.repeat={run.repeat}", "checkpoint.dir=", f"metrics.dir={folder_path}",
-             f"metrics.run_name={run.name}"])
+    return (
+        launcher_words(launcher, study, run.ranks, build)
+        + [program_path(study, build)]
+        + study.arguments(group)
+        + run.settings
+        + [
+            f"metrics.repeat={run.repeat}",
+            "checkpoint.dir=",
+            f"metrics.dir={folder_path}",
+            f"metrics.run_name={run.name}",
+        ]
+    )
 
 
 def local_environment(study, run):
     cores = len(os.sched_getaffinity(0))
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // run.ranks))),
-            "NCCL_NVLS_ENABLE": os.environ.get("NCCL_NVLS_ENABLE", "0"), **MPI_SETTINGS}
+    return {
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // run.ranks))),
+        "NCCL_NVLS_ENABLE": os.environ.get("NCCL_NVLS_ENABLE", "0"),
+        **MPI_SETTINGS,
+    }
 
 
 def set_attempt_aside(path):
     """Figures of one start must not be mixed with those of another."""
-    old = [name for name in os.listdir(path) if not name.startswith("attempt-")] if os.path.isdir(path) else []
+    old = (
+        [name for name in os.listdir(path) if not name.startswith("attempt-")] if os.path.isdir(path) else []
+    )
     if old:
         number = 1
         while os.path.exists(os.path.join(path, f"attempt-{number}")):
@@ -203,11 +265,20 @@ def run_here(study, folder, group, run, build, launcher):
     make_own_folder(path)
     command = local_command(study, group, run, folder.path, build, launcher)
     environment = local_environment(study, run)
-    replace_file(os.path.join(path, "command.txt"), shown({"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}, command) + "\n")
+    replace_file(
+        os.path.join(path, "command.txt"),
+        shown({"OMP_NUM_THREADS": environment["OMP_NUM_THREADS"]}, command) + "\n",
+    )
     begin = time.monotonic()
     with open(os.path.join(path, "log.txt"), "wb", opener=regular) as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                   env={**os.environ, **environment}, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
         try:
             code = process.wait(timeout=seconds(study.time))
         except BaseException as error:  # also Ctrl-C: the ranks are in a session of their own
@@ -241,28 +312,35 @@ def describe_system(folder, build):
 
 def check_program(study, build):
     if not os.access(program_path(study, build), os.X_OK):
-        raise StudyError(f"there is no program {program_path(study, build)}; fix: build it, or give the build folder (--build)")
+        raise StudyError(
+            f"there is no program {program_path(study, build)}; fix: build it, or give the build folder "
+            "(--build)"
+        )
 
 
 def check_gpus(study, runs):
-    """Refuses where none of `runs` has the GPUs it needs on this host; returns how many GPUs there are (None for
-    CPU ranks)."""
+    """Refuses where none of `runs` has the GPUs it needs on this host; returns how many GPUs there are (None
+    for CPU ranks)."""
     if study.device != "cuda":
         return None
     available = num_gpus()
     if runs and all(run.ranks > available for run in runs):
-        raise StudyError(f"{study.path}: nothing to run here: the remaining runs need at least {min(run.ranks for run in runs)} GPU(s), and this "
-                         f"host has {available}; fix: use a host with more, or Slurm (without --local)")
+        raise StudyError(
+            f"{study.path}: nothing to run here: the remaining runs need at least "
+            f"{min(run.ranks for run in runs)} GPU(s), and this "
+            f"host has {available}; fix: use a host with more, or Slurm (without --local)"
+        )
     return available
 
 
 def telling_lines(log, count=8):
-    """What of a failed run's log says why: what the ranks call an error, each error once (the ranks repeat one another),
-    the first and the last where they are many; then the end, which may be no more than the launcher's own words."""
+    """What of a failed run's log says why: what the ranks call an error, each error once (the ranks repeat
+    one another), the first and the last where they are many; then the end, which may be no more than the
+    launcher's own words."""
     errors = {}
     for line in log:
         if "[error]" in line:
-            errors.setdefault(line[line.index("[error]"):], line)
+            errors.setdefault(line[line.index("[error]") :], line)
     errors = list(errors.values())
     if len(errors) > count:
         half = count // 2
@@ -277,8 +355,10 @@ def check_launcher(study, runs, build, launcher):
     ranks = [run.ranks for run in runs if run.ranks > 1 and (available is None or run.ranks <= available)]
     words = launcher_words(launcher, study, max(ranks), build) if ranks else []
     if words and shutil.which(words[0]) is None:
-        raise StudyError(f"{study.path}: {words[0]}, which starts {max(ranks)} ranks, is not installed here; fix: install it, or choose "
-                         "another --launcher")
+        raise StudyError(
+            f"{study.path}: {words[0]}, which starts {max(ranks)} ranks, is not installed here; fix: install "
+            "it, or choose another --launcher"
+        )
 
 
 def run_local(study, folder, runs, build, launcher):
@@ -297,7 +377,10 @@ def run_local(study, folder, runs, build, launcher):
     for number, run in enumerate(todo, 1):
         code, took = run_here(study, folder, groups[id(run)], run, build, launcher)
         state, why = folder.state(run)
-        print(f"[{number}/{len(todo)}] {run.name}: {state}{f' ({why})' if why else ''}, {took:.1f} s", flush=True)
+        print(
+            f"[{number}/{len(todo)}] {run.name}: {state}{f' ({why})' if why else ''}, {took:.1f} s",
+            flush=True,
+        )
         if state != DONE:
             failed += 1
             log = read_optional(os.path.join(folder.run_path(run), "log.txt"))

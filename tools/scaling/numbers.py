@@ -101,7 +101,9 @@ def read_bytes(path):
         with open(path, "rb", opener=regular) as file:
             return file.read()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}; fix: give the right to read the file, or remove it") from None
+        raise DataError(
+            f"{path}: cannot be read: {error.strerror}; fix: give the right to read the file, or remove it"
+        ) from None
 
 
 def decoded(path, data):
@@ -109,7 +111,10 @@ def decoded(path, data):
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{1 + data.count(10, 0, error.start)}: not UTF-8 text: byte 0x{data[error.start]:02x}; fix: remove the damaged line") from None
+        raise DataError(
+            f"{path}:{1 + data.count(10, 0, error.start)}: not UTF-8 text: byte 0x{data[error.start]:02x}; "
+            "fix: remove the damaged line"
+        ) from None
 
 
 def read_text(path):
@@ -131,7 +136,8 @@ def csv_lines(path, text):
 
 
 def read_csv(path, columns):
-    """Rows as dictionaries, with their LINE. A file that is missing or empty, a missing column: DataError that names it."""
+    """Rows as dictionaries, with their LINE. A file that is missing or empty, a missing column: DataError
+    that names it."""
     rows = csv_lines(path, read_text(path))
     if not rows or not rows[0][1]:
         raise DataError(f"{path}: the file is empty: the run wrote nothing")
@@ -181,7 +187,9 @@ def unit_column(path, header):
 def measured_intervals(path, warmup_steps):
     """The logging intervals that lie behind the warm-up, and the throughput column. An interval ends at
     its row's step and begins at or behind the row before."""
-    rows = read_csv(path, ["step", "step_ms", "exposed_comm_ms", "loader_wait_ms", "interval_seconds", "energy_j"])
+    rows = read_csv(
+        path, ["step", "step_ms", "exposed_comm_ms", "loader_wait_ms", "interval_seconds", "energy_j"]
+    )
     column = unit_column(path, rows[0])
     intervals, before = [], 0
     for row in rows:
@@ -189,8 +197,10 @@ def measured_intervals(path, warmup_steps):
             intervals.append(row)
         before = positive(path, row, "step")
     if not intervals:
-        raise DataError(f"{path}: no logging interval follows the {warmup_steps} steps of warm-up; fix: more steps, "
-                        "or a smaller log_every")
+        raise DataError(
+            f"{path}: no logging interval follows the {warmup_steps} steps of warm-up; fix: more steps, "
+            "or a smaller log_every"
+        )
     return intervals, column
 
 
@@ -202,13 +212,18 @@ def _mean(pairs):
     return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
 
 
+EPOCH_COLUMNS = (
+    "ranks nodes repeat precision global_batch_size bucket_cap_mb gpu_type gpu_utilisation_percent "
+    "steps_per_epoch job_id commit"
+).split()
+
+
 def read_run(folder, name, warmup_steps):
     """A finished run's numbers, without its warm-up."""
     steps_path = os.path.join(folder, name, "steps.csv")
     epochs_path = os.path.join(folder, name, "epochs.csv")
     intervals, column = measured_intervals(steps_path, warmup_steps)
-    epochs = read_csv(epochs_path, ["ranks", "nodes", "repeat", "precision", "global_batch_size", "bucket_cap_mb", "gpu_type",
-                                    "gpu_utilisation_percent", "steps_per_epoch", "job_id", "commit"])
+    epochs = read_csv(epochs_path, EPOCH_COLUMNS)
 
     def values(column):
         return [number(steps_path, row, column) for row in intervals]
@@ -225,18 +240,31 @@ def read_run(folder, name, warmup_steps):
     epoch_steps = number(epochs_path, last, "steps_per_epoch")
     ranks = int(positive(epochs_path, last, "ranks"))
     if ranks < 1 or rate <= 0:
-        raise DataError(f"{os.path.join(folder, name)}: {ranks} rank(s) at {rate} per second is not a measurement")
+        raise DataError(
+            f"{os.path.join(folder, name)}: {ranks} rank(s) at {rate} per second is not a measurement"
+        )
     return RunNumbers(
-        name=name, ranks=ranks, repeat=int(number(epochs_path, last, "repeat") or 1),
-        nodes=int(number(epochs_path, last, "nodes") or 1), unit=UNITS[column], rate=rate, step_ms=step_ms,
-        exposed_comm_ms=exposed, loader_wait_ms=wait,
+        name=name,
+        ranks=ranks,
+        repeat=int(number(epochs_path, last, "repeat") or 1),
+        nodes=int(number(epochs_path, last, "nodes") or 1),
+        unit=UNITS[column],
+        rate=rate,
+        step_ms=step_ms,
+        exposed_comm_ms=exposed,
+        loader_wait_ms=wait,
         joules_per_unit=None if any(e is None for e in energy) else sum(energy) / (rate * sum(seconds)),
         epoch_seconds=epoch_steps * step_ms / 1000 if epoch_steps else None,
         memory_gib=max((m for m in memory if m is not None), default=None),
         gpu_utilisation_percent=number(epochs_path, last, "gpu_utilisation_percent"),
         global_batch_size=number(epochs_path, last, "global_batch_size"),
-        bottleneck=bottleneck(step_ms, exposed, wait), precision=last["precision"], bucket_cap_mb=last["bucket_cap_mb"],
-        gpu_type=last["gpu_type"], job_id=last["job_id"], commit=last["commit"])
+        bottleneck=bottleneck(step_ms, exposed, wait),
+        precision=last["precision"],
+        bucket_cap_mb=last["bucket_cap_mb"],
+        gpu_type=last["gpu_type"],
+        job_id=last["job_id"],
+        commit=last["commit"],
+    )
 
 
 # --- a study -----------------------------------------------------------------------------------------
@@ -277,9 +305,12 @@ def check_kind(path, kind, runs):
         if kind == "weak":  # without a division, which rounds
             same = run.global_batch_size * base.ranks == base.global_batch_size * run.ranks
         if not same:
-            raise DataError(f"{path}: the kind of the study is {kind}, which holds {held} constant, but {base.name} has "
-                            f"global_batch_size {base.global_batch_size:g} of {base.ranks} ranks and {run.name} "
-                            f"{run.global_batch_size:g} of {run.ranks}; fix: give the other kind, or leave out the runs of another batch")
+            raise DataError(
+                f"{path}: the kind of the study is {kind}, which holds {held} constant, but {base.name} has "
+                f"global_batch_size {base.global_batch_size:g} of {base.ranks} ranks and {run.name} "
+                f"{run.global_batch_size:g} of {run.ranks}; fix: give the other kind, or leave out the runs "
+                "of another batch"
+            )
 
 
 def make_points(runs, kind, varied=None):
@@ -292,10 +323,22 @@ def make_points(runs, kind, varied=None):
     points = []
     for (ranks, settings), members in sorted(groups.items(), key=lambda item: item[0][0]):
         point = Point(ranks, dict(settings), members)
-        for name in ("rate", "step_ms", "exposed_comm_ms", "loader_wait_ms", "joules_per_unit", "epoch_seconds", "memory_gib"):
+        for name in (
+            "rate",
+            "step_ms",
+            "exposed_comm_ms",
+            "loader_wait_ms",
+            "joules_per_unit",
+            "epoch_seconds",
+            "memory_gib",
+        ):
             setattr(point, name, spread([getattr(run, name) for run in members]))
-        point.exposed_percent = spread([None if run.exposed_comm_ms is None else 100 * run.exposed_comm_ms / run.step_ms
-                                        for run in members])
+        point.exposed_percent = spread(
+            [
+                None if run.exposed_comm_ms is None else 100 * run.exposed_comm_ms / run.step_ms
+                for run in members
+            ]
+        )
         points.append(point)
     if points and kind != "sensitivity":
         base = points[0]
@@ -308,7 +351,11 @@ def _compare(point, base, kind):
     """Against the smallest point's median: the spread is the point's own."""
     if kind == "strong":
         point.speed_up = point.step_ms.map(lambda ms: speed_up(base.step_ms.median, ms) * base.ranks)
-        point.efficiency = point.step_ms.map(lambda ms: strong_efficiency(base.step_ms.median, point.ranks, ms, base.ranks))
+        point.efficiency = point.step_ms.map(
+            lambda ms: strong_efficiency(base.step_ms.median, point.ranks, ms, base.ranks)
+        )
     else:
         point.speed_up = point.rate.map(lambda rate: rate / base.rate.median * base.ranks)
-        point.efficiency = point.rate.map(lambda rate: weak_efficiency(base.rate.median, point.ranks, rate, base.ranks))
+        point.efficiency = point.rate.map(
+            lambda rate: weak_efficiency(base.rate.median, point.ranks, rate, base.ranks)
+        )

@@ -82,10 +82,14 @@ def placement(ranks, per_node):
 
 
 def _strong_settings(batch, ranks, micro, fail):
-    """The global batch as one shared batch, or as the fewest equal micro-batches of at most `micro` a rank."""
+    """The global batch as one shared batch, or as the fewest equal micro-batches of at most `micro` a
+    rank."""
     if batch < ranks:
-        fail("global_batch_size", f"{batch} samples are fewer than the {ranks} ranks that share them; "
-             f"fix: at least {ranks}, or fewer ranks")
+        fail(
+            "global_batch_size",
+            f"{batch} samples are fewer than the {ranks} ranks that share them; "
+            f"fix: at least {ranks}, or fewer ranks",
+        )
     if micro is None:
         return [f"loader.global_batch_size={batch}", "train.grad_accum_steps=1"]
     for parts in range(1, batch + 1):
@@ -93,8 +97,11 @@ def _strong_settings(batch, ranks, micro, fail):
             if batch // parts < ranks:
                 break
             return [f"loader.global_batch_size={batch // parts}", f"train.grad_accum_steps={parts}"]
-    fail("micro_batch_size", f"{batch} samples cannot be cut into equal micro-batches of at least one and at most "
-         f"{micro} sample(s) on each of {ranks} ranks; fix: a larger micro_batch_size")
+    fail(
+        "micro_batch_size",
+        f"{batch} samples cannot be cut into equal micro-batches of at least one and at most "
+        f"{micro} sample(s) on each of {ranks} ranks; fix: a larger micro_batch_size",
+    )
 
 
 def _require(values, fail, key):
@@ -109,16 +116,29 @@ def _check(values, fail):
     kind = values["kind"]
     if ("gpus" in values) == ("cpu_ranks" in values):
         fail("gpus", "give either gpus (one rank per GPU) or cpu_ranks")
-    allowed = {"strong": {"global_batch_size", "micro_batch_size"}, "weak": {"batch_size_per_gpu"}, "sensitivity": {"vary"}}
+    allowed = {
+        "strong": {"global_batch_size", "micro_batch_size"},
+        "weak": {"batch_size_per_gpu"},
+        "sensitivity": {"vary"},
+    }
     for owner, keys in allowed.items():
         for key in keys - allowed[kind]:
             if key in values:
                 fail(key, f"a key of {owner} studies, but this study's kind is {kind}")
     if kind == "sensitivity":
         _require(values, fail, "vary")
-    tied = {"strong": {"loader.global_batch_size": "global_batch_size", "train.grad_accum_steps": "micro_batch_size"},
-            "weak": {"train.batch_size": "batch_size_per_gpu", "loader.batch_size": "batch_size_per_gpu",
-                     "loader.global_batch_size": "batch_size_per_gpu", "train.grad_accum_steps": "batch_size_per_gpu"}}.get(kind, {})
+    tied = {
+        "strong": {
+            "loader.global_batch_size": "global_batch_size",
+            "train.grad_accum_steps": "micro_batch_size",
+        },
+        "weak": {
+            "train.batch_size": "batch_size_per_gpu",
+            "loader.batch_size": "batch_size_per_gpu",
+            "loader.global_batch_size": "batch_size_per_gpu",
+            "train.grad_accum_steps": "batch_size_per_gpu",
+        },
+    }.get(kind, {})
     for key in values.get("settings", {}):
         if key in tied:
             fail("settings", f"{tied[key]} sets {key} in a {kind} study; fix: use {tied[key]}")
@@ -126,18 +146,31 @@ def _check(values, fail):
             fail("settings", f"{key} is varied too; fix: leave it out of settings")
     warmup = values.get("warmup_steps", 1)
     if warmup >= values["steps"]:
-        fail("warmup_steps", f"{warmup} of {values['steps']} steps leave nothing to measure; fix: fewer, or more steps")
+        fail(
+            "warmup_steps",
+            f"{warmup} of {values['steps']} steps leave nothing to measure; fix: fewer, or more steps",
+        )
     if values.get("log_every", 1) > values["steps"] - warmup:
-        fail("log_every", f"{values['log_every']}: no interval of that many steps fits after the warm-up; fix: at most "
-             f"{values['steps'] - warmup}")
+        fail(
+            "log_every",
+            f"{values['log_every']}: no interval of that many steps fits after the warm-up; fix: at most "
+            f"{values['steps'] - warmup}",
+        )
 
 
 def _check_schedule(values, fail):
     """The learning rate's warm-up, where the study sets it, must end before the run."""
-    for owner, texts in (("settings", [values.get("settings", {}).get(LR_WARMUP, "0")]), ("vary", values.get("vary", {}).get(LR_WARMUP, []))):
+    for owner, texts in (
+        ("settings", [values.get("settings", {}).get(LR_WARMUP, "0")]),
+        ("vary", values.get("vary", {}).get(LR_WARMUP, [])),
+    ):
         for text in texts:
             if text.isdigit() and int(text) >= values["steps"]:
-                fail(owner, f"{LR_WARMUP}={text} does not end within the {values['steps']} steps of a run; fix: fewer, or more steps")
+                fail(
+                    owner,
+                    f"{LR_WARMUP}={text} does not end within the {values['steps']} steps of a run; fix: "
+                    "fewer, or more steps",
+                )
 
 
 def _check_shares(values, ranks, fail):
@@ -147,8 +180,11 @@ def _check_shares(values, ranks, fail):
         shared = shared + [values["settings"]["loader.global_batch_size"]]
     for text in shared:
         if not text.isdigit() or 0 < int(text) < ranks:
-            fail("vary" if "vary" in values else "settings",
-                 f"loader.global_batch_size={text} is not a batch that {ranks} ranks can share; fix: at least {ranks}")
+            fail(
+                "vary" if "vary" in values else "settings",
+                f"loader.global_batch_size={text} is not a batch that {ranks} ranks can share; fix: at least "
+                f"{ranks}",
+            )
 
 
 def run_name(ranks, varied, repeat):
@@ -170,37 +206,78 @@ def load(path, root="."):
         fail("config", "missing; fix: name a configuration (examples/configs/), or give settings")
     all_ranks = values.get("gpus") or values["cpu_ranks"]
     steps, warmup = values["steps"], values.get("warmup_steps", 1)
-    batch = values.get("global_batch_size", 512) if kind == "strong" else values.get("batch_size_per_gpu", 128)
+    batch = (
+        values.get("global_batch_size", 512) if kind == "strong" else values.get("batch_size_per_gpu", 128)
+    )
     device = "cuda" if "gpus" in values else "cpu"
     log_every = values.get("log_every", max(1, (steps - warmup) // 5))
     name = os.path.splitext(os.path.basename(path))[0]
     # A configuration's warm-up is made for a whole training and would be longer than a run, which is refused.
     first = ["train.eval_first=false", "train.eval_every=0", "train.eval_every_steps=0", f"{LR_WARMUP}=0"]
-    settings = [word for word in first if word.split("=")[0] not in {**values.get("vary", {}), **values.get("settings", {})}]
+    settings = [
+        word
+        for word in first
+        if word.split("=")[0] not in {**values.get("vary", {}), **values.get("settings", {})}
+    ]
     settings += [f"{key}={value}" for key, value in values.get("settings", {}).items()]
-    settings += [f"context.device={device}", f"train.max_steps={steps}", "train.epochs=0", f"metrics.log_every={log_every}"]
-    study = Study(path=path, name=name, title=values.get("title", name), kind=kind, program=values["program"], config=config,
-                  device=device, batch=0 if kind == "sensitivity" else batch, repeats=values.get("repeats", 3), steps=steps,
-                  warmup_steps=warmup, log_every=log_every, vary=values.get("vary", {}), time=values.get("time", "00:30:00"),
-                  cpus_per_rank=values.get("cpus_per_rank", 1 if device == "cpu" else 8), sbatch=values.get("sbatch", []),
-                  settings=settings, groups=[], prepare=values.get("prepare", {}))
+    settings += [
+        f"context.device={device}",
+        f"train.max_steps={steps}",
+        "train.epochs=0",
+        f"metrics.log_every={log_every}",
+    ]
+    study = Study(
+        path=path,
+        name=name,
+        title=values.get("title", name),
+        kind=kind,
+        program=values["program"],
+        config=config,
+        device=device,
+        batch=0 if kind == "sensitivity" else batch,
+        repeats=values.get("repeats", 3),
+        steps=steps,
+        warmup_steps=warmup,
+        log_every=log_every,
+        vary=values.get("vary", {}),
+        time=values.get("time", "00:30:00"),
+        cpus_per_rank=values.get("cpus_per_rank", 1 if device == "cpu" else 8),
+        sbatch=values.get("sbatch", []),
+        settings=settings,
+        groups=[],
+        prepare=values.get("prepare", {}),
+    )
+    _add_groups(study, values, all_ranks, batch, fail)
+    return study
+
+
+def _add_groups(study, values, all_ranks, batch, fail):
     for ranks in all_ranks:
         _check_shares(values, ranks, fail)
         nodes, per_node = placement(ranks, values.get("per_node", 8))
-        own = {"strong": lambda: _strong_settings(batch, ranks, values.get("micro_batch_size"), fail),
-               "weak": lambda: [f"train.batch_size={batch}", "loader.global_batch_size=0", "train.grad_accum_steps=1"], "sensitivity": list}[kind]()
+        own = []
+        if study.kind == "strong":
+            own = _strong_settings(batch, ranks, values.get("micro_batch_size"), fail)
+        elif study.kind == "weak":
+            own = [f"train.batch_size={batch}", "loader.global_batch_size=0", "train.grad_accum_steps=1"]
         study.groups.append(Group(ranks, nodes, per_node, own))
         _add_runs(study, study.groups[-1])
-    return study
 
 
 def _add_runs(study, group):
     for values in itertools.product(*study.vary.values()):
         varied = dict(zip(study.vary, values))
         for repeat in range(1, study.repeats + 1):
-            group.runs.append(Run(name=run_name(group.ranks, varied, repeat), ranks=group.ranks, repeat=repeat,
-                                  task=len(group.runs) + 1, varied=varied,
-                                  settings=[f"{key}={value}" for key, value in varied.items()]))
+            group.runs.append(
+                Run(
+                    name=run_name(group.ranks, varied, repeat),
+                    ranks=group.ranks,
+                    repeat=repeat,
+                    task=len(group.runs) + 1,
+                    varied=varied,
+                    settings=[f"{key}={value}" for key, value in varied.items()],
+                )
+            )
 
 
 __all__ = ["Group", "Run", "SBATCH_FILES", "Study", "StudyError", "load", "placement", "run_name"]

@@ -47,7 +47,10 @@ class _Value:
         value = self.text()
         if value not in choices:
             near = difflib.get_close_matches(value, choices, 1)
-            self.fail(f"unknown value {value!r}{f', did you mean {near[0]}?' if near else ''}; one of {', '.join(choices)}")
+            self.fail(
+                f"unknown value {value!r}{f', did you mean {near[0]}?' if near else ''}; one of "
+                f"{', '.join(choices)}"
+            )
         return value
 
     def whole(self, least, most=10**9):
@@ -89,7 +92,9 @@ def _root(path):
         raise StudyError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise StudyError(f"{path}:{mark.line + 1 if mark else 1}: not YAML: {getattr(error, 'problem', error)}") from None
+        raise StudyError(
+            f"{path}:{mark.line + 1 if mark else 1}: not YAML: {getattr(error, 'problem', error)}"
+        ) from None
     if node is None:
         raise StudyError(f"{path}:1: the file is empty; slurm/studies/ has examples")
     return _Value(path, "study", node).mapping()
@@ -174,8 +179,19 @@ def _sbatch_option(value):
     if not text.startswith("--"):
         value.fail(f"{text!r} is not an option of sbatch: give --name=value")
     name = re.split(r"[=\s]", text)[0]
-    if name in ("--array", "--nodes", "--ntasks", "--ntasks-per-node", "--gpus-per-node", "--time", "--parsable", "--job-name",
-                "--chdir", "--dependency", "--output"):
+    if name in (
+        "--array",
+        "--nodes",
+        "--ntasks",
+        "--ntasks-per-node",
+        "--gpus-per-node",
+        "--time",
+        "--parsable",
+        "--job-name",
+        "--chdir",
+        "--dependency",
+        "--output",
+    ):
         value.fail(f"tools/study.py sets {name}; fix: leave it out")
     if re.match(r"--[^=]*\s", text):
         value.fail(f"{text!r} holds a blank: give --name=value")
@@ -189,7 +205,9 @@ def read(path):
     for key, value in root.items():
         if key not in _READERS:
             near = difflib.get_close_matches(key, _READERS, 1)
-            value.key_node.fail(f"no such key{f', did you mean {near[0]}?' if near else ''}; there are {', '.join(_READERS)}")
+            value.key_node.fail(
+                f"no such key{f', did you mean {near[0]}?' if near else ''}; there are {', '.join(_READERS)}"
+            )
         values[key] = _READERS[key](value)
 
     def fail(key, message):

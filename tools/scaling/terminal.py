@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a terminal shows. Names of files, columns and hosts, and words of other programs, may hold its control characters."""
+"""What a terminal shows. Names of files, columns and hosts, and words of other programs, may hold its control
+characters."""
 
 import contextlib
 import sys
@@ -14,10 +15,13 @@ def is_control(character):
 
 
 def printable(text):
-    """The text with escapes such as \\x1b in place of what controls a terminal or reorders text. Tabs and ends of lines stay."""
+    """The text with escapes such as \\x1b in place of what controls a terminal or reorders text. Tabs and
+    ends of lines stay."""
     if text.isprintable():
         return text
-    return "".join(c.encode("unicode_escape").decode() if is_control(c) and c not in "\n\t" else c for c in text)
+    return "".join(
+        c.encode("unicode_escape").decode() if is_control(c) and c not in "\n\t" else c for c in text
+    )
 
 
 class Printable:
@@ -46,6 +50,8 @@ def guarded():
 @contextlib.contextmanager
 def unguarded():
     """Inside guarded(): for a package that colours its own messages."""
-    with contextlib.redirect_stdout(getattr(sys.stdout, "stream", sys.stdout)), \
-            contextlib.redirect_stderr(getattr(sys.stderr, "stream", sys.stderr)):
+    with (
+        contextlib.redirect_stdout(getattr(sys.stdout, "stream", sys.stdout)),
+        contextlib.redirect_stderr(getattr(sys.stderr, "stream", sys.stderr)),
+    ):
         yield

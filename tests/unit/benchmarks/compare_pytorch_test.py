@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison with PyTorch: programs take turns, a failing one harms no other, rows merge, tables tell the best
-peer, and a step's kernels are counted by class. No program of a benchmark runs here: small scripts stand for them."""
+"""The comparison with PyTorch: programs take turns, a failing one harms no other, rows merge, and tables tell
+the best peer. No program of a benchmark runs here: small scripts stand
+for them."""
 
 import json
 import os
@@ -11,19 +12,22 @@ import unittest
 
 from study_support import ROOT, TURNS, need
 
+from profile_trace import TRACE
+
 need("torch")
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
 import emulated  # noqa: E402
 import interleaved  # noqa: E402
 import results  # noqa: E402
-import roofline  # noqa: E402
 import rows  # noqa: E402
 import step_profile  # noqa: E402
 
 TOOL = os.path.join(ROOT, "benchmarks", "compare_pytorch")
 
 # A program that takes turns as interleaved.py tells and notes when it did; its steps take `ms`.
-TAKES_TURNS = TURNS + r'''def note(what):
+TAKES_TURNS = (
+    TURNS
+    + r"""def note(what):
     if "notes" in o:
         with open(o["notes"], "a") as f:
             f.write(o["name"] + " " + what + "\n")
@@ -45,33 +49,18 @@ if "profile" in o:
         f.write(TRACE)
     answer("profiled", 5)
 print(json.dumps(dict(host_us=12.5)))
-'''
-
-
-def kernel(name, ts, dur, cat="kernel"):
-    return dict(ph="X", cat=cat, name=name, ts=ts, dur=dur)
-
-
-DDP_OPS = "void ddp::ops::detail::(anonymous namespace)::"
-
-TRACE = dict(traceEvents=[
-    kernel("sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64", 0, 100),
-    kernel("void cudnn::bn_fw_tr_1C11_kernel_NHWC<float>", 100, 40),
-    kernel("sm90_xmma_wgrad_implicit_gemm_indexed_bf16bf16", 140, 60),
-    kernel("sm90_xmma_dgrad_implicit_gemm_bf16bf16", 160, 60),  # beside the one before
-    kernel("multi_tensor_apply_kernel<FusedSgd>", 230, 10),
-    kernel("Memcpy DtoD (Device -> Device)", 240, 10, "gpu_memcpy"),
-    dict(ph="X", cat="cuda_runtime", name="cudaGraphLaunch", ts=0, dur=5),
-    dict(ph="X", cat="cuda_runtime", name="cudaStreamSynchronize", ts=6, dur=5),
-    dict(ph="i", cat="kernel", name="no kernel, has no duration", ts=6),
-])
+"""
+)
 
 
 class Turns(unittest.TestCase):
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.addCleanup(self.folder.cleanup)
-        self.program = self.script("program", TAKES_TURNS.replace("{python}", sys.executable).replace("TRACE", repr(json.dumps(TRACE))))
+        self.program = self.script(
+            "program",
+            TAKES_TURNS.replace("{python}", sys.executable).replace("TRACE", repr(json.dumps(TRACE))),
+        )
         self.notes = os.path.join(self.folder.name, "notes")
         launcher = interleaved.launcher
         self.addCleanup(setattr, interleaved, "launcher", launcher)
@@ -92,8 +81,19 @@ class Turns(unittest.TestCase):
     def test_programs_start_one_by_one_and_take_turns_from_both_ends(self):
         measured = self.run_programs(dict(a=["ms=3:9:4"], b=["ms=2:1:1"]), 3)
         with open(self.notes) as f:
-            self.assertEqual(f.read().splitlines(), ["a start", "b start", "a round 0", "b round 0", "b round 1", "a round 1",
-                                                     "a round 2", "b round 2"])
+            self.assertEqual(
+                f.read().splitlines(),
+                [
+                    "a start",
+                    "b start",
+                    "a round 0",
+                    "b round 0",
+                    "b round 1",
+                    "a round 1",
+                    "a round 2",
+                    "b round 2",
+                ],
+            )
         self.assertEqual(measured["a"]["rounds_ms"], [3, 9, 4])
         self.assertEqual((measured["a"]["ms"], measured["b"]["ms"]), (4, 1))  # medians
         self.assertEqual(measured["a"]["said"], dict(host_us=12.5))
@@ -101,7 +101,9 @@ class Turns(unittest.TestCase):
 
     def test_a_program_that_fails_harms_no_other(self):
         for moment in ("start", "round 1"):
-            measured = self.run_programs(dict(a=["ms=3"], b=["ms=2", f"fails={moment}"], c=["ms=5"]), 3, keep_going=True)
+            measured = self.run_programs(
+                dict(a=["ms=3"], b=["ms=2", f"fails={moment}"], c=["ms=5"]), 3, keep_going=True
+            )
             self.assertEqual((measured["a"]["ms"], measured["c"]["rounds_ms"]), (3, [5, 5, 5]))
             self.assertIn("b ended with", measured["b"]["error"])
             self.assertIn("log.b.log", measured["b"]["error"])
@@ -116,11 +118,29 @@ class Turns(unittest.TestCase):
         with open(self.program) as f:
             self.script("build/benchmarks/bench_resnet", f.read())
         out = os.path.join(self.folder.name, "out")
-        command = [sys.executable, TOOL, os.path.join(self.folder.name, "build"), out, "--peers", "none", "--rounds", "3",
-                   "--ours", "before:ms=9", "--ours", "libddp:ms=6", "--set", "device=cpu"]
+        command = [
+            sys.executable,
+            TOOL,
+            os.path.join(self.folder.name, "build"),
+            out,
+            "--peers",
+            "none",
+            "--rounds",
+            "3",
+            "--ours",
+            "before:ms=9",
+            "--ours",
+            "libddp:ms=6",
+            "--set",
+            "device=cpu",
+        ]
         first = subprocess.run(command + ["--rows", "resnet18_64"], capture_output=True, text=True)
         self.assertEqual(first.returncode, 0, first.stdout + first.stderr)
-        second = subprocess.run(command + ["--rows", "resnet18_3x3", "--gpus", "1,4", "--no-profile"], capture_output=True, text=True)
+        second = subprocess.run(
+            command + ["--rows", "resnet18_3x3", "--gpus", "1,4", "--no-profile"],
+            capture_output=True,
+            text=True,
+        )
         self.assertIn("4 GPUs wanted", second.stdout, second.stderr)
         records = results.load(os.path.join(out, "results.json"))
         self.assertEqual(sorted(records), ["resnet18_3x3/1", "resnet18_3x3/4", "resnet18_64/1"])
@@ -134,8 +154,22 @@ class Turns(unittest.TestCase):
 
         # Rows measured elsewhere, into the document.
         document = self.script("performance_tables.md", f"{results.BEGIN}\n{results.END}\n")
-        third = subprocess.run([sys.executable, TOOL, "build", os.path.join(self.folder.name, "other"), "--rows", "none",
-                                "--add", os.path.join(out, "results.json"), "--docs", document], capture_output=True, text=True)
+        third = subprocess.run(
+            [
+                sys.executable,
+                TOOL,
+                "build",
+                os.path.join(self.folder.name, "other"),
+                "--rows",
+                "none",
+                "--add",
+                os.path.join(out, "results.json"),
+                "--docs",
+                document,
+            ],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(third.returncode, 0, third.stderr)
         with open(document) as f:
             self.assertIn("| ResNet-18, 32 px, batch 64, ms | 1 | 9.000 | 6.000 |", f.read())
@@ -144,34 +178,65 @@ class Turns(unittest.TestCase):
         with open(self.program) as f:
             self.script("build/benchmarks/bench_lm", f.read())
         out = os.path.join(self.folder.name, "out")
-        command = [sys.executable, TOOL, os.path.join(self.folder.name, "build"), out, "--peers", "none", "--rounds", "2",
-                   "--ours", "a:ms=640", "--ours", "b:ms=512", "--set", "device=cpu", "--set", f"notes={self.notes}"]
+        command = [
+            sys.executable,
+            TOOL,
+            os.path.join(self.folder.name, "build"),
+            out,
+            "--peers",
+            "none",
+            "--rounds",
+            "2",
+            "--ours",
+            "a:ms=640",
+            "--ours",
+            "b:ms=512",
+            "--set",
+            "device=cpu",
+            "--set",
+            f"notes={self.notes}",
+        ]
         done = subprocess.run(command + ["--rows", "qwen2_7b_lora"], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("16,000.00 tok/s per GPU", done.stdout)
         with open(self.notes) as f:
-            self.assertEqual(f.read().splitlines(), ["a start", "a round 0", "a round 1", "b start", "b round 0", "b round 1"])
+            self.assertEqual(
+                f.read().splitlines(),
+                ["a start", "a round 0", "a round 1", "b start", "b round 0", "b round 1"],
+            )
         with open(os.path.join(out, "table.md")) as f:
             self.assertIn("tok/s per GPU | 1 |  | 16,000 |  | 16,000 | 17,500 |", f.read())
 
     def test_mistakes_in_the_call_are_named(self):
-        for arguments, said in ((["--rows", "resnet51"], "there is no resnet51; there are resnet50, resnet18_512"),
-                                (["--peers", "jax"], "there is no jax; there are eager"),
-                                (["--rows", "none", "--add", "nowhere.json"], "--add nowhere.json: there is no such file"),
-                                (["--gpus", "two"], "give whole numbers"), (["--rounds", "0"], "at least 1"),
-                                (["--program-rounds", "0"], "at least 1"),
-                                (["--ours", "eager:step=graph"], "a name that is none of eager")):
-            done = subprocess.run([sys.executable, TOOL, "build", "out"] + arguments, capture_output=True, text=True)
+        for arguments, said in (
+            (["--rows", "resnet51"], "there is no resnet51; there are resnet50, resnet18_512"),
+            (["--peers", "jax"], "there is no jax; there are eager"),
+            (["--rows", "none", "--add", "nowhere.json"], "--add nowhere.json: there is no such file"),
+            (["--gpus", "two"], "give whole numbers"),
+            (["--rounds", "0"], "at least 1"),
+            (["--program-rounds", "0"], "at least 1"),
+            (["--ours", "eager:step=graph"], "a name that is none of eager"),
+        ):
+            done = subprocess.run(
+                [sys.executable, TOOL, "build", "out"] + arguments, capture_output=True, text=True
+            )
             self.assertEqual(done.returncode, 64, done.stderr)
             self.assertIn(said, done.stderr)
         listed = subprocess.run([sys.executable, TOOL, "--list"], capture_output=True, text=True)
         self.assertEqual([line.split()[0] for line in listed.stdout.splitlines()], list(rows.ROWS))
 
     def test_an_emulated_step_is_found_by_its_name_and_batch(self):
-        self.script("resnet50_probe", "#!/bin/sh\n[ \"$*\" = 'bf16 plain net' ] || exit 9\n"
-                    "echo '{\"t\":\"net\",\"name\":\"R1_stem4\",\"step_sustained_ms\":30.1}'\n"
-                    "echo '{\"t\":\"net\",\"name\":\"R1_s2d\",\"step_ms\":27.0,\"step_sustained_ms\":28.3}'\n")
-        self.script("resnet18_probe", "#!/bin/sh\necho \"{\\\"t\\\":\\\"net\\\",\\\"N\\\":$BATCHES,\\\"name\\\":\\\"$ONLY\\\",\\\"b2b_us\\\":480.0}\"\n")
+        self.script(
+            "resnet50_probe",
+            "#!/bin/sh\n[ \"$*\" = 'bf16 plain net' ] || exit 9\n"
+            'echo \'{"t":"net","name":"R1_stem4","step_sustained_ms":30.1}\'\n'
+            'echo \'{"t":"net","name":"R1_s2d","step_ms":27.0,"step_sustained_ms":28.3}\'\n',
+        )
+        self.script(
+            "resnet18_probe",
+            "#!/bin/sh\necho "
+            '"{\\"t\\":\\"net\\",\\"N\\":$BATCHES,\\"name\\":\\"$ONLY\\",\\"b2b_us\\":480.0}"\n',
+        )
         self.assertEqual(emulated.step_ms(self.folder.name, "resnet50", 256), 28.3)
         self.assertEqual(emulated.step_ms(self.folder.name, "resnet18", 128), 0.48)
         self.script("resnet50_probe", "#!/bin/sh\necho no plan >&2\nexit 1\n")
@@ -181,9 +246,12 @@ class Turns(unittest.TestCase):
 
 class Settings(unittest.TestCase):
     def test_settings_of_one_program_do_not_reach_the_other(self):
-        self.assertEqual(interleaved.split_settings(["stem=cifar", "pytorch.compile=true", "lr=1.5"], ("libddp", "pytorch")),
-                         dict(libddp=["stem=cifar", "lr=1.5"], pytorch=["stem=cifar", "compile=true", "lr=1.5"]))
-
+        self.assertEqual(
+            interleaved.split_settings(
+                ["stem=cifar", "pytorch.compile=true", "lr=1.5"], ("libddp", "pytorch")
+            ),
+            dict(libddp=["stem=cifar", "lr=1.5"], pytorch=["stem=cifar", "compile=true", "lr=1.5"]),
+        )
 
     def test_each_row_runs_the_peers_that_its_program_has(self):
         def sides(name, chosen=None):
@@ -191,8 +259,13 @@ class Settings(unittest.TestCase):
 
         self.assertEqual(list(sides("resnet50")), ["eager", "compile", "graph"])
         self.assertEqual(list(sides("vit_b_16")), ["eager", "compile", "compile_graph"])
-        self.assertEqual(sides("gpt2"), dict(eager=["vocab_size=50304", "wrap=false"],
-                                             compile=["compile=true", "vocab_size=50304", "wrap=false"]))
+        self.assertEqual(
+            sides("gpt2"),
+            dict(
+                eager=["vocab_size=50304", "wrap=false"],
+                compile=["compile=true", "vocab_size=50304", "wrap=false"],
+            ),
+        )
         self.assertEqual(list(sides("bert", ["graph", "compile"])), ["compile"])
         self.assertEqual(sides("qwen2_7b_fp8", ["eager"]), {})
         self.assertEqual(sides("vit_b_16", []), {})
@@ -202,21 +275,42 @@ class Settings(unittest.TestCase):
         row = rows.ROWS["qwen2_7b_fp8"]
         own = row.ours(1)
         self.assertEqual(list(own), ["libddp"])  # there is no plain step to compare with
-        self.assertEqual(own["libddp"], ["step=graph", "param_dtype=bf16", "bucket_cap_mb=100", "base_dtype=fp8", "fp32_grads=false"])
-        self.assertEqual(row.settings(1, own["libddp"]), [
-            "model=qwen2-7b", "batch_size=2", "seq_len=4096", "lora_rank=64", "lora_alpha=128", "lora_dropout=0", "lora_dtype=bf16",
-            "steps=6", "warmup=6"])
+        self.assertEqual(
+            own["libddp"],
+            ["step=graph", "param_dtype=bf16", "bucket_cap_mb=100", "base_dtype=fp8", "fp32_grads=false"],
+        )
+        self.assertEqual(
+            row.settings(1, own["libddp"]),
+            [
+                "model=qwen2-7b",
+                "batch_size=2",
+                "seq_len=4096",
+                "lora_rank=64",
+                "lora_alpha=128",
+                "lora_dropout=0",
+                "lora_dtype=bf16",
+                "steps=6",
+                "warmup=6",
+            ],
+        )
         accumulated = rows.ROWS["qwen2_1_5b"]
-        peer = dict(setting.split("=") for setting in accumulated.settings(1, []) + accumulated.peers(1)["eager"])
-        self.assertEqual(int(peer["batch_size"]) * int(peer["accumulate"]), 32 * 8)  # tokens of a step as in ours
+        peer = dict(
+            setting.split("=") for setting in accumulated.settings(1, []) + accumulated.peers(1)["eager"]
+        )
+        # Tokens of a step as in ours.
+        self.assertEqual(int(peer["batch_size"]) * int(peer["accumulate"]), 32 * 8)
 
 
 MACHINE = dict(gpu="H200", torch="2.11", cuda="13.0", commit="abc")
 
 
 def record(machine=MACHINE, **ms):
-    return dict(machine=machine, rounds=5, when="today",
-                sides={name: dict(ms=value, peak_mib=1, settings="s") for name, value in ms.items()})
+    return dict(
+        machine=machine,
+        rounds=5,
+        when="today",
+        sides={name: dict(ms=value, peak_mib=1, settings="s") for name, value in ms.items()},
+    )
 
 
 class Tables(unittest.TestCase):
@@ -240,23 +334,47 @@ class Tables(unittest.TestCase):
         row = record(before=54.0, libddp=32.0, eager=55.0, compile=40.0, graph=52.0)
         results.merge(records, "resnet50", 1, dict(row, emulated_ms=28.0))
         #           img/s: 256 / 54 ms, 256 / 32 ms, …
-        self.assertEqual(self.cells(records, "ResNet-50"), [
-            "ResNet-50, 224 px, batch 256 per GPU, img/s per GPU", "1", "4,741", "8,000", "4,655", "6,400", "4,923", "1.25",
-            "8,500", "9,200", "0.875"])
+        self.assertEqual(
+            self.cells(records, "ResNet-50"),
+            [
+                "ResNet-50, 224 px, batch 256 per GPU, img/s per GPU",
+                "1",
+                "4,741",
+                "8,000",
+                "4,655",
+                "6,400",
+                "4,923",
+                "1.25",
+                "8,500",
+                "9,200",
+                "0.875",
+            ],
+        )
 
     def test_memory_host_work_and_the_emulated_step_are_told_too(self):
         row = record(before=54.0, libddp=32.0, eager=55.0)
-        row["sides"]["libddp"].update(peak_mib=900, host_us=41.6, settings="step=graph", profile=dict(waits=0.0))
+        row["sides"]["libddp"].update(
+            peak_mib=900, host_us=41.6, settings="step=graph", profile=dict(waits=0.0)
+        )
         row["sides"]["eager"].update(peak_mib=1000)
         records = {}
         results.merge(records, "resnet50", 1, dict(row, emulated_ms=28.0))
-        self.assertEqual([line[2:4] for line in results.also_asked(records)], [
-            ("0.875", ">= 0.92"), ("0.900 (900 / 1,000 MiB)", "<= 1"), ("42 us, 0 waits for the device", "<= 50 us, 0 waits")])
+        self.assertEqual(
+            [line[2:4] for line in results.also_asked(records)],
+            [
+                ("0.875", ">= 0.92"),
+                ("0.900 (900 / 1,000 MiB)", "<= 1"),
+                ("42 us, 0 waits for the device", "<= 50 us, 0 waits"),
+            ],
+        )
         scaled = record(libddp=32.0)
         scaled["sides"]["libddp"]["exposed_comm_ms"] = 0.08
-        self.assertEqual([line[2] for line in results.also_asked({"resnet50/4": dict(scaled, row="resnet50", gpus=4)})],
-                         ["0.25% (0.080 ms)"])
-        results.merge(records, "resnet50", 1, record(before=54.0, eager=55.0))  # eager steps have no such limit
+        self.assertEqual(
+            [line[2] for line in results.also_asked({"resnet50/4": dict(scaled, row="resnet50", gpus=4)})],
+            ["0.25% (0.080 ms)"],
+        )
+        # Eager steps have no such limit.
+        results.merge(records, "resnet50", 1, record(before=54.0, eager=55.0))
         self.assertEqual([line[2] for line in results.also_asked(records)], ["1.000 (1 / 1 MiB)"])
 
     def test_scaling_is_told_against_one_gpu_of_the_same_machine_alone(self):
@@ -272,7 +390,12 @@ class Tables(unittest.TestCase):
     def test_a_row_of_one_number_is_compared_as_its_unit_wants(self):
         records = {}
         for name, ours, theirs in (("cifar10", 10.0, 25.0), ("all_reduce", 0.99, 0.5)):
-            results.merge(records, name, 2, dict(record(), sides=dict(libddp=dict(value=ours, remark="r"), eager=dict(value=theirs))))
+            results.merge(
+                records,
+                name,
+                2,
+                dict(record(), sides=dict(libddp=dict(value=ours, remark="r"), eager=dict(value=theirs))),
+            )
         self.assertEqual(self.cells(records, "CIFAR-10")[3:6], ["10.00", "25.00", "2.50"])
         self.assertEqual(self.cells(records, "all-reduce")[3:], ["0.990", "0.500", "1.98", "0.98", "1", ""])
         self.assertIn("r", results.remark_lines(records)[0])
@@ -282,7 +405,10 @@ class Tables(unittest.TestCase):
         row = record(libddp=0.7, libddp_bf16_wire=0.65, eager=10.0)
         row["sides"]["graph"] = dict(error="graph ended with 1", settings="s")
         results.merge(records, "resnet18_strong", 2, row)
-        self.assertEqual(self.cells(records, "ResNet-18")[2:], ["", "0.650", "10.00", "failed", "15.38", "0.65", "0.58", ""])
+        self.assertEqual(
+            self.cells(records, "ResNet-18")[2:],
+            ["", "0.650", "10.00", "failed", "15.38", "0.65", "0.58", ""],
+        )
         strong = rows.ROWS["resnet18_strong"]
         self.assertIn("batch_size=128", strong.settings(4, ["step=graph"]))
         self.assertIn("steps=200", strong.settings(4, ["step=graph", "wrap=false"]))
@@ -294,13 +420,27 @@ class Tables(unittest.TestCase):
         results.merge(records, "bert", 1, record(libddp=25.6))
         results.merge(records, "qwen2_0_5b", 1, record(libddp=4000.0))
         results.merge(records, "vit_b_16", 1, record(libddp=64.0))
-        self.assertEqual(self.cells(records, "GPT-2"), [
-            "GPT-2 124M, 16 x 1,024 tokens, tok/s per GPU", "1", "", "512,000", "204,800", "409,600", "1.25", "520,000", "570,000",
-            ""])
+        self.assertEqual(
+            self.cells(records, "GPT-2"),
+            [
+                "GPT-2 124M, 16 x 1,024 tokens, tok/s per GPU",
+                "1",
+                "",
+                "512,000",
+                "204,800",
+                "409,600",
+                "1.25",
+                "520,000",
+                "570,000",
+                "",
+            ],
+        )
         bert = self.cells(records, "BERT")
         self.assertTrue(bert[0].endswith("seq/s per GPU"), bert)
         self.assertEqual((bert[3], self.cells(records, "Qwen2-0.5B")[3]), ("5,000", "131,072"))
-        self.assertEqual((self.cells(records, "ViT")[0][-13:], self.cells(records, "ViT")[3]), ("img/s per GPU", "4,000"))
+        self.assertEqual(
+            (self.cells(records, "ViT")[0][-13:], self.cells(records, "ViT")[3]), ("img/s per GPU", "4,000")
+        )
 
     def test_a_side_without_host_time_has_no_figure_for_it(self):
         lines = results.side_table({"gpt2/1": dict(record(libddp=32.0), row="gpt2", gpus=1)})
@@ -310,7 +450,10 @@ class Tables(unittest.TestCase):
         records = {}
         results.merge(records, "resnet50", 1, record(libddp=32.0))
         results.merge(records, "cifar10", 1, dict(record(), sides=dict(libddp=dict(value=13.0)), rounds=1))
-        self.assertEqual([line.split(" | ")[-2] for line in results.machine_lines(records)[2:]], ["5 rounds", "1 run per side"])
+        self.assertEqual(
+            [line.split(" | ")[-2] for line in results.machine_lines(records)[2:]],
+            ["5 rounds", "1 run per side"],
+        )
 
     def test_the_document_changes_between_its_marks_alone(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -320,138 +463,16 @@ class Tables(unittest.TestCase):
             results.write_table(path, {"resnet50/1": dict(record(libddp=32.0), row="resnet50", gpus=1)})
             with open(path) as f:
                 text = f.read()
-            self.assertTrue(text.startswith(f"before\n{results.BEGIN}\n\n|") and text.endswith(f"\n\n{results.END}\nafter\n"), text)
+            self.assertTrue(
+                text.startswith(f"before\n{results.BEGIN}\n\n|")
+                and text.endswith(f"\n\n{results.END}\nafter\n"),
+                text,
+            )
             self.assertNotIn("old", text)
             with open(path, "w") as f:
                 f.write("no marks")
             with self.assertRaisesRegex(ValueError, "lacks the marks"):
                 results.write_table(path, {})
-
-
-class Profiles(unittest.TestCase):
-    def summarize(self, trace, steps=1):
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
-            json.dump(trace, f)
-            f.flush()
-            return step_profile.summarize(f.name, steps)
-
-    def test_reductions_of_the_last_step(self):
-        step = [kernel("sm90_xmma_dgrad", 0, 100), kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 40, 80),
-                kernel("sm90_xmma_wgrad", 110, 20), kernel("ncclSymkDevKernel_AllReduce", 130, 15), kernel("flat_update<FlatSgd>", 145, 5)]
-        later = [dict(event, ts=event["ts"] + 1000) for event in step]
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as f:
-            json.dump(dict(traceEvents=step + later), f)
-            f.flush()
-            found, backward_end = step_profile.reductions(f.name, 2)
-        self.assertEqual(found, [("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 40, 120, 70), ("ncclSymkDevKernel_AllReduce", 130, 145, 0)])
-        self.assertEqual(backward_end, 130)
-
-    def test_time_and_kernels_by_class(self):
-        profile = self.summarize(TRACE)
-        filled = {name: (c["us"], c["kernels"]) for name, c in profile["classes"].items() if c["kernels"]}
-        self.assertEqual(filled, {"conv fprop": (100, 1), "batch norm": (40, 1), "conv wgrad": (60, 1), "conv dgrad": (60, 1),
-                                  "optimizer": (10, 1), "copies and casts": (10, 1)})
-        self.assertEqual((profile["kernels"], profile["busy_us"], profile["span_us"]), (6, 240, 250))  # 40 us on two streams
-        self.assertEqual((profile["waits"], profile["graph_launches"]), (1, 1))
-        self.assertEqual(self.summarize(TRACE, 2)["busy_us"], 120)
-        self.assertIn("| conv wgrad | 60 (1) |", step_profile.table(dict(ours=profile)))
-
-    def test_names_of_kernels_seen_in_steps(self):
-        for name, kind in {
-            "void at::native::batch_norm_backward_reduce_channels_last_kernel<4>": "batch norm",
-            "triton_red_fused__native_batch_norm_legit_functional_relu_12": "batch norm",
-            "cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816wgrad_optimized_bf16_128x64_32x5_nhwc_align8>": "conv wgrad",
-            "nvjet_tst_192x192_64x4_2x1_v_bz_coopB_TNN": "conv and linear as GEMM",
-            "void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16>": "layout",
-            "void at::native::(anonymous namespace)::max_pool_backward_nhwc<c10::BFloat16>": "pool",
-            "ncclDevKernel_AllReduce_Sum_f32_RING_LL": "collectives",
-            "void at::native::(anonymous namespace)::nll_loss_forward_reduce_cuda_kernel_2d": "loss",
-            "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>": "element-wise",
-            "Memset (Device)": "copies and casts",
-            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}>":
-                "copies and casts",
-            "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::launch_clamp_scalar(at::…)::{lambda()#1}>":
-                "element-wise",
-            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<…FusedSgdMathFunctor<float, 3>>": "optimizer",
-            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>": "reductions",
-            "void ddp::ops::detail::(anonymous namespace)::statistics_kernel<__nv_bfloat16>(ddp::ops::detail::StatisticsCall)": "batch norm",
-            "void ddp::ops::detail::(anonymous namespace)::reduce_kernel<__nv_bfloat16, true>(ddp::ops::detail::BackwardReduceCall)":
-                "batch norm",
-            "void ddp::ops::detail::(anonymous namespace)::backward_kernel<__nv_bfloat16, true>(ddp::ops::detail::PoolBackwardCall)": "pool",
-            "void ddp::ops::detail::(anonymous namespace)::pack_filter<float, __nv_bfloat16>(ddp::ops::detail::StemFilter)": "layout",
-            "void ddp::ops::detail::(anonymous namespace)::row_losses<__nv_bfloat16>(ddp::ops::detail::CrossEntropyRows)": "loss",
-            "void ddp::detail::(anonymous namespace)::flat_update<ddp::detail::FlatSgd<1> >(ddp::detail::FlatStep)": "optimizer",
-            "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0": "attention",
-            "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_32_64x64x64_4x1x1_kernel0_0": "attention",
-            "void cudnn::fusion::compute_dot_do_o<true, __nv_bfloat16, 64, float>": "attention",
-            "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<…>::Params)": "attention",
-            "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<…>>": "attention",
-            "triton_poi_fused__scaled_dot_product_flash_attention_backward_view_7": "element-wise",
-            DDP_OPS + "forward<__nv_bfloat16, __nv_bfloat16, true, false, 128, 4>(long, int, float, ddp::ops::detail::NormBranch, …)":
-                "layer norm, RMS norm",
-            DDP_OPS + "backward<__nv_bfloat16, float, false, true, 32, 3>(long, int, ddp::ops::detail::DropoutDraws, …, "
-                      "ddp::ops::detail::NormParts)": "layer norm, RMS norm",
-            "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float, false>": "layer norm, RMS norm",
-            "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float, float, 32u>": "layer norm, RMS norm",
-            "triton_red_fused__to_copy_add_mean_mul_pow_rsqrt_3": "layer norm, RMS norm",
-            DDP_OPS + "quantize_rows<__nv_bfloat16, 448, 1>(__nv_bfloat16 const*, long, unsigned char*, float*)": "FP8 quantisation",
-            DDP_OPS + "swiglu_backward_fp8<__nv_bfloat16, 512, 5>(…)": "FP8 quantisation",
-            DDP_OPS + "swiglu_backward<__nv_bfloat16>(…)": "activation",
-            DDP_OPS + "swiglu<__nv_bfloat16>(__nv_bfloat16 const*, long, long, __nv_bfloat16*)": "activation",
-            DDP_OPS + "gelu_backward<__nv_bfloat16, __nv_bfloat16, true>(ddp::ops::detail::GeluRows, …)": "activation",
-            "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(…)::{lambda()#2}>": "activation",
-            DDP_OPS + "dropped_product<__nv_bfloat16>(ddp::ops::detail::LoraShape, …, ddp::ops::detail::DropoutDraws, float*)":
-                "dropout, thin LoRA products",
-            DDP_OPS + "add_branch_backward<__nv_bfloat16>(ddp::ops::detail::BranchRows, …)": "dropout, thin LoRA products",
-            "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4, bool>":
-                "dropout, thin LoRA products",
-            DDP_OPS + "rotary<__nv_bfloat16>(ddp::ops::detail::HeadRows, int, float const*, float const*, float, …)": "rotary positions, joined heads",
-            DDP_OPS + "row_losses<__nv_bfloat16>(ddp::ops::detail::HeadLogits, long, bool, ddp::ops::detail::HeadLossSums)": "loss",
-            DDP_OPS + "add_rows(long, ddp::ops::detail::HeadLossSums)": "loss",
-            DDP_OPS + "backward<__nv_bfloat16>(ddp::ops::detail::CrossEntropyRows, float const*, …)": "loss",
-            DDP_OPS + "add_wide_parts<float>(float const*, long, long, float*, float)": "reductions",
-            "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<c10::BFloat16, float, long>": "embedding",
-            "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)": "embedding",
-            "void ddp::detail::(anonymous namespace)::flat_measure<__nv_bfloat16>(…)": "optimizer",
-            "void ddp::detail::(anonymous namespace)::feed(ddp::detail::StepFeed const*)": "copies and casts",
-            "nvjet_qqtst_128x256_128x4_2x1_v_bz_coopA_TNT": "conv and linear as GEMM",
-            "my_kernel": "other",
-        }.items():
-            self.assertEqual(step_profile.classify(name), kind, name)
-
-    def test_the_roofline_counts_the_whole_network(self):
-        self.assertEqual(roofline.resnet("resnet50", 224, "imagenet", 256, 1000).parameters, 25557032)
-        self.assertEqual(roofline.resnet("resnet18", 32, "cifar", 1, 10).parameters, 11173962)
-        # By hand: the 3x3 stem at batch 512 is 0.1% arithmetic, the rest bytes.
-        step = roofline.Step()
-        self.assertEqual(step.convolution(512, 3, 32, 64, 3, 1, input_wants_gradient=False), 32)
-        self.assertAlmostEqual(step.us["conv fprop"], 2 * (512 * 1024 * 67 + 1728) / 4.3e12 * 1e6)
-        self.assertEqual(step.us["conv dgrad"], 0)
-        # 3x3, 256 channels at 14 px, batch 256: 0.0592 TFLOP
-        step.convolution(256, 256, 14, 256, 3, 1)
-        self.assertAlmostEqual(step.us["conv dgrad"], 2 * 256 * 196 * 256 * 2304 / 790e12 * 1e6)
-        table = step_profile.table(dict(ours=self.summarize(TRACE)), {"conv dgrad": 50.4, "pool": 3.0})
-        self.assertIn("| conv dgrad | 60 (1) | 50 |", table)
-        self.assertIn("| pool |  | 3 |", table)
-        self.assertIn("| all | 280 (6) | 53 |", table)
-
-    def test_the_roofline_of_transformers(self):
-        self.assertEqual(roofline.gpt2(16, 1024).parameters, 124439808)
-        self.assertEqual(roofline.bert(128, 128).parameters, 109514298)
-        self.assertEqual(roofline.vit_b_16(256).parameters, 86567656)
-        step = roofline.gpt2(16, 1024)
-        # All products are limited by arithmetic: 6 FLOP per token and weight.
-        weights = 12 * 12 * 768**2 + 768 * 50257
-        self.assertAlmostEqual(step.us["conv and linear as GEMM"], 6 * 16384 * weights / 790e12 * 1e6)
-        self.assertAlmostEqual(step.us["loss"], 4 * 16384 * 50257 / 4.3e12 * 1e6)
-        self.assertEqual(rows.ROWS["gpt2"].least_us(1), step.us)
-        self.assertTrue(set(step.us) <= set(step_profile.ORDER))
-        self.assertEqual(rows.ROWS["qwen2_7b_lora"].least_us(1), {})
-        self.assertNotIn("roofline", step_profile.table(dict(ours=self.summarize(TRACE)), {}))
-
-    def test_a_trace_without_a_device_is_refused(self):
-        with self.assertRaisesRegex(ValueError, "holds no work of a device"):
-            self.summarize(dict(traceEvents=[kernel("aten::conv2d", 0, 5, "cpu_op")]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers against benchmarks: rows follow their configurations, step times leave out the warm-up and evaluations, and the
-table has every row. Small scripts replace the trainers and the benchmarks."""
+"""Trainers against benchmarks: rows follow their configurations, step times leave out the warm-up and
+evaluations, and the table has every row. Small scripts replace the trainers and the benchmarks."""
 
 import array
 import importlib.util
@@ -12,13 +12,13 @@ import unittest
 from study_support import EPOCH_COLUMNS, ROOT, STEP_COLUMNS, ToolTest, write_csv
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
-import trainers  # noqa: E402
-from token_files import serialize  # noqa: E402
-from trainers import ROWS  # noqa: E402
+import trainers
+from token_files import serialize
+from trainers import ROWS
 
 TOOL = os.path.join(ROOT, "benchmarks", "compare_trainers")
 
-TRAINER = r'''#!{python}
+TRAINER = r"""#!{python}
 import os, sys
 o = dict(argument.split("=", 1) for argument in sys.argv[3:])
 folder = os.path.join(o["metrics.dir"], o["metrics.run_name"])
@@ -26,7 +26,7 @@ os.makedirs(folder)
 for name, text in FILES.items():
     with open(os.path.join(folder, name), "w") as f:
         f.write(text)
-'''
+"""
 BENCHMARK = '#!{python}\nprint("[info] starts")\nprint(\'{"ms": 39.0}\')\n'
 
 
@@ -37,20 +37,34 @@ def settings(name, gpus=1):
 def write_run(folder):
     """60 steps: the first 20 are slow, an evaluation of 3 s follows step 40, another of 2 s the last step."""
     rows = []
-    for step, ms, seconds, now in ((10, 400, 4.0, 100), (20, 100, 1.0, 101), (30, 30, 0.3, 101.3), (40, 50, 0.5, 101.8),
-                                   (50, 40, 0.4, 105.2), (60, 40, 0.4, 105.6)):
+    for step, ms, seconds, now in (
+        (10, 400, 4.0, 100),
+        (20, 100, 1.0, 101),
+        (30, 30, 0.3, 101.3),
+        (40, 50, 0.5, 101.8),
+        (50, 40, 0.4, 105.2),
+        (60, 40, 0.4, 105.6),
+    ):
         rows.append([step, 0.5, ms, 1000 / ms, 1.5, 0.25, 2.5, seconds, "", now])
     write_csv(os.path.join(folder, "steps.csv"), STEP_COLUMNS + ["time"], rows)
     epoch = ["7", "abc", "cpu", 1, 0, 1, "fp32", 48, 25, 1, 100]
-    write_csv(os.path.join(folder, "epochs.csv"), EPOCH_COLUMNS + ["test_loss", "time"],
-              [[*epoch, 0, "", 2.5, 104.8], [*epoch, 1, "", 2.4, 107.6]])
+    write_csv(
+        os.path.join(folder, "epochs.csv"),
+        EPOCH_COLUMNS + ["test_loss", "time"],
+        [[*epoch, 0, "", 2.5, 104.8], [*epoch, 1, "", 2.4, 107.6]],
+    )
 
 
 class Rows(unittest.TestCase):
     def test_a_configuration_is_read_by_full_names(self):
         config = trainers.read_config("vit_b_16_imagefolder")
-        self.assertEqual((config["model.ema_decay"], config["data.rand_augment_ops"], config["ddp.bucket_cap_mb"]), ("0.99973", "2", "100"))
-        self.assertEqual(trainers.read_config("resnet50_synthetic")["context.communicator.nccl_max_ctas"], "24")
+        self.assertEqual(
+            (config["model.ema_decay"], config["data.rand_augment_ops"], config["ddp.bucket_cap_mb"]),
+            ("0.99973", "2", "100"),
+        )
+        self.assertEqual(
+            trainers.read_config("resnet50_synthetic")["context.communicator.nccl_max_ctas"], "24"
+        )
         for name in ROWS:
             self.assertGreaterEqual(min(trainers.batch(settings(name, 2))), 1, name)
 
@@ -62,18 +76,39 @@ class Rows(unittest.TestCase):
 
     def test_a_benchmark_has_the_settings_of_the_trainers_step(self):
         lora = trainers.benchmark_settings(ROWS["lora_qwen2_7b"], settings("lora_qwen2_7b"))
-        expected = dict(model="qwen2-7b", batch_size="2", accumulate="4", seq_len="4096", lora_rank="64", lora_alpha="128", lora_dropout="0.05",
-                        lora_dtype="bf16", param_dtype="bf16", bucket_cap_mb="400", clip="1.0", step="graph", steps=8, rounds=3, warmup=5)
+        expected = dict(
+            model="qwen2-7b",
+            batch_size="2",
+            accumulate="4",
+            seq_len="4096",
+            lora_rank="64",
+            lora_alpha="128",
+            lora_dropout="0.05",
+            lora_dtype="bf16",
+            param_dtype="bf16",
+            bucket_cap_mb="400",
+            clip="1.0",
+            step="graph",
+            steps=8,
+            rounds=3,
+            warmup=5,
+        )
         self.assertEqual(lora, expected)
         vit = trainers.benchmark_settings(ROWS["cifar10_vit_s_4"], settings("cifar10_vit_s_4", 2))
-        self.assertEqual((vit["model"], vit["batch_size"], vit["image_size"], vit["fp32_grads"]), ("vit_s_4", "256", "32", "false"))
+        self.assertEqual(
+            (vit["model"], vit["batch_size"], vit["image_size"], vit["fp32_grads"]),
+            ("vit_s_4", "256", "32", "false"),
+        )
 
     def test_remarks_name_what_only_the_trainer_does(self):
         def remark(name, source=""):
             return trainers.remark(ROWS[name], settings(name), source)
 
-        self.assertEqual(remark("cifar10_vit_s_4"), "the benchmark lacks train.label_smoothing=0.1, train.mixup=0.8, train.cutmix=1, "
-                                                    "train.max_grad_norm=1, model.stochastic_depth=0.1")
+        self.assertEqual(
+            remark("cifar10_vit_s_4"),
+            "the benchmark lacks train.label_smoothing=0.1, train.mixup=0.8, train.cutmix=1, "
+            "train.max_grad_norm=1, model.stochastic_depth=0.1",
+        )
         self.assertEqual(remark("gpt2_124m", "text"), "")
         self.assertIn("each document", remark("lora_qwen2_7b", "chats.jsonl"))
         self.assertEqual(remark("lora_qwen2_7b", "random"), "")
@@ -83,9 +118,13 @@ class Runs(ToolTest):
     def test_steps_behind_the_warm_up_count_and_evaluations_are_apart(self):
         write_run(os.path.join(self.folder, "run"))
         run = trainers.of_run(self.folder, "run", 60)
-        self.assertEqual(run, dict(ms=40.0, exposed_comm_ms=1.5, loader_wait_ms=0.25, evaluations=2, evaluation_seconds=5.0))
+        self.assertEqual(
+            run,
+            dict(ms=40.0, exposed_comm_ms=1.5, loader_wait_ms=0.25, evaluations=2, evaluation_seconds=5.0),
+        )
         write_csv(os.path.join(self.folder, "run", "evals.csv"), ["step"], [[0], [20], [40], [60]])
-        self.assertEqual(trainers.of_run(self.folder, "run", 60)["evaluations"], 3)  # not the one before the first step
+        # Not the one before the first step.
+        self.assertEqual(trainers.of_run(self.folder, "run", 60)["evaluations"], 3)
         os.remove(os.path.join(self.folder, "run", "steps.csv"))
         with self.assertRaisesRegex(ValueError, "steps.csv"):
             trainers.of_run(self.folder, "run", 60)
@@ -95,20 +134,39 @@ class Runs(ToolTest):
 
     def test_tokens_are_repeated_document_by_document(self):
         path = os.path.join(self.folder, "train.safetensors")
-        tokens = dict(tokens=array.array("H", [1, 2, 3, 4, 5]), documents=array.array("q", [0, 2, 5]), targets=("U8", b"\1\0\1\1\0"))
+        tokens = dict(
+            tokens=array.array("H", [1, 2, 3, 4, 5]),
+            documents=array.array("q", [0, 2, 5]),
+            targets=("U8", b"\1\0\1\1\0"),
+        )
         with open(path, "wb") as f:
             f.writelines(serialize(tokens, dict(vocab_size="6")))
         trainers.repeat(path, 11)
         with open(path, "rb") as f:
             repeated = f.read()
-        expected = dict(tokens=tokens["tokens"] * 3, documents=array.array("q", [0, 2, 5, 7, 10, 12, 15]), targets=("U8", b"\1\0\1\1\0" * 3))
-        self.assertEqual(repeated, b"".join(bytes(part) for part in serialize(expected, dict(vocab_size="6"))))
+        expected = dict(
+            tokens=tokens["tokens"] * 3,
+            documents=array.array("q", [0, 2, 5, 7, 10, 12, 15]),
+            targets=("U8", b"\1\0\1\1\0" * 3),
+        )
+        self.assertEqual(
+            repeated, b"".join(bytes(part) for part in serialize(expected, dict(vocab_size="6")))
+        )
 
 
 class WholeCall(ToolTest):
     def call_tool(self, *arguments):
-        return subprocess.run([sys.executable, TOOL, os.path.join(self.folder, "build"), os.path.join(self.folder, "out"), *arguments],
-                              capture_output=True, text=True)
+        return subprocess.run(
+            [
+                sys.executable,
+                TOOL,
+                os.path.join(self.folder, "build"),
+                os.path.join(self.folder, "out"),
+                *arguments,
+            ],
+            capture_output=True,
+            text=True,
+        )
 
     def script(self, name, text):
         self.write(f"build/{name}", text.replace("{python}", sys.executable))
@@ -124,7 +182,11 @@ class WholeCall(ToolTest):
         done = self.call_tool("--rows", "resnet50_synthetic,cifar10_vit_s_4", *common)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         table = self.read("out/trainers.md")
-        self.assertIn("| resnet50_synthetic | 1 | 256 x 1 | 39.000 | 40.000 | 0.975 | 0.98 | 1.500 | 0.250 | 2 in 5.00 s |", table)
+        self.assertIn(
+            "| resnet50_synthetic | 1 | 256 x 1 | 39.000 | 40.000 | 0.975 | 0.98 | 1.500 | 0.250 | 2 in 5.00 "
+            "s |",
+            table,
+        )
         self.assertIn("not run: needs --cifar10", table)
         self.script("benchmarks/bench_resnet", "#!/bin/sh\nexit 3\n")
         done = self.call_tool("--rows", "resnet50_synthetic", *common)
@@ -132,8 +194,11 @@ class WholeCall(ToolTest):
         self.assertIn("FAILED: bench_resnet ended with", done.stdout)
 
     def test_mistakes_in_the_call_are_named(self):
-        for arguments, said in ((["--rows", "resnet51"], "there is no resnet51; there are resnet50_synthetic"),
-                                (["--gpus", "two"], "whole numbers"), (["--set", "device"], "key=value")):
+        for arguments, said in (
+            (["--rows", "resnet51"], "there is no resnet51; there are resnet50_synthetic"),
+            (["--gpus", "two"], "whole numbers"),
+            (["--set", "device"], "key=value"),
+        ):
             done = self.call_tool(*arguments)
             self.assertEqual(done.returncode, 64, done.stderr)
             self.assertIn(said, done.stderr)

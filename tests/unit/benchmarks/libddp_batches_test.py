@@ -9,7 +9,7 @@ import unittest
 from study_support import ROOT
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
-import libddp_batches  # noqa: E402
+import libddp_batches
 
 SAMPLE = os.path.join(ROOT, "data", "masked-text-sample")
 
@@ -44,8 +44,10 @@ class Batches(unittest.TestCase):
         self.assertEqual(len(pixels), 10 * 3072)
 
     def test_an_epoch_leaves_out_the_batch_that_is_not_full(self):
-        self.assertEqual([libddp_batches.rows_of_step(step, 7, 3) for step in range(3)],
-                         [(0, range(0, 3)), (0, range(3, 6)), (1, range(0, 3))])
+        self.assertEqual(
+            [libddp_batches.rows_of_step(step, 7, 3) for step in range(3)],
+            [(0, range(0, 3)), (0, range(3, 6)), (1, range(0, 3))],
+        )
 
 
 if __name__ == "__main__":

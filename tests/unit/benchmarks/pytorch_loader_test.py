@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's side of the row jpeg_loader: batches without an end, normalised as ours, timed behind those in which its processes
-start. Small random images stand for photographs."""
+"""PyTorch's side of the row jpeg_loader: batches without an end, normalised as ours, timed behind those in
+which its processes start. Small random images stand for photographs."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ import torch  # noqa: E402
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
 try:
-    import torchvision  # noqa: E402, F401
+    import torchvision  # noqa: F401
 except ImportError:  # only decoding comes from there, which the tests do without
     sys.modules["torchvision"] = types.ModuleType("torchvision")
 import peer  # noqa: E402
@@ -41,7 +41,9 @@ class Loader(unittest.TestCase):
         self.assertNotEqual(drawn[:10], drawn[10:])
 
     def test_batches_are_normalised_bf16_and_channels_last(self):
-        images, target = pytorch_loader.Normalize(CPU)((torch.full((2, 3, 4, 4), 128, dtype=torch.uint8), torch.tensor([1, 2])))
+        images, target = pytorch_loader.Normalize(CPU)(
+            (torch.full((2, 3, 4, 4), 128, dtype=torch.uint8), torch.tensor([1, 2]))
+        )
         self.assertEqual((images.dtype, target.tolist()), (torch.bfloat16, [1, 2]))
         self.assertTrue(images.is_contiguous(memory_format=torch.channels_last))
         for channel, (mean, std) in enumerate(zip((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))):
@@ -50,7 +52,9 @@ class Loader(unittest.TestCase):
     def test_a_round_times_two_turns_of_the_processes_behind_the_first(self):
         for workers, batches in ((0, 3), (2, 6)):
             o = peer.parse([f"num_workers={workers}", "batch_size=4"], pytorch_loader.DEFAULTS)
-            loader = torch.utils.data.DataLoader(Images(), batch_sampler=pytorch_loader.Endless(10, 4), num_workers=workers)
+            loader = torch.utils.data.DataLoader(
+                Images(), batch_sampler=pytorch_loader.Endless(10, 4), num_workers=workers
+            )
             taken = []
             ms = pytorch_loader.measure_round(o, loader, taken.append, CPU)
             self.assertEqual(len(taken), batches)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's side of the CIFAR-10 row: nothing remains of its warm-up, and its clock begins behind the first step, as ours.
-A linear model on a few random images stands for the network."""
+"""PyTorch's side of the CIFAR-10 row: nothing remains of its warm-up, and its clock begins behind the first
+step, as ours. A linear model on a few random images stands for the network."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ import torch  # noqa: E402
 
 sys.path.insert(0, os.path.join(ROOT, "benchmarks"))
 try:
-    import torchvision  # noqa: E402, F401
+    import torchvision  # noqa: F401
 except ImportError:  # only the network comes from there, which the tests replace
     sys.modules["torchvision"] = types.ModuleType("torchvision")
 import peer  # noqa: E402
@@ -49,14 +49,20 @@ class Cifar10(unittest.TestCase):
         pytorch_resnet.build = lambda o, device: Model()
 
     def run_of(self, **settings):
-        settings = dict(dict(cifar10=self.folder.name, batch_size=8, epochs=2, eval_batch_size=4, dtype="off", warmup=3), **settings)
-        return pytorch_resnet.Cifar10Run(peer.parse([f"{k}={v}" for k, v in settings.items()], pytorch_resnet.DEFAULTS), CPU, 1)
+        settings = dict(
+            dict(cifar10=self.folder.name, batch_size=8, epochs=2, eval_batch_size=4, dtype="off", warmup=3),
+            **settings,
+        )
+        return pytorch_resnet.Cifar10Run(
+            peer.parse([f"{k}={v}" for k, v in settings.items()], pytorch_resnet.DEFAULTS), CPU, 1
+        )
 
     def test_nothing_remains_of_the_warm_up(self):
         fresh, warm = self.run_of(), self.run_of()
         memory = [p.data_ptr() for p in warm.model.parameters()]
         warm.warm_up()
-        self.assertEqual(memory, [p.data_ptr() for p in warm.model.parameters()])  # where a graph would read them
+        # Where a graph would read them.
+        self.assertEqual(memory, [p.data_ptr() for p in warm.model.parameters()])
         for name, value in fresh.model.state_dict().items():
             self.assertTrue(torch.equal(warm.model.state_dict()[name], value), name)
         said = [run.train()["accuracy"] for run in (fresh, warm)]

@@ -3,6 +3,7 @@
 
 usage: npy_test.py UNIT_DATA
 """
+
 import os
 import pathlib
 import subprocess
@@ -15,8 +16,22 @@ except ImportError as error:
     print("skipped:", error)
     sys.exit(77)
 
-DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32",
-          "float64", "complex64", "complex128"]
+DTYPES = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
 SHAPES = [(), (0,), (7,), (2, 3), (3, 0, 2), (2, 3, 4, 5)]
 
 
@@ -41,8 +56,13 @@ def main():
                     number += 1
         # A view of every second column is copied by NumPy before it is saved.
         write(folder, "view", random.standard_normal((4, 6))[:, ::2], None)
-        result = subprocess.run([sys.argv[1], "[.numpy]"], env=os.environ | {"DDP_NUMPY_FILES": name}, check=True,
-                                stdout=subprocess.PIPE, text=True)
+        result = subprocess.run(
+            [sys.argv[1], "[.numpy]"],
+            env=os.environ | {"DDP_NUMPY_FILES": name},
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         print(result.stdout)
         assert f"{number + 1} files of NumPy" in result.stdout
 

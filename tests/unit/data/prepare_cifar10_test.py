@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""data/prepare_cifar10.py on folders of class folders, with and without train|test above them, and how it ends where
-something is wrong.
+"""data/prepare_cifar10.py on folders of class folders, with and without train|test above them, and how it
+ends where something is wrong.
 
 usage: prepare_cifar10_test.py SCRIPT FOLDER     (FOLDER is made anew)
 """
+
 import importlib.util
 import os
 import pickle
@@ -49,19 +50,38 @@ for kind in "cat", "dog", "emu":
 make(f"{work}/plain/cover.jpg")  # of no class
 make(f"{work}/split/docs/cover.jpg")  # beside the two folders
 
-check("all for training", prepare(f"{work}/plain", f"{work}/o1"), f"{work}/o1",
-      ["cat", "dog", "emu"] * 4, [])
-check("some for testing", prepare(f"{work}/plain", f"{work}/o2", "--test", "3"), f"{work}/o2",
-      ["cat", "dog", "emu"] * 3, ["cat", "dog", "emu"])
-check("limited", prepare(f"{work}/plain", f"{work}/o3", "--test", "3", "--train", "6"), f"{work}/o3",
-      ["cat", "dog", "emu"] * 2, ["cat", "dog", "emu"])
-check("split by folder", prepare(f"{work}/split", f"{work}/o4"), f"{work}/o4",
-      ["cat", "dog", "emu"] * 3, ["cat", "dog", "emu"])
+check("all for training", prepare(f"{work}/plain", f"{work}/o1"), f"{work}/o1", ["cat", "dog", "emu"] * 4, [])
+check(
+    "some for testing",
+    prepare(f"{work}/plain", f"{work}/o2", "--test", "3"),
+    f"{work}/o2",
+    ["cat", "dog", "emu"] * 3,
+    ["cat", "dog", "emu"],
+)
+check(
+    "limited",
+    prepare(f"{work}/plain", f"{work}/o3", "--test", "3", "--train", "6"),
+    f"{work}/o3",
+    ["cat", "dog", "emu"] * 2,
+    ["cat", "dog", "emu"],
+)
+check(
+    "split by folder",
+    prepare(f"{work}/split", f"{work}/o4"),
+    f"{work}/o4",
+    ["cat", "dog", "emu"] * 3,
+    ["cat", "dog", "emu"],
+)
 with tarfile.open(f"{work}/plain.tar", "w") as archive:
     for kind in "cat", "dog":
         archive.add(f"{work}/plain/{kind}", kind)
-check("archive", prepare(f"{work}/plain.tar", f"{work}/o5", "--test", "2"), f"{work}/o5",
-      ["cat", "dog"] * 3, ["cat", "dog"])
+check(
+    "archive",
+    prepare(f"{work}/plain.tar", f"{work}/o5", "--test", "2"),
+    f"{work}/o5",
+    ["cat", "dog"] * 3,
+    ["cat", "dog"],
+)
 
 # What is left out is counted, with its first names.
 make(f"{work}/more/cat/a.jpg")
@@ -120,27 +140,39 @@ with tarfile.open(f"{work}/batches.tar.gz", "w:gz") as archive:
     archive.add(binary, "cifar-10-batches-bin")
 with open(f"{work}/batches.tar.gz", "rb") as f:
     refused(script, 65, ["cut.tar.gz: not a readable archive"], write("cut.tar.gz", f.read()[:-40]), out)
-for name, data, message in (("short/test_batch.bin", record[:-1], "3072 bytes are not a multiple"),
-                            ("labels/data_batch_2.bin", record + bytes([10]) + record[1:], "label 10 at offset 3073"),
-                            ("pickles/data_batch_3", b"no pickle", "not a batch of CIFAR-10"),
-                            ("foreign/test_batch", pickle.dumps(os.path.join), "does not belong in"),
-                            ("lacking/test_batch", pickle.dumps({b"labels": [1]}), "KeyError: b'data'"),
-                            ("thin/test_batch", pickle.dumps({b"labels": [1], b"data": [b"1"]}), "an image of 1 bytes"),
-                            ("eleven/test_batch", pickle.dumps({b"labels": [11], b"data": [record[1:]]}), "label 11")):
+for name, data, message in (
+    ("short/test_batch.bin", record[:-1], "3072 bytes are not a multiple"),
+    ("labels/data_batch_2.bin", record + bytes([10]) + record[1:], "label 10 at offset 3073"),
+    ("pickles/data_batch_3", b"no pickle", "not a batch of CIFAR-10"),
+    ("foreign/test_batch", pickle.dumps(os.path.join), "does not belong in"),
+    ("lacking/test_batch", pickle.dumps({b"labels": [1]}), "KeyError: b'data'"),
+    ("thin/test_batch", pickle.dumps({b"labels": [1], b"data": [b"1"]}), "an image of 1 bytes"),
+    ("eleven/test_batch", pickle.dumps({b"labels": [11], b"data": [record[1:]]}), "label 11"),
+):
     refused(script, 65, [name, message], os.path.dirname(write(name, data)), out)
 if importlib.util.find_spec("PIL"):
     refused(script, 65, ["plain/", ".jpg: not a readable image"], f"{work}/plain", out)
 else:
     refused(script, 64, ["needs Pillow"], f"{work}/plain", out)
-os.environ.update({name: "http://127.0.0.1:1" for name in ("http_proxy", "https_proxy")}, no_proxy="", NO_PROXY="")
+os.environ.update(
+    dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:1"), no_proxy="", NO_PROXY=""
+)
 refused(script, 65, ["cannot download", "give the archive as SOURCE"], f"{work}/download")
 assert not os.path.exists(out), os.listdir(out)
 
 # OUT_DIR cannot be written: 73; what an earlier call made stays.
-for arguments in ([*plain[:1], f"{work}/plain.tar", "--format", "tar"], [binary, f"{work}/plain.tar"], [f"{work}/plain.tar"]):
+for arguments in (
+    [*plain[:1], f"{work}/plain.tar", "--format", "tar"],
+    [binary, f"{work}/plain.tar"],
+    [f"{work}/plain.tar"],
+):
     refused(script, 73, ["plain.tar", "cannot write"], *arguments)
 refused(script, 73, ["cannot write"], binary, f"{work}/o6", largest_file=2048)
-assert sorted(os.listdir(f"{work}/o6/cifar-10-batches-bin")) == ["batches.meta.txt", "data_batch_1.bin", "data_batch_2.bin"]
+assert sorted(os.listdir(f"{work}/o6/cifar-10-batches-bin")) == [
+    "batches.meta.txt",
+    "data_batch_1.bin",
+    "data_batch_2.bin",
+]
 with open(f"{work}/o6/cifar-10-batches-bin/data_batch_1.bin", "rb") as f:
     assert f.read() == record
 print("7 layouts, 3 exit codes")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """For the tests of the prepare scripts: token files read without any package, and running a script."""
+
 import array
 import json
 import os
@@ -12,8 +13,8 @@ import sys
 def read_safetensors(path):
     with open(path, "rb") as file:
         data = file.read()
-    length, = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + length])
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
     metadata = header.pop("__metadata__")
     tensors = {}
     for name, entry in header.items():
@@ -29,8 +30,9 @@ class Folder:
     """What a prepare script wrote."""
 
     def __init__(self, path):
-        self.splits = {split: read_safetensors(os.path.join(path, split + ".safetensors"))
-                       for split in ("train", "eval")}
+        self.splits = {
+            split: read_safetensors(os.path.join(path, split + ".safetensors")) for split in ("train", "eval")
+        }
         vocabulary, self.metadata = read_safetensors(os.path.join(path, "vocabulary.safetensors"))
         offsets, data = vocabulary["offsets"], vocabulary["bytes"].tobytes()
         self.words = [data[b:e] for b, e in zip(offsets, offsets[1:])]
@@ -44,7 +46,7 @@ class Folder:
 
     def ids(self, split, document):
         tensors = self.splits[split][0]
-        begin, end = tensors["documents"][document:document + 2]
+        begin, end = tensors["documents"][document : document + 2]
         return list(tensors["tokens"][begin:end])
 
     def text(self, split, document):
@@ -53,7 +55,7 @@ class Folder:
     def answers(self, split, document):
         """The text of each span of targets."""
         tensors = self.splits[split][0]
-        begin, end = tensors["documents"][document:document + 2]
+        begin, end = tensors["documents"][document : document + 2]
         spans, before = [], 0
         for i, target in zip(tensors["tokens"][begin:end], tensors["targets"][begin:end]):
             if target and not before:
@@ -69,11 +71,17 @@ class Folder:
 
 def run_script(script, *arguments, largest_file=None):
     """`largest_file`: bytes after which writing fails."""
+
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
-    return subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True,
-                          text=True, timeout=120, preexec_fn=limit if largest_file else None)
+    return subprocess.run(
+        [sys.executable, script, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=limit if largest_file else None,
+    )
 
 
 def refused(script, code, parts, *arguments, largest_file=None):

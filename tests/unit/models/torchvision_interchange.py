@@ -3,6 +3,7 @@
 
 usage: torchvision_interchange.py PROGRAM
 """
+
 import pathlib
 import subprocess
 import sys
@@ -54,8 +55,17 @@ def exchange(make, program):
         folder = pathlib.Path(name)
         save_file(theirs.state_dict(), folder / "weights.safetensors")
         save_file({"input": images}, folder / "input.safetensors")
-        subprocess.run([program, make.__name__, folder / "weights.safetensors", folder / "input.safetensors",
-                        folder / "output.safetensors", folder / "checkpoints"], check=True)
+        subprocess.run(
+            [
+                program,
+                make.__name__,
+                folder / "weights.safetensors",
+                folder / "input.safetensors",
+                folder / "output.safetensors",
+                folder / "checkpoints",
+            ],
+            check=True,
+        )
         output = load_file(folder / "output.safetensors")["output"]
         error = (output - expected).abs().max().item() / expected.abs().max().item()
         assert error <= 1e-5, (make.__name__, error)
@@ -65,7 +75,10 @@ def exchange(make, program):
         back.load_state_dict(saved, strict=True)
         for key, tensor in theirs.state_dict().items():
             assert torch.equal(back.state_dict()[key], tensor), key
-    print(f"{make.__name__}: largest difference of the outputs: {error} of the largest output; {len(saved)} tensors came back")
+    print(
+        f"{make.__name__}: largest difference of the outputs: {error} of the largest output; {len(saved)} "
+        "tensors came back"
+    )
 
 
 for model in (resnet18, vit_b_16):

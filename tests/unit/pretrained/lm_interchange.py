@@ -3,6 +3,7 @@
 
 usage: lm_interchange.py INTERCHANGE_TOOL MERGE_ADAPTER
 """
+
 import pathlib
 import subprocess
 import sys
@@ -12,9 +13,20 @@ try:
     import torch
     from peft import LoraConfig, PeftModel, get_peft_model
     from safetensors.torch import load_file, save_file
-    from transformers import (AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, BertForMaskedLM, GPT2Config,
-                              GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM,
-                              Qwen2Config, Qwen2ForCausalLM)
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        BertConfig,
+        BertForMaskedLM,
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        MistralConfig,
+        MistralForCausalLM,
+        Qwen2Config,
+        Qwen2ForCausalLM,
+    )
     from transformers.utils import logging
 except ImportError as error:
     print("skipped:", error)
@@ -25,27 +37,61 @@ logging.disable_progress_bar()
 torch.set_num_threads(1)
 TOOL, MERGE = sys.argv[1:3]
 TOLERANCE = 1e-4  # relative to the largest logit; both sides sum in their own order
-SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=44, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=96)
+SIZES = dict(
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=44,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=96,
+)
 LONG = dict(max_position_embeddings=2048)
 
 
 def make_models():
     # Long: the angles of late positions are large, and every rounding of a wavelength shows.
-    yield "qwen2", Qwen2ForCausalLM(Qwen2Config(
-        **SIZES | LONG, rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    yield "qwen2", Qwen2ForCausalLM(Qwen2Config(**SIZES | LONG, rope_parameters=rope))
     yield "qwen2_tied_head_dim", Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True, head_dim=16))
-    yield "llama3", LlamaForCausalLM(LlamaConfig(**SIZES | LONG, rope_parameters={
-        "rope_type": "llama3", "rope_theta": 50000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 24}))
-    yield "llama_linear_biases", LlamaForCausalLM(LlamaConfig(
-        **SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}))
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 50000.0,
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 24,
+    }
+    yield "llama3", LlamaForCausalLM(LlamaConfig(**SIZES | LONG, rope_parameters=rope))
+    llama = LlamaConfig(
+        **SIZES,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+    )
+    yield "llama_linear_biases", LlamaForCausalLM(llama)
     yield "mistral", MistralForCausalLM(MistralConfig(**SIZES, head_dim=12, sliding_window=None))
-    yield "gpt2", GPT2LMHeadModel(GPT2Config(vocab_size=61, n_positions=96, n_embd=32, n_layer=2, n_head=4, n_inner=50,
-                                             bos_token_id=0, eos_token_id=0))
-    yield "bert", BertForMaskedLM(BertConfig(vocab_size=61, max_position_embeddings=96, hidden_size=32,
-                                             num_hidden_layers=2, num_attention_heads=4, intermediate_size=50))
+    gpt2 = GPT2Config(
+        vocab_size=61,
+        n_positions=96,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_inner=50,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    yield "gpt2", GPT2LMHeadModel(gpt2)
+    bert = BertConfig(
+        vocab_size=61,
+        max_position_embeddings=96,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=50,
+    )
+    yield "bert", BertForMaskedLM(bert)
 
 
 def randomize(model, std=0.3):
@@ -55,7 +101,9 @@ def randomize(model, std=0.3):
 
 
 def run(*arguments):
-    done = subprocess.run([str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        [str(a) for a in arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     assert done.returncode == 0, (arguments, done.stdout)
     return done.stdout.strip()
 
@@ -115,16 +163,23 @@ def check_adapters(name, folder, batch, batch_file):
     run(MERGE, base, ours, merged, "--max-shard-gb", "0.00003")
     check(f"{name}: our merged checkpoint there", logits_of(load_strictly(merged), batch), expected)
     # Made there, loaded here.
-    config = LoraConfig(r=5, lora_alpha=7, target_modules="all-linear" if name == "mistral" else ["v_proj", "up_proj"],
-                        task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=5,
+        lora_alpha=7,
+        target_modules="all-linear" if name == "mistral" else ["v_proj", "up_proj"],
+        task_type="CAUSAL_LM",
+    )
     theirs = get_peft_model(load_strictly(base), config)
     with torch.no_grad():
         for key, p in theirs.named_parameters():
             if "lora_" in key:
                 p.normal_(0, 0.2)
     theirs.save_pretrained(folder / "theirs")
-    check(f"{name}: PEFT's adapter here", ours_of(folder, base, batch_file, folder / "theirs"),
-          logits_of(theirs, batch))
+    check(
+        f"{name}: PEFT's adapter here",
+        ours_of(folder, base, batch_file, folder / "theirs"),
+        logits_of(theirs, batch),
+    )
 
 
 torch.manual_seed(7)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--help and --version of every program and script, paging, and the completion in bash and zsh: command_line_test.py BUILD."""
+"""--help and --version of every program and script, paging, and the completion in bash and zsh:
+command_line_test.py BUILD."""
 
 import concurrent.futures
 import functools
@@ -26,13 +27,27 @@ def is_program(path):
 
 def programs():
     """What is built and no test."""
-    return [path for folder in ("examples", "tools", "benchmarks") for path in sorted(glob.glob(f"{BUILD}/{folder}/*")) if is_program(path)]
+    found = []
+    for folder in ("examples", "tools", "benchmarks"):
+        found += sorted(glob.glob(f"{BUILD}/{folder}/*"))
+    return [path for path in found if is_program(path)]
 
 
 def scripts():
-    folders = ("scripts", "packaging", "packaging/docker", "tools", "data", "benchmarks", "docs/report", "tests/mutations", "tests/cluster")
-    found = [path for pattern in ("*.sh", *(folder + "/*" for folder in folders))
-             for path in sorted(glob.glob(os.path.join(ROOT, pattern)))]
+    folders = (
+        "scripts",
+        "packaging",
+        "packaging/docker",
+        "tools",
+        "data",
+        "benchmarks",
+        "docs/report",
+        "tests/mutations",
+        "tests/cluster",
+    )
+    found = []
+    for pattern in ("*.sh", *(folder + "/*" for folder in folders)):
+        found += sorted(glob.glob(os.path.join(ROOT, pattern)))
     return [path for path in found if is_program(path)]
 
 
@@ -43,22 +58,31 @@ def trainer(name="resnet_ddp"):
     return path
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def completion(shell, program="resnet_ddp"):
     return run(trainer(program), "--completion", shell).stdout
 
 
 def run(*command, **environment):
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, stdin=subprocess.DEVNULL, timeout=120, check=False,
-                              env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1", **environment})
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+            check=False,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        )
         done.left = os.listdir(folder)
     return done
 
 
 class Help(unittest.TestCase):
     def outputs(self, paths, option):
-        """(path, standard output) of each program, several at a time; each must end with 0 and leave nothing."""
+        """(path, standard output) of each program, several at a time; each must end with 0 and leave
+        nothing."""
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             for path, done in zip(paths, pool.map(lambda path: run(path, option), paths)):
                 self.assertEqual((done.returncode, done.stderr, done.left), (0, "", []), f"{path} {option}")
@@ -77,8 +101,12 @@ class Help(unittest.TestCase):
             raise unittest.SkipTest("this build has no NCCL")
         with tempfile.TemporaryDirectory() as folder:
             library = os.path.join(folder, "nccl.so")
-            subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library], check=True, text=True,
-                           input="int ncclGetVersion(int* version) { *version = 29901; return 0; }")
+            subprocess.run(
+                ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library],
+                check=True,
+                text=True,
+                input="int ncclGetVersion(int* version) { *version = 29901; return 0; }",
+            )
             text = run(trainer(), "--version", LD_PRELOAD=library).stdout
         self.assertRegex(text, r"\nNCCL +2\.\d+\.\d+ \(loaded: 2\.99\.1\)\n")
         self.assertRegex(text, r"\nCUDA +\d+\.\d+\n")
@@ -92,8 +120,14 @@ class Help(unittest.TestCase):
 
     def test_every_script_has_help(self):
         names = [os.path.relpath(path, ROOT) for path in scripts()]
-        for name in ("quickstart.sh", "test.sh", "tools/study.py", "benchmarks/compare_pytorch", "data/prepare_text.py",
-                     "docs/report/build.py"):
+        for name in (
+            "quickstart.sh",
+            "test.sh",
+            "tools/study.py",
+            "benchmarks/compare_pytorch",
+            "data/prepare_text.py",
+            "docs/report/build.py",
+        ):
             self.assertIn(name, names)
         for path, text in self.outputs(scripts(), "--help"):
             self.assertIn("usage:", text, path)
@@ -151,12 +185,15 @@ class Paging(unittest.TestCase):
         self.assertEqual((code, len(shown.splitlines())), (0, 1))
 
     def test_a_pipe_gets_no_pager(self):
-        self.assertTrue(run(trainer(), "--help", PAGER="sed 's/^/> /'").stdout.startswith("usage: resnet_ddp"))
+        self.assertTrue(
+            run(trainer(), "--help", PAGER="sed 's/^/> /'").stdout.startswith("usage: resnet_ddp")
+        )
 
 
 class Bash(unittest.TestCase):
     """The function that bash calls, with bash's variables set as bash sets them."""
-    SCRIPT = r'''
+
+    SCRIPT = r"""
 set -u
 source /dev/stdin
 [ "$(complete -p "${1##*/}")" = "complete -F _ddp_complete_${1##*/} ${1##*/}" ] || exit 3
@@ -165,7 +202,7 @@ COMP_WORDBREAKS=$3 COMP_LINE="$1 $2" COMP_POINT=$((${#1} + 1 + ${#2})) COMP_WORD
 cd "$4"
 _ddp_complete_"${1##*/}"
 printf '%s\n' "${COMPREPLY[@]}"
-'''
+"""
 
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
@@ -174,8 +211,13 @@ printf '%s\n' "${COMPREPLY[@]}"
             open(os.path.join(self.folder.name, name), "w", encoding="utf-8").close()
 
     def complete(self, line, program="resnet_ddp", breaks=" \t\n\"'><=;|&(:"):
-        done = subprocess.run(["bash", "-c", self.SCRIPT, "bash", trainer(program), line, breaks, self.folder.name],
-                              input=completion("bash", program), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["bash", "-c", self.SCRIPT, "bash", trainer(program), line, breaks, self.folder.name],
+            input=completion("bash", program),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return done.stdout.splitlines()
 
@@ -183,7 +225,9 @@ printf '%s\n' "${COMPREPLY[@]}"
         self.assertIn("train.", self.complete(""))
         self.assertEqual(self.complete("tr"), ["compopt -o nospace", "train."])
         self.assertEqual(self.complete("train.ep"), ["compopt -o nospace", "train.epochs="])
-        self.assertEqual(self.complete("amp.dtype=bf16 train.max_s"), ["compopt -o nospace", "train.max_steps="])
+        self.assertEqual(
+            self.complete("amp.dtype=bf16 train.max_s"), ["compopt -o nospace", "train.max_steps="]
+        )
 
     def test_values(self):
         self.assertEqual(self.complete("amp.dtype="), ["off", "bf16", "fp16"])
@@ -211,18 +255,28 @@ printf '%s\n' "${COMPREPLY[@]}"
             known = re.findall(r"^  ([a-z0-9_.]+)=", run(trainer(name), "--help", "all").stdout, re.MULTILINE)
             sections = sorted({key.split(".")[0] + "." for key in known})
             self.assertEqual(sorted(word for word in self.complete("", name) if word.endswith(".")), sections)
-            offered = [word for section in sections for word in self.complete(section, name) if word.endswith("=")]
+            offered = []
+            for section in sections:
+                offered += [word for word in self.complete(section, name) if word.endswith("=")]
             self.assertEqual(sorted(word[:-1] for word in offered), sorted(known))
 
     @unittest.skipUnless(shutil.which("shellcheck"), "shellcheck is not installed")
     def test_shellcheck(self):
-        done = subprocess.run(["shellcheck", "-s", "bash", "-"], input=completion("bash"), capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["shellcheck", "-s", "bash", "-"],
+            input=completion("bash"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         self.assertEqual(done.stdout, "")
 
 
 @unittest.skipUnless(shutil.which("zsh"), "zsh is not installed")
 class Zsh(unittest.TestCase):
-    """What stands on the line of a zsh on a terminal after the TAB key. The key Ctrl-X writes the line to a file."""
+    """What stands on the line of a zsh on a terminal after the TAB key. The key Ctrl-X writes the line to a
+    file."""
+
     START = """PS1=; unset zle_bracketed_paste; autoload -Uz compinit; compinit -u -d {folder}/dump
 {load}
 cd {folder}/files
@@ -271,16 +325,28 @@ print started >>{folder}/lines
         return [line.removeprefix("<resnet_ddp ").removesuffix(">") for line in lines[1:]]
 
     def test_completes(self):
-        cases = {"tr": "train.", "train.ep": "train.epochs=", "amp.dtype=b": "amp.dtype=bf16 ", "--show": "--show-settings ",
-                 "train.deterministic=t": "train.deterministic=true ", "--help tra": "--help train ", "-h train.ep": "-h train.epochs ",
-                 "--help al": "--help all ", "--completion z": "--completion zsh ", "--config ru": "--config run.yaml ",
-                 "--config=ru": "--config=run.yaml ", "data.path=ru": "data.path=run.yaml ",
-                 "amp.dtype=bf16 loader.num": "amp.dtype=bf16 loader.num_workers="}
+        cases = {
+            "tr": "train.",
+            "train.ep": "train.epochs=",
+            "amp.dtype=b": "amp.dtype=bf16 ",
+            "--show": "--show-settings ",
+            "train.deterministic=t": "train.deterministic=true ",
+            "--help tra": "--help train ",
+            "-h train.ep": "-h train.epochs ",
+            "--help al": "--help all ",
+            "--completion z": "--completion zsh ",
+            "--config ru": "--config run.yaml ",
+            "--config=ru": "--config=run.yaml ",
+            "data.path=ru": "data.path=run.yaml ",
+            "amp.dtype=bf16 loader.num": "amp.dtype=bf16 loader.num_workers=",
+        }
         self.assertEqual(self.complete("source {folder}/_resnet_ddp", *cases), list(cases.values()))
 
     def test_a_file_in_fpath_is_loaded(self):
-        self.assertEqual(self.complete("fpath=({folder} $fpath); compinit -u -d {folder}/dump2", "train.ep", "tr"),
-                         ["train.epochs=", "train."])
+        self.assertEqual(
+            self.complete("fpath=({folder} $fpath); compinit -u -d {folder}/dump2", "train.ep", "tr"),
+            ["train.epochs=", "train."],
+        )
 
 
 if __name__ == "__main__":

@@ -1,68 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live view: what it reads of a run folder, whether a run lives, what it draws at each size, and mistakes."""
+"""The live view: what it reads of a run folder, whether a run lives, and mistakes."""
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 import unittest
 from unittest import mock
 
-from study_support import ROOT, ToolTest
+from study_support import ROOT
+from top_support import HERE, NoGpus, Top, rank_row, step_row
 
 import ddp_top
 from run_top import folder, gpus, view
 from run_top.folder import Follower, Owner
-
-HERE = socket.gethostname()
-
-
-class NoGpus:
-    def read(self):
-        return []
-
-
-def step_row(step, loss=None, more=None):
-    row = {"step": step, "epoch": step / 50, "loss": 3 - step / 50 if loss is None else loss, "lr": 0.05, "step_ms": 100.0,
-           "images_per_second": 640.0, "images_per_second_per_rank": 160.0, "exposed_comm_ms": 5.0, "loader_wait_ms": 1.0,
-           "time": time.time() - 100 + step}
-    return json.dumps({**row, **(more or {})}) + "\n"
-
-
-def rank_row(rank, exposed_ms=5.0, **more):
-    return {"rank": rank, "step_ms": 100.0, "images_per_second": 160.0, "exposed_comm_ms": exposed_ms, "loader_wait_ms": 1.0,
-            "memory_gib": 1.5, "host": f"n{rank // 2}", "device": "cpu", **more}
-
-
-class Top(ToolTest):
-    def make_run(self, name="run", ranks=4, steps=range(10, 101, 10), max_steps=200, owner=None):
-        self.write(f"{name}/settings.txt", "")
-        self.write(f"{name}/steps.jsonl", "".join(map(step_row, steps)))
-        rows = [rank_row(rank, exposed_ms=2.0 if rank == 2 else 8.0) for rank in range(ranks)]
-        self.write(f"{name}/ranks.json", json.dumps({"time": 1.0, "step": 100, "max_steps": max_steps, "ranks": rows}))
-        self.write(f"{name}/log.txt", "".join(f"[12:00:{i:02}.000] [info] rank 0: line {i}\n" for i in range(40)))
-        if owner is not None:
-            self.own(owner, name)
-        return os.path.join(self.folder, name)
-
-    def own(self, owner, name="run"):
-        record = {"host": HERE, "job": "77", "process": os.getpid(), "machine": folder.machine(), "start": "x", "ending": False, "beats": 1}
-        self.write(f"{name}/.owner", json.dumps({**record, **owner}).ljust(2047) + "\n")
-
-    def read(self, path="run", nvml=None):
-        return Follower(os.path.join(self.folder, path), nvml or NoGpus()).read()
-
-    def top(self, *arguments, code=0):
-        return self.call(ddp_top.main, *arguments, code=code)
-
-    def draw(self, state, width, height, choice=None, blocks=view.BLOCKS):
-        lines = view.draw(state, width, height, choice, blocks)
-        self.assertEqual(len(lines), height)
-        rows = ["".join(text for text, _ in line) for line in lines]
-        self.assertLessEqual(max(map(len, rows)), width)
-        return rows
 
 
 class Reading(Top):
@@ -83,7 +35,10 @@ class Reading(Top):
             self.make_run(owner={"process": child.pid})
         state = self.read()
         self.assertEqual(state.status, "dead")
-        self.assertIn(f"killed after step 100 of 200: host {HERE}, job 77, process {child.pid} no longer runs", state.reason)
+        self.assertIn(
+            f"killed after step 100 of 200: host {HERE}, job 77, process {child.pid} no longer runs",
+            state.reason,
+        )
         self.assertIsNone(state.eta_seconds)
 
     def test_an_owner_on_another_host_lives_while_it_counts(self):
@@ -110,11 +65,20 @@ class Reading(Top):
             self.assertEqual(follower.read().status, "running")
         for process in (0, "text", None):
             self.own({"process": process})
-            with mock.patch.object(folder, "WATCH_SECONDS", 0.05), mock.patch.object(ddp_top, "LOOK_SECONDS", 0.02):
+            with (
+                mock.patch.object(folder, "WATCH_SECONDS", 0.05),
+                mock.patch.object(ddp_top, "LOOK_SECONDS", 0.02),
+            ):
                 self.assertEqual(json.loads(self.top("run", "--json"))["status"], "dead")
         self.write("run/.owner", "{")
-        with mock.patch.object(folder, "WATCH_SECONDS", 0.05), mock.patch.object(ddp_top, "LOOK_SECONDS", 0.02):
-            self.assertIn("killed after step 100 of 200: an owner whose record .owner is damaged", self.top("run", "--once"))
+        with (
+            mock.patch.object(folder, "WATCH_SECONDS", 0.05),
+            mock.patch.object(ddp_top, "LOOK_SECONDS", 0.02),
+        ):
+            self.assertIn(
+                "killed after step 100 of 200: an owner whose record .owner is damaged",
+                self.top("run", "--once"),
+            )
 
     def test_files_that_vanish_between_two_calls(self):
         path = self.make_run(owner={})
@@ -128,7 +92,10 @@ class Reading(Top):
         self.make_run(max_steps=100)
         self.assertEqual(self.read().status, "finished")
         self.make_run(max_steps=200)
-        self.assertEqual((self.read().status, self.read().reason), ("ended", "after step 100 of 200: stopped, failed, or without more steps"))
+        self.assertEqual(
+            (self.read().status, self.read().reason),
+            ("ended", "after step 100 of 200: stopped, failed, or without more steps"),
+        )
         self.make_run(steps=())
         self.assertEqual(self.read().reason, "before the first row: stopped, failed, or without more steps")
 
@@ -142,14 +109,21 @@ class Reading(Top):
         self.make_run(steps=range(1, 60), owner={"beats": 15})
         self.assertEqual((self.read().status, self.read().reason), ("running", "no row since this start"))
         self.own({"beats": 16})
-        self.assertEqual((self.read().status, self.read().reason),
-                         ("quiet", "no row since this start, about 32 s ago (usual: 1 s): an evaluation, a save, or a hang"))
+        self.assertEqual(
+            (self.read().status, self.read().reason),
+            (
+                "quiet",
+                "no row since this start, about 32 s ago (usual: 1 s): an evaluation, a save, or a hang",
+            ),
+        )
 
     def test_a_run_that_has_logged_nothing(self):
         self.write("run/settings.txt", "")
         self.own({})
         state = self.read()
-        self.assertEqual((state.status, state.reason, state.step, state.ranks), ("running", "no row yet", None, []))
+        self.assertEqual(
+            (state.status, state.reason, state.step, state.ranks), ("running", "no row yet", None, [])
+        )
         self.assertIn("slowest rank -", "\n".join(self.draw(state, 80, 24)))
 
     def test_only_what_was_added_is_read_again(self):
@@ -174,22 +148,42 @@ class Reading(Top):
         self.assertEqual([step for step, _ in follower.read().losses], list(range(1, 101)))
         self.assertEqual([row["step"] for row in follower._steps.rows], list(range(81, 101)))
         with open(os.path.join(path, "steps.jsonl"), "a", encoding="utf-8") as file:
-            file.write(step_row(50, loss=7) + '{"step": 50, "accuracy": 0.5}\n')  # further back than the rows that are kept
+            # Further back than the rows that are kept.
+            file.write(step_row(50, loss=7) + '{"step": 50, "accuracy": 0.5}\n')
         state = follower.read()
-        self.assertEqual((state.step, state.loss, state.accuracy, len(state.losses), state.losses[-1]), (50, 7, 0.5, 50, (50, 7)))
+        self.assertEqual(
+            (state.step, state.loss, state.accuracy, len(state.losses), state.losses[-1]),
+            (50, 7, 0.5, 50, (50, 7)),
+        )
 
     def test_damaged_files(self):
         path = self.make_run(owner={})
-        for text in ('{"ranks": [1]}', '{"ranks": null}', '{"ranks": {"rank": 1}}', '{"ranks": [{"step_ms": 1}, {"rank": "x"}]}', "[" * 100000):
+        for text in (
+            '{"ranks": [1]}',
+            '{"ranks": null}',
+            '{"ranks": {"rank": 1}}',
+            '{"ranks": [{"step_ms": 1}, {"rank": "x"}]}',
+            "[" * 100000,
+        ):
             self.write("run/ranks.json", text)
             self.assertEqual(self.read().ranks, [], text[:50])
-        row = {"rank": 1, "step_ms": "fast", "exposed_comm_ms": [1], "host": 5, "busy_ms": "nan", "device": "gpu:0"}
+        row = {
+            "rank": 1,
+            "step_ms": "fast",
+            "exposed_comm_ms": [1],
+            "host": 5,
+            "busy_ms": "nan",
+            "device": "gpu:0",
+        }
         self.write("run/ranks.json", json.dumps({"max_steps": "many", "ranks": [row, {**row, "rank": 2}]}))
         state = self.read()
         self.assertEqual([rank["rank"] for rank in state.ranks], [1, 2])
         self.assertNotIn("host", state.ranks[0])
         self.draw(state, 200, 50, view.Choice(selected=1))
-        self.write("run/steps.jsonl", step_row(10) + '{"step": 1e999}\n{"step": "nan", "loss": 1}\n' + "[" * 100000 + "\n")
+        self.write(
+            "run/steps.jsonl",
+            step_row(10) + '{"step": 1e999}\n{"step": "nan", "loss": 1}\n' + "[" * 100000 + "\n",
+        )
         self.assertEqual((self.read().step, len(self.read().losses)), (10, 1))
         os.remove(os.path.join(path, "steps.jsonl"))
         self.write("run/steps.csv", "step,loss\n10,0.5\n20," + "1" * 140000 + "\n")
@@ -206,100 +200,41 @@ class Reading(Top):
     def test_the_last_evaluation(self):
         self.make_run()
         self.assertEqual(self.read().evaluation, {})
-        self.write("run/epochs.jsonl", json.dumps({"ranks": 4, "epoch": 1, "test_loss": 0.5, "test_accuracy": 0.75, "power_w": 1}) + "\n")
+        self.write(
+            "run/epochs.jsonl",
+            json.dumps({"ranks": 4, "epoch": 1, "test_loss": 0.5, "test_accuracy": 0.75, "power_w": 1})
+            + "\n",
+        )
         self.assertEqual(self.read().evaluation, {"epoch": 1, "test_loss": 0.5, "test_accuracy": 0.75})
-        self.assertIn("at the end of epoch 1: test loss 0.5000  test accuracy 0.7500", "\n".join(self.draw(self.read(), 80, 24)))
-        self.write("run/evals.jsonl", json.dumps({"step": 90, "epoch": 1.8, "eval_loss": 0.25, "time": 5}) + "\n")
+        self.assertIn(
+            "at the end of epoch 1: test loss 0.5000  test accuracy 0.7500",
+            "\n".join(self.draw(self.read(), 80, 24)),
+        )
+        self.write(
+            "run/evals.jsonl", json.dumps({"step": 90, "epoch": 1.8, "eval_loss": 0.25, "time": 5}) + "\n"
+        )
         self.assertIn("at step 90: eval loss 0.2500", "\n".join(self.draw(self.read(), 80, 24)))
 
     def test_gpus_of_this_host_are_fresh(self):
         path = self.make_run()
-        rows = [rank_row(0, host=HERE, pci_bus_id="0000:65:00.0", temperature_c=1), rank_row(1, host="n9", pci_bus_id="0000:65:00.0")]
+        rows = [
+            rank_row(0, host=HERE, pci_bus_id="0000:65:00.0", temperature_c=1),
+            rank_row(1, host="n9", pci_bus_id="0000:65:00.0"),
+        ]
         self.write("run/ranks.json", json.dumps({"ranks": rows}))
-        nvml = mock.Mock(read=lambda: [{"device": "gpu:0", "pci_bus_id": "00000000:65:00.0", "temperature_c": 61, "power_w": 400}])
+        nvml = mock.Mock(
+            read=lambda: [
+                {"device": "gpu:0", "pci_bus_id": "00000000:65:00.0", "temperature_c": 61, "power_w": 400}
+            ]
+        )
         state = Follower(path, nvml).read()
-        self.assertEqual([(rank.get("temperature_c"), rank.get("power_w")) for rank in state.ranks], [(61, 400), (None, None)])
+        self.assertEqual(
+            [(rank.get("temperature_c"), rank.get("power_w")) for rank in state.ranks],
+            [(61, 400), (None, None)],
+        )
         self.assertEqual(state.ranks[0]["device"], "cpu")
         self.assertFalse(gpus.same_bus_id("0000:65:00.0", "00000001:65:00.0"))
         self.assertEqual(gpus.Nvml("libmissing.so").read(), [])
-
-
-class Drawing(Top):
-    def test_each_size(self):
-        self.make_run(ranks=16, owner={})
-        state = self.read()
-        for width, height in ((80, 24), (200, 50), (40, 12), (20, 5), (1, 2)):
-            rows = self.draw(state, width, height)
-            self.draw(state, width, height, view.Choice(selected=15))
-        rows = self.draw(state, 80, 24)
-        text = "\n".join(rows)
-        for part in ("RUNNING", "50 %  step 100/200", "ETA 00:00:10", "loss 1.0000", "100.0 ms/step", "640.0 images/s",
-                     "slowest rank 2 (n1): busy 98.0 of 100.0 ms, waits 2.00 ms for others", "rank", "busy ms", "line 39", "q quit"):
-            self.assertIn(part, text)
-        self.assertIn("█", text)
-        wide = "\n".join(self.draw(state, 200, 50))
-        for part in ("NVLink MB/s", "SM MHz", "  host", "line 30"):
-            self.assertIn(part, wide)
-            self.assertNotIn(part, text)
-
-    def test_ranks_that_do_not_fit_follow_the_selected_one(self):
-        self.make_run(ranks=100, owner={})
-        rows = self.draw(self.read(), 80, 24, view.Choice(selected=70))
-        self.assertIn("of 100 in this order", "\n".join(rows))
-        self.assertTrue(any(row.startswith("   70 ") for row in rows))
-        self.assertTrue(any(row.startswith("rank 70: n35 cpu") for row in rows))
-
-    def test_the_curve(self):
-        points = [(step, 10 - step) for step in range(10)]
-        def rows(width, blocks=view.ASCII_BLOCKS):
-            return ["".join(text for text, _ in line) for line in view.curve(points, width, 2, blocks)]
-
-        self.assertEqual(rows(20), ["       10 #*+-.     ", "        1 ######*=-.", "          step 0   9"])
-        self.assertEqual(rows(30)[0], "       10 ##**++--..          ")  # each row twice
-        self.assertEqual(rows(15)[:2], ["      9.5 #=.  ", "      1.5 ###+."])  # means of two
-        flat = view.curve([(1, 2.0), (2, 2.0)], 12, 2, view.BLOCKS)
-        self.assertEqual([line[1][0] for line in flat[:2]], ["  ", "██"])
-        self.assertEqual(view.curve([(1, float("nan")), (2, 1.0)], 40, 2, view.BLOCKS), [])
-
-    def test_the_column_of_the_order_is_marked(self):
-        self.make_run(owner={})
-        state = self.read()
-        for column in view.COLUMNS:
-            header = "".join(text for text, _ in view.table(state.ranks, view.Choice(sort=column.key, reverse=True), 200, None)[0])
-            self.assertIn(" ^" + column.title, " " + header)
-
-    def test_a_small_screen_keeps_the_ranks(self):
-        self.make_run(owner={})
-        rows = self.draw(self.read(), 60, 15, view.Choice(selected=3))
-        self.assertTrue(any(row.startswith("    3 ") for row in rows), rows)
-        self.assertTrue(any(row.startswith("rank 3: n1 cpu") for row in rows), rows)
-
-    def test_wide_and_combining_characters(self):
-        self.assertEqual((view.cells("a日ａ"), view.cells("e\u0301")), (5, 1))
-        for text, width, kept in (("日" * 80, 9, "日" * 4), ("e\u0301" * 5, 3, "e\u0301" * 3), ("a日", 3, "a日"), ("日", 0, "")):
-            self.assertEqual(view.clipped([[(text, "dim")]], width), [[(kept, "dim")]])
-        self.assertEqual(view.clipped([[("日日", "dim"), ("abc", "dim")]], 6), [[("日日", "dim"), ("ab", "dim")]])
-
-    def test_text_of_a_log_cannot_move_the_cursor(self):
-        self.make_run(owner={})
-        self.write("run/log.txt", "a\x1b[2Jb\tc\n")
-        self.assertIn("a [2Jb c", "\n".join(self.draw(self.read(), 80, 24)))
-
-    def test_keys(self):
-        ranks = [{"rank": 0, "busy_ms": 5}, {"rank": 1, "busy_ms": 9}, {"rank": 2, "busy_ms": None}]
-        choice = view.Choice(sort="busy_ms", reverse=True)
-        self.assertEqual([rank["rank"] for rank in choice.sorted(ranks)], [1, 0, 2])  # unknown numbers last
-        picked = []
-        for distance in (1, 1, 1, 1, -1):
-            choice.move(ranks, distance)
-            picked.append(choice.selected)
-        self.assertEqual(picked, [1, 0, 2, 2, 0])
-        seen = set()
-        for _ in range(20):
-            choice.next_sort(80)
-            seen.add(choice.sort)
-        self.assertIn("step_ms", seen)
-        self.assertNotIn("nvlink_mb_per_second", seen)  # a column that 80 columns leave out
 
 
 class Calls(Top):
@@ -309,7 +244,10 @@ class Calls(Top):
         self.assertIn("RUNNING", text)
         self.assertTrue(text.isascii())
         record = json.loads(self.top("run", "--json"))
-        self.assertEqual((record["status"], record["step"], record["slowest_rank"], len(record["ranks"])), ("running", 100, 2, 4))
+        self.assertEqual(
+            (record["status"], record["step"], record["slowest_rank"], len(record["ranks"])),
+            ("running", 100, 2, 4),
+        )
 
     def test_the_newest_run_of_a_folder(self):
         self.make_run("runs/old")
@@ -332,20 +270,37 @@ class Calls(Top):
 
         def refuse(name):
             raise AssertionError(f"{name} is not JSON")
+
         record = json.loads(self.top("run", "--json"), parse_constant=refuse)
         self.assertEqual((record["loss"], record["lr"], record["grad_norm"]), ("nan", 1e30, "nan"))
 
     def program(self, *arguments, **options):
-        return subprocess.run([sys.executable, os.path.join(ROOT, "tools/ddp_top.py"), os.path.join(self.folder, "run"), *arguments],
-                              stderr=subprocess.PIPE, timeout=60, check=False, **options)
+        return subprocess.run(
+            [
+                sys.executable,
+                os.path.join(ROOT, "tools/ddp_top.py"),
+                os.path.join(self.folder, "run"),
+                *arguments,
+            ],
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+            **options,
+        )
 
     def test_an_output_that_takes_no_more(self):
         self.make_run()
         for arguments in (["--once"], ["--json"]):
             with open("/dev/full", "wb") as full:
                 done = self.program(*arguments, stdout=full)
-            self.assertEqual((done.returncode, done.stderr.decode()),
-                             (73, "error: standard output: cannot write: No space left on device; fix: make room there, or name another file\n"))
+            self.assertEqual(
+                (done.returncode, done.stderr.decode()),
+                (
+                    73,
+                    "error: standard output: cannot write: No space left on device; fix: make room there, or "
+                    "name another file\n",
+                ),
+            )
             reader, writer = os.pipe()
             os.close(reader)
             done = self.program(*arguments, stdout=writer)
@@ -355,28 +310,46 @@ class Calls(Top):
     def test_characters_that_the_encoding_lacks(self):
         self.make_run()
         self.write("run/log.txt", "日本\n")
-        done = self.program("--once", stdout=subprocess.PIPE, env={"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+        done = self.program(
+            "--once",
+            stdout=subprocess.PIPE,
+            env={"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        )
         self.assertEqual((done.returncode, done.stderr), (0, b""))
         self.assertIn(b"\n??\n", done.stdout)
 
     def test_once_waits_until_a_distant_owner_counts(self):
         self.make_run(owner={"host": "n9", "machine": "other"})
-        with mock.patch.object(folder, "WATCH_SECONDS", 0.05), mock.patch.object(ddp_top, "LOOK_SECONDS", 0.02):
+        with (
+            mock.patch.object(folder, "WATCH_SECONDS", 0.05),
+            mock.patch.object(ddp_top, "LOOK_SECONDS", 0.02),
+        ):
             self.assertEqual(json.loads(self.top("run", "--json"))["status"], "dead")
 
     def test_this_host(self):
         records = [{"device": "gpu:0", "gpu_type": "H100", "utilisation_percent": 97, "temperature_c": 61}]
-        with mock.patch.object(ddp_top, "Nvml", lambda: mock.Mock(read=lambda: records)), mock.patch.object(ddp_top, "LOOK_SECONDS", 0):
+        with (
+            mock.patch.object(ddp_top, "Nvml", lambda: mock.Mock(read=lambda: records)),
+            mock.patch.object(ddp_top, "LOOK_SECONDS", 0),
+        ):
             text = self.top("--once")
             self.assertRegex(text, r"0 +gpu:0 +97 +- ")
             self.assertEqual(json.loads(self.top("--json")), {"host": HERE, "gpus": records})
 
     def test_mistakes(self):
-        self.assertIn("none: there is no such folder, or no right to read it; fix: name the folder", self.top("none", "--once", code=65))
+        self.assertIn(
+            "none: there is no such folder, or no right to read it; fix: name the folder",
+            self.top("none", "--once", code=65),
+        )
         os.makedirs(os.path.join(self.folder, "empty"))
-        self.assertIn("empty: not the folder of a run, and no run is in it", self.top("empty", "--once", code=65))
+        self.assertIn(
+            "empty: not the folder of a run, and no run is in it", self.top("empty", "--once", code=65)
+        )
         with mock.patch.object(ddp_top, "Nvml", NoGpus):
-            self.assertIn("this host has no GPU that NVIDIA's driver reports; fix: name the folder of a run", self.top("--once", code=65))
+            self.assertIn(
+                "this host has no GPU that NVIDIA's driver reports; fix: name the folder of a run",
+                self.top("--once", code=65),
+            )
         self.make_run()
         for interval in ("0", "-1", "nan", "soon"):
             self.assertIn("--interval", self.top("run", "--interval", interval, code=64))
@@ -389,11 +362,15 @@ class Calls(Top):
     def in_terminal(self, term):
         """(exit code, output) of curses itself in a pseudo-terminal of 80 x 24: keys, then q."""
         import pty
+
         self.make_run(owner={})
         process, terminal = pty.fork()
         if process == 0:
             os.environ.update(TERM=term, LINES="24", COLUMNS="80", LC_ALL="C.UTF-8")
-            os.execv(sys.executable, [sys.executable, os.path.join(ROOT, "tools/ddp_top.py"), os.path.join(self.folder, "run")])
+            os.execv(
+                sys.executable,
+                [sys.executable, os.path.join(ROOT, "tools/ddp_top.py"), os.path.join(self.folder, "run")],
+            )
         output = b""
         keys = b"srjjq"
         try:
@@ -413,7 +390,10 @@ class Calls(Top):
             self.assertIn("RUNNING", output)
         code, output = self.in_terminal("unheard-of")
         self.assertEqual(code, 64, output)
-        self.assertIn("TERM=unheard-of is a terminal that curses does not know; fix: set TERM=xterm, or add --once", output)
+        self.assertIn(
+            "TERM=unheard-of is a terminal that curses does not know; fix: set TERM=xterm, or add --once",
+            output,
+        )
 
 
 if __name__ == "__main__":

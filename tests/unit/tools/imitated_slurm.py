@@ -12,7 +12,7 @@ from study_support import EPOCH_COLUMNS, ROOT, STEP_COLUMNS, ToolTest
 TOOL = os.path.join(ROOT, "tools", "study.py")
 
 # The imitated commands keep what they saw in $FAKE.
-SBATCH = r'''#!/usr/bin/env bash
+SBATCH = r"""#!/usr/bin/env bash
 echo "$*" >>"$FAKE/sbatch.txt"
 nodes=1 per_node=1 array=1 name=job
 while [[ $1 == --* ]]; do
@@ -32,26 +32,30 @@ for part in $(tr ',' ' ' <<<"${array%%%*}"); do
   for task in $(seq "${part%%-*}" "${part##*-}"); do
     echo "$job|$task|PENDING" >>"$FAKE/queue"
     [ -e "$FAKE/hold" ] && continue
-    SLURM_SUBMIT_DIR=$PWD SLURM_JOB_ID=$job$task SLURM_ARRAY_JOB_ID=$job SLURM_ARRAY_TASK_ID=$task SLURM_JOB_NAME=$name \
-      SLURM_JOB_NUM_NODES=$nodes SLURM_JOB_NODELIST=nodes SLURM_NTASKS=$((nodes * per_node)) \
+    SLURM_SUBMIT_DIR=$PWD SLURM_JOB_ID=$job$task SLURM_ARRAY_JOB_ID=$job \
+      SLURM_ARRAY_TASK_ID=$task SLURM_JOB_NAME=$name SLURM_JOB_NUM_NODES=$nodes \
+      SLURM_JOB_NODELIST=nodes SLURM_NTASKS=$((nodes * per_node)) \
       SLURM_NTASKS_PER_NODE=$per_node bash "$script" "$@" >"$FAKE/$job.$task.out" 2>&1
     sed -i "/^$job|$task|/d" "$FAKE/queue"
   done
 done
 echo "$job"
-'''
-SRUN = r'''#!/usr/bin/env bash
+"""
+SRUN = r"""#!/usr/bin/env bash
 while [[ $1 == --* ]]; do shift; done
 exec "$@"
-'''
-SQUEUE = r'''#!/usr/bin/env bash
-[ ! -e "$FAKE/squeue_fails" ] || { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
+"""
+SQUEUE = r"""#!/usr/bin/env bash
+if [ -e "$FAKE/squeue_fails" ]; then
+  echo "slurm_load_jobs error: Unable to contact slurm controller" >&2
+  exit 1
+fi
 cat "$FAKE/queue" 2>/dev/null
 exit 0
-'''
-SCONTROL = r'''#!/usr/bin/env bash
+"""
+SCONTROL = r"""#!/usr/bin/env bash
 echo "$*" >>"$FAKE/scontrol.txt"
-'''
+"""
 # Fails with the code in $FAKE/<run name> where there is one, and says what stands behind it there.
 PROGRAM = rf'''#!{sys.executable}
 import os, sys
@@ -64,7 +68,7 @@ folder = os.path.join(settings["metrics.dir"], name)
 os.makedirs(folder, exist_ok=True)
 open(os.path.join(folder, "arguments.txt"), "w").write("\n".join(sys.argv[1:]))
 with open(os.path.join(folder, "steps.csv"), "a") as file:
-    file.write("{','.join(STEP_COLUMNS)}\n")
+    file.write("{",".join(STEP_COLUMNS)}\n")
 code = os.path.join(os.environ["FAKE"], name)
 if os.path.exists(code):
     code, _, words = open(code).read().partition("\n")
@@ -74,7 +78,8 @@ with open(os.path.join(folder, "steps.csv"), "a") as file:
     for step in (4, 8):
         file.write(f"{{step}},0,100,480,1,0,1,0.4,\n")
 with open(os.path.join(folder, "epochs.csv"), "w") as file:
-    file.write("{','.join(EPOCH_COLUMNS)}\n7,abc,cpu,1,0,1,fp32,48,25,{{}},10,0,\n".format(settings.get("metrics.repeat", "1")))
+    repeat = settings.get("metrics.repeat", "1")
+    file.write("{",".join(EPOCH_COLUMNS)}\n7,abc,cpu,1,0,1,fp32,48,25,{{}},10,0,\n".format(repeat))
 '''
 
 STUDY = """kind: strong
@@ -104,11 +109,29 @@ class StudyCase(ToolTest):
         self.write("study.yaml", STUDY)
 
     def start(self, *options, timeout=None):
-        environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake}
+        environment = {
+            **os.environ,
+            "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"],
+            "FAKE": self.fake,
+        }
         for name in ("DDP_RUNS", "DDP_PROGRAM", "SLURM_JOB_ID"):
             environment.pop(name, None)
-        return subprocess.run([sys.executable, TOOL, os.path.join(self.folder, "study.yaml"), "--output", self.out, "--build",
-                               os.path.join(self.folder, "build"), *options], capture_output=True, text=True, env=environment, timeout=timeout)
+        return subprocess.run(
+            [
+                sys.executable,
+                TOOL,
+                os.path.join(self.folder, "study.yaml"),
+                "--output",
+                self.out,
+                "--build",
+                os.path.join(self.folder, "build"),
+                *options,
+            ],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=timeout,
+        )
 
     def study(self, *options, code=0):
         done = self.start(*options)
@@ -116,7 +139,11 @@ class StudyCase(ToolTest):
         return done.stdout + done.stderr
 
     def states(self):
-        return {line.split()[0]: line.split()[1] for line in self.study("--status").splitlines() if not line.startswith("#")}
+        return {
+            line.split()[0]: line.split()[1]
+            for line in self.study("--status").splitlines()
+            if not line.startswith("#")
+        }
 
     def plan(self):
         return json.loads(self.read("out/study.json"))["runs"]

@@ -5,39 +5,65 @@ import os
 import subprocess
 import unittest
 
-from imitated_slurm import StudyCase
 from study_support import ROOT
+
+from imitated_slurm import StudyCase
 
 
 class JobFiles(StudyCase):
     def job(self, file, *arguments, rank=0, code=0, restarts=0):
         """Runs a job file as Slurm does, its program as one rank of two."""
-        environment = {**os.environ, "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"], "FAKE": self.fake,
-                       "DDP_RUNS": self.out, "DDP_PROGRAM": os.path.join(self.folder, "build/examples/resnet_ddp"),
-                       "SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_ID": f"5{rank}", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2",
-                       "SLURM_JOB_NODELIST": "nodes", "SLURM_PROCID": str(rank), "DDP_PROFILE_STEPS": "7:3",
-                       "SLURM_RESTART_COUNT": str(restarts)}
+        environment = {
+            **os.environ,
+            "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"],
+            "FAKE": self.fake,
+            "DDP_RUNS": self.out,
+            "DDP_PROGRAM": os.path.join(self.folder, "build/examples/resnet_ddp"),
+            "SLURM_SUBMIT_DIR": ROOT,
+            "SLURM_JOB_ID": f"5{rank}",
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_NTASKS": "2",
+            "SLURM_JOB_NODELIST": "nodes",
+            "SLURM_PROCID": str(rank),
+            "DDP_PROFILE_STEPS": "7:3",
+            "SLURM_RESTART_COUNT": str(restarts),
+        }
         environment.pop("SLURM_ARRAY_JOB_ID", None)
-        done = subprocess.run(["bash", os.path.join(ROOT, "slurm", file), *arguments], cwd=ROOT, capture_output=True, text=True,
-                              env=environment)
+        done = subprocess.run(
+            ["bash", os.path.join(ROOT, "slurm", file), *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
 
     def settings(self, run):
         """What the program of a run goes by: the last of each setting."""
-        return dict(word.split("=", 1) for word in self.read(f"{run}/arguments.txt").splitlines() if "=" in word)
+        return dict(
+            word.split("=", 1) for word in self.read(f"{run}/arguments.txt").splitlines() if "=" in word
+        )
 
     def test_a_training_has_the_folders_of_its_job(self):
         self.job("lora_ddp.sbatch", "--config", "x.yaml")
         settings = self.settings("out/50")
-        self.assertEqual({key: settings[key] for key in ("checkpoint.dir", "metrics.dir", "metrics.run_name")},
-                         {"checkpoint.dir": f"{self.out}/50/checkpoint", "metrics.dir": self.out, "metrics.run_name": "50"})
+        self.assertEqual(
+            {key: settings[key] for key in ("checkpoint.dir", "metrics.dir", "metrics.run_name")},
+            {
+                "checkpoint.dir": f"{self.out}/50/checkpoint",
+                "metrics.dir": self.out,
+                "metrics.run_name": "50",
+            },
+        )
 
     def test_a_training_keeps_the_folders_its_caller_names(self):
         for file in ("lora_ddp.sbatch", "resnet_ddp.sbatch"):
             for given in ("a folder/checkpoint", ""):  # the empty one saves nothing
                 self.job(file, "--config", "x.yaml", "run.mode=evaluate", f"checkpoint.dir={given}")
                 settings = self.settings("out/50")
-                self.assertEqual((settings["checkpoint.dir"], settings["metrics.run_name"]), (given, "50"), file)
+                self.assertEqual(
+                    (settings["checkpoint.dir"], settings["metrics.run_name"]), (given, "50"), file
+                )
             own = os.path.join(self.folder, "own")
             self.job(file, f"metrics.dir={own}")
             self.assertEqual(self.settings("own/50")["checkpoint.dir"], f"{self.out}/50/checkpoint")
@@ -61,8 +87,8 @@ class JobFiles(StudyCase):
         self.assertEqual(os.listdir(target), [])
 
     def ends(self, *words, checkpoint=None, saves=False):
-        """Each of `words` is one start's: its exit code and what it prints. Returns which were requeued. With `saves` each start
-        leaves a newer checkpoint."""
+        """Each of `words` is one start's: its exit code and what it prints. Returns which were requeued. With
+        `saves` each start leaves a newer checkpoint."""
         requeued = []
         calls = os.path.join(self.fake, "scontrol.txt")
         for restarts, word in enumerate(words):
@@ -77,7 +103,9 @@ class JobFiles(StudyCase):
             requeued.append(os.path.exists(calls) and "requeue 50" in self.read("fake/scontrol.txt"))
         return requeued
 
-    CAUSE = "first cause: rank 1 (node{}) failed at step 5 in forward: its connection closed without a message"
+    CAUSE = (
+        "first cause: rank 1 (node{}) failed at step 5 in forward: its connection closed without a message"
+    )
 
     def test_a_job_that_ends_in_one_place_is_not_requeued_for_ever(self):
         lost = [f"76 {self.CAUSE.format(node)}" for node in (1, 2, 3)]
@@ -101,7 +129,9 @@ class JobFiles(StudyCase):
         self.assertEqual(self.ends("139 "), [False])  # a crash
 
     def test_a_stop_that_saved_is_never_counted(self):
-        self.assertEqual(self.ends("75 stopped", "137 ", "75 stopped", "75 stopped", "137 ", "137 "), [True] * 5 + [False])
+        self.assertEqual(
+            self.ends("75 stopped", "137 ", "75 stopped", "75 stopped", "137 ", "137 "), [True] * 5 + [False]
+        )
 
     def test_a_job_that_makes_progress_is_requeued_however_often_it_starts(self):
         for word in ("75 stopped", f"76 {self.CAUSE.format(1)}", "137 "):
@@ -114,13 +144,23 @@ class JobFiles(StudyCase):
         checkpoint = os.path.join(self.folder, "kept", "checkpoint")
         os.makedirs(os.path.join(checkpoint, "step_8"))
         words = [f"76 {self.CAUSE.format(1).replace('step 5', f'step {step}')}" for step in range(19)]
-        self.assertEqual(self.ends(*words, "75 stopped", "75 stopped", checkpoint=checkpoint), [True] * 19 + [False] * 2)
-        self.assertIn("20 starts in a row without a newer checkpoint (DDP_MAX_RESTARTS=20)", self.read("out/50/slurm.log"))
+        self.assertEqual(
+            self.ends(*words, "75 stopped", "75 stopped", checkpoint=checkpoint), [True] * 19 + [False] * 2
+        )
+        self.assertIn(
+            "20 starts in a row without a newer checkpoint (DDP_MAX_RESTARTS=20)",
+            self.read("out/50/slurm.log"),
+        )
         os.makedirs(os.path.join(checkpoint, "step_9"))
         self.assertEqual(self.ends("75 stopped", words[0], "75 stopped", checkpoint=checkpoint), [True] * 3)
 
     def test_a_measured_run_keeps_the_folders_of_its_study(self):
-        self.job("strong_scaling.sbatch", "checkpoint.dir=y", f"metrics.dir={self.folder}/own", "metrics.run_name=mine")
+        self.job(
+            "strong_scaling.sbatch",
+            "checkpoint.dir=y",
+            f"metrics.dir={self.folder}/own",
+            "metrics.run_name=mine",
+        )
         settings = self.settings("out/n002_r1")
         self.assertEqual((settings["checkpoint.dir"], settings["metrics.run_name"]), ("", "n002_r1"))
 
@@ -132,7 +172,11 @@ class JobFiles(StudyCase):
             os.chmod(os.path.join(self.folder, "bin", tool), 0o755)
             self.job(f"profile_{tool}.sbatch", *arguments, rank=rank)
             path = os.path.join(self.fake, "profiler.txt")
-            started.append(self.read("fake/profiler.txt") if os.path.exists(path) else self.read(f"out/5{rank}/arguments.txt"))
+            started.append(
+                self.read("fake/profiler.txt")
+                if os.path.exists(path)
+                else self.read(f"out/5{rank}/arguments.txt")
+            )
             if os.path.exists(path):
                 os.remove(path)
         return started
@@ -141,15 +185,26 @@ class JobFiles(StudyCase):
         for tool in ("nsys", "ncu"):
             for text in self.profile(tool, "--config", "x.yaml", "checkpoint.dir=y"):
                 words = text.split()
-                self.assertEqual([word for word in words if word.startswith("checkpoint.dir=")][-1], "checkpoint.dir=")
-                for setting in ("lr_schedule.warmup_steps=0", "train.eval_first=false", "train.eval_every=0", "train.eval_every_steps=0"):
+                self.assertEqual(
+                    [word for word in words if word.startswith("checkpoint.dir=")][-1], "checkpoint.dir="
+                )
+                for setting in (
+                    "lr_schedule.warmup_steps=0",
+                    "train.eval_first=false",
+                    "train.eval_every=0",
+                    "train.eval_every_steps=0",
+                ):
                     self.assertIn(setting, words)
 
     def test_the_profilers_get_the_window_of_steps(self):
         first, second = self.profile("nsys", "--config", "x.yaml")
         self.assertIn("--capture-range=cudaProfilerApi", first)
-        for text in ("resnet_ddp --config x.yaml", "metrics.nvtx=true", "metrics.trace_first_step=7 metrics.trace_steps=3",
-                     "train.max_steps=11"):
+        for text in (
+            "resnet_ddp --config x.yaml",
+            "metrics.nvtx=true",
+            "metrics.trace_first_step=7 metrics.trace_steps=3",
+            "train.max_steps=11",
+        ):
             self.assertIn(text, first)
             self.assertIn(text, second)  # a report of every rank
 

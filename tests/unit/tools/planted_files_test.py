@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that other users can write to: no tool follows a link, waits at a named pipe or reads a device that stands in
-the place of a file. And no tool prints what controls a terminal."""
+"""Folders that other users can write to: no tool follows a link, waits at a named pipe or reads a device that
+stands in the place of a file. And no tool prints what controls a terminal."""
 
 import contextlib
 import itertools
@@ -12,21 +12,38 @@ import sys
 import unittest
 from unittest import mock
 
-from imitated_slurm import STUDY, StudyCase
 from study_support import ToolTest, need, write_run
 
 import ddp_top
 import export_metrics
 import plot_run
 import system_report
+from imitated_slurm import STUDY, StudyCase
 from scaling import files
 from scaling.command_line import exit_code
 from scaling.terminal import Printable, printable
 
 SECRET = "SECRET 9999\n"
-RUN_FILES = ("settings.txt", "steps.csv", "steps.jsonl", "evals.jsonl", "epochs.csv", "command.txt", "SYSTEM.md", "../SYSTEM.md")
+RUN_FILES = (
+    "settings.txt",
+    "steps.csv",
+    "steps.jsonl",
+    "evals.jsonl",
+    "epochs.csv",
+    "command.txt",
+    "SYSTEM.md",
+    "../SYSTEM.md",
+)
 TOP_FILES = (".owner", "steps.jsonl", "evals.jsonl", "epochs.jsonl", "ranks.json", "log.txt")
-STUDY_FILES = ("study.json", "study.yaml", "SYSTEM.md", "n001_r1/steps.csv", "n001_r1/epochs.csv", "n001_r1/command.txt", "n001_r1/exit_code")
+STUDY_FILES = (
+    "study.json",
+    "study.yaml",
+    "SYSTEM.md",
+    "n001_r1/steps.csv",
+    "n001_r1/epochs.csv",
+    "n001_r1/command.txt",
+    "n001_r1/exit_code",
+)
 REPORT_FILES = ("report.html", "merged.csv", "s_throughput.png", "s_throughput.svg")
 
 
@@ -61,7 +78,14 @@ class Planted(ToolTest):
         if kind == "pipe":
             os.mkfifo(path)
         else:
-            os.symlink({"link": self.folder + "/secret", "link to nothing": self.folder + "/new", "link to /dev/zero": "/dev/zero"}[kind], path)
+            os.symlink(
+                {
+                    "link": self.folder + "/secret",
+                    "link to nothing": self.folder + "/new",
+                    "link to /dev/zero": "/dev/zero",
+                }[kind],
+                path,
+            )
         return path
 
     def outcome(self, main, *arguments):
@@ -135,11 +159,23 @@ class Runs(Planted):
 
     def test_pages_and_stores_are_not_written_through_links(self):
         run = self.make_run("run")
-        self.each(["run.html"], lambda name, kind, _: self.check_written(plot_run.main, [run], self.plant(f"{run}/{name}", kind)))
-        self.each(["SYSTEM.md"], lambda name, kind, _: self.check_written(system_report.main, ["--output", name], self.plant(name, kind)))
+        self.each(
+            ["run.html"],
+            lambda name, kind, _: self.check_written(plot_run.main, [run], self.plant(f"{run}/{name}", kind)),
+        )
+        self.each(
+            ["SYSTEM.md"],
+            lambda name, kind, _: self.check_written(
+                system_report.main, ["--output", name], self.plant(name, kind)
+            ),
+        )
         with mock.patch.dict(sys.modules, {"mlflow": mock.MagicMock()}):
-            self.each(["mlflow.db"], lambda name, kind, _: self.check_written(
-                export_metrics.main, [run, "--to", "mlflow"], self.plant(name, kind), codes=(73,)))
+            self.each(
+                ["mlflow.db"],
+                lambda name, kind, _: self.check_written(
+                    export_metrics.main, [run, "--to", "mlflow"], self.plant(name, kind), codes=(73,)
+                ),
+            )
 
 
 class Studies(Planted):
@@ -150,23 +186,45 @@ class Studies(Planted):
         def make_study(name):
             folder = os.path.join(self.folder, name)
             write_run(folder, "n001_r1", 1, 100)
-            keys = {"name": "s", "title": "T", "kind": "strong", "program": "p", "device": "cpu", "batch": 48, "steps": 50, "warmup_steps": 10,
-                    "repeats": 1, "vary": {}, "command": "c", "runs": {"n001_r1": {"ranks": 1, "repeat": 1, "varied": {}, "arguments": []}}}
+            keys = {
+                "name": "s",
+                "title": "T",
+                "kind": "strong",
+                "program": "p",
+                "device": "cpu",
+                "batch": 48,
+                "steps": 50,
+                "warmup_steps": 10,
+                "repeats": 1,
+                "vary": {},
+                "command": "c",
+                "runs": {"n001_r1": {"ranks": 1, "repeat": 1, "varied": {}, "arguments": []}},
+            }
             self.write(f"{name}/study.json", json.dumps(keys))
             return name
 
         def check(name, kind, number):
             study = make_study(f"read{number}")
             planted = self.plant(f"{study}/{name}", kind)
-            with mock.patch.object(plot_scaling, "print_summary"), mock.patch("scaling.figures.draw", return_value=[]):
+            with (
+                mock.patch.object(plot_scaling, "print_summary"),
+                mock.patch("scaling.figures.draw", return_value=[]),
+            ):
                 if "study.yaml" in name or "SYSTEM" in name or "command" in name:
-                    self.check_read(lambda words: plot_scaling.Study(words[0]) and 0, [study], planted, kind)  # without its figures
+                    # Without its figures.
+                    self.check_read(lambda words: plot_scaling.Study(words[0]) and 0, [study], planted, kind)
                 else:
                     self.check_read(plot_scaling.main, [study, "--kind", "strong"], planted, kind)
+
         self.each(STUDY_FILES, check)
         study = make_study("s")
         with mock.patch.object(Planted, "plants", ("link",)):  # a page takes a second to draw
-            self.each(REPORT_FILES, lambda name, kind, _: self.check_written(plot_scaling.main, [study], self.plant(f"{study}/report/{name}", kind)))
+            self.each(
+                REPORT_FILES,
+                lambda name, kind, _: self.check_written(
+                    plot_scaling.main, [study], self.plant(f"{study}/report/{name}", kind)
+                ),
+            )
 
 
 class Starts(StudyCase, Planted):
@@ -178,7 +236,17 @@ class Starts(StudyCase, Planted):
         need("yaml")
         text = STUDY.replace("[1, 4]", "[1]").replace("repeats: 2", "repeats: 1")
         self.write("study.yaml", text)
-        names = ("lock", "study.json", "study.yaml", "SYSTEM.md", "submissions.jsonl", "n001_r1/command.txt", "n001_r1/log.txt", "n001_r1/exit_code")
+        names = (
+            "lock",
+            "study.json",
+            "study.yaml",
+            "SYSTEM.md",
+            "submissions.jsonl",
+            "n001_r1/command.txt",
+            "n001_r1/log.txt",
+            "n001_r1/exit_code",
+        )
+
         def check(name, kind, number):
             self.out = os.path.join(self.folder, f"{kind}{number}")
             self.write(f"{kind}{number}/SYSTEM.md", "known")  # takes a second to make
@@ -197,12 +265,18 @@ class Starts(StudyCase, Planted):
         os.makedirs(self.folder + "/target")
         os.symlink(self.folder + "/target", self.folder + "/linked")
         self.out = self.folder + "/linked"
-        self.assertIn("linked: cannot write: it is a symbolic link; fix: name another folder", self.study("--local", code=73))
+        self.assertIn(
+            "linked: cannot write: it is a symbolic link; fix: name another folder",
+            self.study("--local", code=73),
+        )
         if os.geteuid() == 0:  # only root gives files away
             self.out = self.folder + "/other"
             os.makedirs(self.out)
             os.chown(self.out, 1000, 1000)
-            self.assertIn("other: cannot write: it belongs to user 1000; fix: name another folder", self.study("--local", code=73))
+            self.assertIn(
+                "other: cannot write: it belongs to user 1000; fix: name another folder",
+                self.study("--local", code=73),
+            )
             self.assertEqual(os.listdir(self.out), [])
 
 
@@ -226,11 +300,20 @@ class Terminal(ToolTest):
         self.write(f"{bad}/settings.txt", "")
         self.write(f"{bad}/steps.csv", f"step,{bad},time\n10,nan,7\n20,1,8\n")
         self.write(f"{bad}/log.txt", f"[error] {bad}\n")
-        self.write(f"cut/{bad}.csv", "step,loss\n1,\udcff".encode("utf-8", "surrogateescape").decode("latin-1"))
+        self.write(
+            f"cut/{bad}.csv", "step,loss\n1,\udcff".encode("utf-8", "surrogateescape").decode("latin-1")
+        )
         self.write("bad.yaml", f'"{bad}": 1\n')
-        calls = [(plot_run.main, [bad], 0), (plot_run.main, [bad + "/none"], 65), (plot_run.main, [bad, "--" + bad], 64),
-                 (ddp_top.main, [bad, "--once"], 0), (ddp_top.main, [bad, "--json"], 0), (ddp_top.main, [bad + "/none", "--once"], 65),
-                 (export_metrics.main, [bad + "/none", "--to", "wandb"], 65), (system_report.main, ["--output", bad], 73)]
+        calls = [
+            (plot_run.main, [bad], 0),
+            (plot_run.main, [bad + "/none"], 65),
+            (plot_run.main, [bad, "--" + bad], 64),
+            (ddp_top.main, [bad, "--once"], 0),
+            (ddp_top.main, [bad, "--json"], 0),
+            (ddp_top.main, [bad + "/none", "--once"], 65),
+            (export_metrics.main, [bad + "/none", "--to", "wandb"], 65),
+            (system_report.main, ["--output", bad], 73),
+        ]
         for main, arguments, code in calls:
             with self.subTest(arguments=arguments):
                 printed = self.call(main, *arguments, code=code)
@@ -242,13 +325,17 @@ class Terminal(ToolTest):
     def test_a_study_that_names_controls(self):
         need("yaml")
         import study
+
         self.write("bad.yaml", '"a\\e[31m": 1\n')
         printed = self.call(study.main, os.path.join(self.folder, "bad.yaml"), code=64)
         self.assertIn("a\\x1b[31m: no such key", printed)
 
     def test_a_guarded_stream_is_the_stream(self):
         stream = Printable(sys.stdout)
-        self.assertEqual((stream.fileno(), stream.isatty(), stream.encoding), (sys.stdout.fileno(), sys.stdout.isatty(), sys.stdout.encoding))
+        self.assertEqual(
+            (stream.fileno(), stream.isatty(), stream.encoding),
+            (sys.stdout.fileno(), sys.stdout.isatty(), sys.stdout.encoding),
+        )
 
 
 if __name__ == "__main__":

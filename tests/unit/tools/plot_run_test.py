@@ -18,20 +18,26 @@ SETTINGS = """* train.epochs                                 2 epochs
   train.batch_size                             32 samples
 * lr_schedule.lr                               {lr}
   checkpoint.dir                               
-"""
-STEPS = ("step,epoch,loss,accuracy,lr,grad_norm,step_ms,images_per_second,images_per_second_per_rank,exposed_comm_ms,"
-         "loader_wait_ms,peak_memory_gib,interval_seconds,energy_j,time")
-EPOCHS = ("job_id,commit,gpu_type,nodes,gpus,ranks,precision,global_batch_size,batch_size_per_gpu,bucket_cap_mb,repeat,"
-          "steps_per_epoch,epoch,train_loss,train_accuracy,test_loss,test_accuracy,epoch_seconds,images_per_second,"
-          "gpu_utilisation_percent,power_w,memory_gib,energy_j,time")
+"""  # noqa: W291
+STEPS = (
+    "step,epoch,loss,accuracy,lr,grad_norm,step_ms,images_per_second,images_per_second_per_rank,exposed_comm_ms,"
+    "loader_wait_ms,peak_memory_gib,interval_seconds,energy_j,time"
+)
+EPOCHS = (
+    "job_id,commit,gpu_type,nodes,gpus,ranks,precision,global_batch_size,batch_size_per_gpu,bucket_cap_mb,repeat,"
+    "steps_per_epoch,epoch,train_loss,train_accuracy,test_loss,test_accuracy,epoch_seconds,images_per_second,"
+    "gpu_utilisation_percent,power_w,memory_gib,energy_j,time"
+)
 
 
 def step_row(step, loss=None, more=""):
-    return f"{step},{step / 20},{loss or 3 - step / 50},0.25,0.001,,100,320,160,10,5,2.5,1,,{1000 + step}{more}\n"
+    loss = loss or 3 - step / 50
+    return f"{step},{step / 20},{loss},0.25,0.001,,100,320,160,10,5,2.5,1,,{1000 + step}{more}\n"
 
 
 def epoch_row(epoch, steps_per_epoch="20", ranks=2, time=1020):
-    return f",abc123,cpu,1,0,{ranks},fp32,32,16,25,1,{steps_per_epoch},{epoch},2.75,0.25,2.5,0.5,2,320,,,2.5,,{time + 20 * epoch}\n"
+    begin = f",abc123,cpu,1,0,{ranks},fp32,32,16,25,1,{steps_per_epoch},{epoch}"
+    return f"{begin},2.75,0.25,2.5,0.5,2,320,,,2.5,,{time + 20 * epoch}\n"
 
 
 def legend(panel_text):
@@ -53,7 +59,9 @@ class Pages(ToolTest):
         return Run(os.path.join(self.folder, name))
 
     def points(self, name, table, column):
-        return next(points for source, known, points in self.run_of(name).series if (source, known) == (table, column))
+        return next(
+            points for source, known, points in self.run_of(name).series if (source, known) == (table, column)
+        )
 
     def panels(self, page_text):
         """{title: text of its figure}"""
@@ -66,27 +74,51 @@ class Pages(ToolTest):
         for foreign in ("<script", "http", "src=", "url(", "@import"):
             self.assertNotIn(foreign, text)
         panels = self.panels(text)
-        self.assertEqual(list(panels), ["loss", "accuracy", "learning rate", "throughput [images/s]", "throughput [images/s per rank]",
-                                        "step and its parts [ms]", "memory [GiB]", "time of a logging interval (steps) [s]",
-                                        "time of an epoch (epochs) [s]"])
+        self.assertEqual(
+            list(panels),
+            [
+                "loss",
+                "accuracy",
+                "learning rate",
+                "throughput [images/s]",
+                "throughput [images/s per rank]",
+                "step and its parts [ms]",
+                "memory [GiB]",
+                "time of a logging interval (steps) [s]",
+                "time of an epoch (epochs) [s]",
+            ],
+        )
         self.assertEqual(legend(panels["loss"]), ["loss", "train loss", "test loss"])
         self.assertEqual(legend(panels["learning rate"]), [])
         self.assertEqual(legend(panels["throughput [images/s]"]), ["throughput", "throughput (epochs)"])
         self.assertIn("<title>a, test loss, 20: 2.5</title>", panels["loss"])
-        for part in ("<td class=text>steps</td><td class=text>loss</td><td>2.2 <small>[2.2 – 2.8]</small>", "<td class=text>commit</td><td class=text>abc123",
-                     "40 steps</td><td>2</td><td class=text>cpu", "1970-01-01 00:17:20</td><td>0:00:30"):
+        for part in (
+            "<td class=text>steps</td><td class=text>loss</td><td>2.2 <small>[2.2 – 2.8]</small>",
+            "<td class=text>commit</td><td class=text>abc123",
+            "40 steps</td><td>2</td><td class=text>cpu",
+            "1970-01-01 00:17:20</td><td>0:00:30",
+        ):
             self.assertIn(part, text)
-        changed, everything = text[text.index("<h2>Configuration"):].split("<details>")
+        changed, everything = text[text.index("<h2>Configuration") :].split("<details>")
         self.assertIn("<td class=text>lr_schedule.lr</td><td class=text>0.001", changed)
         self.assertNotIn("batch_size", changed)
         self.assertIn("<td class=text>train.batch_size</td><td class=text>32 samples", everything)
 
     def test_columns_and_files_of_the_user(self):
         self.make_run("a")
-        self.write("a/steps.csv", STEPS + ",d_loss,note,fid_<x>,tokens_per_second\n" + step_row(10, more=",1,text,0.5,9") + step_row(20, more=",2,text,nan,8"))
+        self.write(
+            "a/steps.csv",
+            STEPS
+            + ",d_loss,note,fid_<x>,tokens_per_second\n"
+            + step_row(10, more=",1,text,0.5,9")
+            + step_row(20, more=",2,text,nan,8"),
+        )
         self.write("a/samples.jsonl", '{"quality":1,"step":10}\n{"quality":3,"step":20,"other":true}\n')
         self.write("a/notes.csv", "name,value\nx,1\n")
-        self.assertEqual(self.plot("a", "--title", "A & B"), "note: a: steps.csv: fid_<x> is not finite in 1 of 2 rows, first at step 20\npage: a/run.html\n")
+        self.assertEqual(
+            self.plot("a", "--title", "A & B"),
+            "note: a: steps.csv: fid_<x> is not finite in 1 of 2 rows, first at step 20\npage: a/run.html\n",
+        )
         text = self.read("a/run.html")
         self.assertIn("<title>A &amp; B</title>", text)
         panels = self.panels(text)
@@ -100,12 +132,17 @@ class Pages(ToolTest):
         self.make_run("b", lr="0.1")
         self.plot("a", "b", "--output", "out/both.html")
         text = self.read("out/both.html")
-        differ = text[text.index("<h2>Settings that differ"):text.index("<h2>Curves")]
-        self.assertIn("<td class=text>lr_schedule.lr</td><td class=text>0.001</td><td class=text>0.1</td>", differ)
+        differ = text[text.index("<h2>Settings that differ") : text.index("<h2>Curves")]
+        self.assertIn(
+            "<td class=text>lr_schedule.lr</td><td class=text>0.001</td><td class=text>0.1</td>", differ
+        )
         self.assertEqual(differ.count("<tr>"), 2)
         loss = self.panels(text)["loss"]
         self.assertEqual(legend(loss), ["a", "b", "loss", "train loss", "test loss"])
-        lines = re.findall(r'class="line" stroke="(#\w+)" stroke-dasharray="([^"]+)" opacity="1"', loss[loss.index("</figcaption>"):])
+        lines = re.findall(
+            r'class="line" stroke="(#\w+)" stroke-dasharray="([^"]+)" opacity="1"',
+            loss[loss.index("</figcaption>") :],
+        )
         self.assertEqual(len(set(lines)), 6)
         self.assertEqual([color for color, _ in lines], [chart.PALETTE[0]] * 3 + [chart.PALETTE[1]] * 3)
         self.assertNotIn("Settings that differ between", self.read(self.make_page("a")))
@@ -126,7 +163,10 @@ class Pages(ToolTest):
         self.make_run("a", epochs=())
         with open(os.path.join(self.folder, "a/steps.csv"), "a", encoding="utf-8") as file:
             file.write(step_row(50)[:-2])  # has all its cells, but not all digits of the last
-        self.assertEqual(self.plot("a"), "note: a: steps.csv: lines that cannot be read are left out: 6\npage: a/run.html\n")
+        self.assertEqual(
+            self.plot("a"),
+            "note: a: steps.csv: lines that cannot be read are left out: 6\npage: a/run.html\n",
+        )
         self.assertEqual([x for x, _ in self.points("a", "steps", "loss")], [10, 20, 30, 40])
         # Resumed, its next line continues the cut one.
         with open(os.path.join(self.folder, "a/steps.csv"), "a", encoding="utf-8") as file:
@@ -135,7 +175,11 @@ class Pages(ToolTest):
         self.assertEqual([x for x, _ in self.points("a", "steps", "loss")], [10, 20, 30, 40, 60])
 
     def test_a_killed_run_with_jsonl_alone(self):
-        self.write("a/steps.jsonl", '{"step":1,"loss":3}\n[1]\n{"step":2,"loss":"nan"}\n{"step":3,"loss":2}\n{"step":3,"l{"step":4,"loss":1}\n{"step":5,"lo')
+        self.write(
+            "a/steps.jsonl",
+            '{"step":1,"loss":3}\n[1]\n{"step":2,"loss":"nan"}\n{"step":3,"loss":2}\n'
+            '{"step":3,"l{"step":4,"loss":1}\n{"step":5,"lo',
+        )
         self.assertIn("steps.jsonl: lines that cannot be read are left out: 2, 5, 6\n", self.plot("a"))
         self.assertEqual(self.points("a", "steps", "loss"), [(1, 3), (3, 2)])
 
@@ -143,20 +187,31 @@ class Pages(ToolTest):
         self.write("a/samples.jsonl", '{"step":1,"quality":3}\n')
         with open(os.path.join(self.folder, "a/samples.jsonl"), "ab") as file:
             file.write('{"step":2,"text":"ä'.encode()[:-1])
-        self.assertEqual(self.plot("a"), "note: a: samples.jsonl: lines that cannot be read are left out: 2\npage: a/run.html\n")
+        self.assertEqual(
+            self.plot("a"),
+            "note: a: samples.jsonl: lines that cannot be read are left out: 2\npage: a/run.html\n",
+        )
         self.assertEqual(self.points("a", "samples", "quality"), [(1, 3)])
 
     def test_times_that_are_no_seconds_are_not_used(self):
         for time in ("1700000000000", "-1", "NaN", "1" + 400 * "0"):
-            self.write("a/samples.jsonl", '{"step":1,"quality":3,"time":%s}\n{"step":2,"quality":4,"time":1020}\n' % time)
+            self.write(
+                "a/samples.jsonl",
+                '{"step":1,"quality":3,"time":%s}\n{"step":2,"quality":4,"time":1020}\n' % time,
+            )
             self.assertEqual(self.run_of("a").times, [1020], time)
             self.assertEqual(self.plot("a"), "page: a/run.html\n")
 
     def test_numbers_that_are_too_large_are_not_finite(self):
         for low, high in (("-1e308", "1.7e308"), ("-1" + 400 * "0", "1" + 400 * "0")):
-            self.write("a/samples.jsonl", '{"step":1,"quality":%s}\n{"step":2,"quality":%s}\n{"step":3,"quality":-1e300}\n'
-                                          '{"step":4,"quality":1e300}\n' % (low, high))
-            self.assertIn("samples.jsonl: quality is not finite in 2 of 4 rows, first at step 1\n", self.plot("a"))
+            self.write(
+                "a/samples.jsonl",
+                '{"step":1,"quality":%s}\n{"step":2,"quality":%s}\n{"step":3,"quality":-1e300}\n'
+                '{"step":4,"quality":1e300}\n' % (low, high),
+            )
+            self.assertIn(
+                "samples.jsonl: quality is not finite in 2 of 4 rows, first at step 1\n", self.plot("a")
+            )
             self.assertEqual(self.points("a", "samples", "quality"), [(3, -1e300), (4, 1e300)])
 
     def test_numbers_that_are_too_small_are_0(self):
@@ -165,18 +220,32 @@ class Pages(ToolTest):
         self.assertEqual(self.points("a", "samples", "quality"), [(0, 0), (1, 0)])
 
     def test_a_fact_may_be_0(self):
-        self.write("a/epochs.jsonl", '{"gpu_type":"","gpus":0,"ranks":2,"nodes":null,"epoch":0,"test_loss":2.5}\n')
+        self.write(
+            "a/epochs.jsonl", '{"gpu_type":"","gpus":0,"ranks":2,"nodes":null,"epoch":0,"test_loss":2.5}\n'
+        )
         self.assertEqual(self.run_of("a").facts, {"gpus": "0", "ranks": "2"})
 
     def test_of_csv_and_jsonl_the_one_with_more_rows_counts(self):
         self.make_run("a")
         for rows, loss in ((4, 7), (3, 2.8)):
-            self.write("a/steps.jsonl", "".join(json.dumps({"step": step, "loss": 7}) + "\n" for step in range(10, 10 * rows + 1, 10)))
+            self.write(
+                "a/steps.jsonl",
+                "".join(
+                    json.dumps({"step": step, "loss": 7}) + "\n" for step in range(10, 10 * rows + 1, 10)
+                ),
+            )
             self.assertEqual(self.points("a", "steps", "loss")[0][1], loss)
 
     def test_where_a_resumed_run_went_back_its_later_rows_count(self):
         self.make_run("a")
-        self.write("a/steps.csv", STEPS + "\n" + "".join(step_row(step, loss) for step, loss in ((10, 1), (20, 2), (30, 3), (20, 4), (30, 5), (30, 6))))
+        self.write(
+            "a/steps.csv",
+            STEPS
+            + "\n"
+            + "".join(
+                step_row(step, loss) for step, loss in ((10, 1), (20, 2), (30, 3), (20, 4), (30, 5), (30, 6))
+            ),
+        )
         self.assertEqual(self.points("a", "steps", "loss"), [(10, 1), (20, 4), (30, 6)])
 
     def test_epochs_lie_at_their_ends(self):
@@ -191,9 +260,15 @@ class Pages(ToolTest):
 
     def test_parts_of_a_step(self):
         self.make_run("a")
-        self.assertEqual(page.parts(self.run_of("a")), {"step": 100, "exposed communication": 10, "data wait": 5, "the rest": 85})
+        self.assertEqual(
+            page.parts(self.run_of("a")),
+            {"step": 100, "exposed communication": 10, "data wait": 5, "the rest": 85},
+        )
         self.assertIn("10 ms <small>10.0%</small>", self.read(self.make_page("a")))
-        self.write("a/steps.csv", STEPS + ",forward_ms\n" + "".join(step_row(step, more=f",{step}") for step in (10, 20, 90)))
+        self.write(
+            "a/steps.csv",
+            STEPS + ",forward_ms\n" + "".join(step_row(step, more=f",{step}") for step in (10, 20, 90)),
+        )
         self.assertEqual(page.parts(self.run_of("a"))["forward"], 20)
         self.write("a/steps.csv", "step,loss\n1,2\n")
         self.assertEqual(page.parts(self.run_of("a")), {})
@@ -217,8 +292,11 @@ class Pages(ToolTest):
         self.make_run("runs/a")
         for path in ("none", "runs/a/steps.csv"):
             self.assertIn(f"{path}: there is no such folder", self.plot(path, code=65))
-        self.assertIn("runs: not the folder of a run: no CSV or JSONL file in it has a column step or epoch; fix: name a run in it: a\n",
-                      self.plot("runs", code=65))
+        self.assertIn(
+            "runs: not the folder of a run: no CSV or JSONL file in it has a column step or epoch; fix: name "
+            "a run in it: a\n",
+            self.plot("runs", code=65),
+        )
         for header in ("", STEPS + "\n", STEPS + "\n1,0.1,2"):
             self.write("new/steps.csv", header)
             self.write("new/epochs.csv", EPOCHS + "\n")
@@ -234,7 +312,10 @@ class Pages(ToolTest):
         for rows in ("0", "some"):
             self.assertIn("--smooth", self.plot("runs/a", "--smooth", rows, code=64))
         for output in ("runs", "runs/a/steps.csv/x.html"):
-            self.assertRegex(self.plot("runs/a", "--output", output, code=73), r"error: runs\S*: cannot write: .*; fix: name another")
+            self.assertRegex(
+                self.plot("runs/a", "--output", output, code=73),
+                r"error: runs\S*: cannot write: .*; fix: name another",
+            )
 
 
 class Charts(unittest.TestCase):
@@ -243,7 +324,9 @@ class Charts(unittest.TestCase):
         return axis.labels()
 
     def test_ticks(self):
-        self.assertEqual(self.ticks(0, 186, 10), ["0", "20", "40", "60", "80", "100", "120", "140", "160", "180"])
+        self.assertEqual(
+            self.ticks(0, 186, 10), ["0", "20", "40", "60", "80", "100", "120", "140", "160", "180"]
+        )
         self.assertEqual(self.ticks(1.93, 2.31), ["2.0", "2.1", "2.2", "2.3"])
         self.assertEqual(self.ticks(-3e-6, 5.2e-5), ["0", "1e-5", "2e-5", "3e-5", "4e-5", "5e-5"])
         self.assertEqual(self.ticks(0, 412345), ["0", "100k", "200k", "300k", "400k"])
@@ -261,7 +344,7 @@ class Charts(unittest.TestCase):
             self.assertGreater(len(axis("", values).ticks), 1)
         spike = axis("", [1, 1, 2, 900])
         self.assertTrue(spike.log)
-        self.assertEqual(spike.labels(), ["1", "10", "100", "1000"][:len(spike.ticks)])
+        self.assertEqual(spike.labels(), ["1", "10", "100", "1000"][: len(spike.ticks)])
         self.assertAlmostEqual(spike.at(10) - spike.at(1), spike.at(100) - spike.at(10))
         self.assertFalse(axis("", [-1, 1, 2, 900]).log)
 

@@ -21,13 +21,33 @@ def make_study(folder, kind, factor=1.0, **more):
         for repeat, step_ms in enumerate(milliseconds, 1):
             name = f"n{ranks:03d}_r{repeat}"
             batch = 48 if kind == "strong" else 48 * ranks
-            write_run(folder, name, ranks, factor * step_ms, repeat, batch=batch, exposed_ms=0 if ranks == 1 else 60, **more)
+            write_run(
+                folder,
+                name,
+                ranks,
+                factor * step_ms,
+                repeat,
+                batch=batch,
+                exposed_ms=0 if ranks == 1 else 60,
+                **more,
+            )
             with open(os.path.join(folder, name, "command.txt"), "w", encoding="utf-8") as file:
                 file.write(f"mpirun -n {ranks} program repeat={repeat} a<b\n")
             runs[name] = {"ranks": ranks, "repeat": repeat, "varied": {}, "arguments": []}
-    plan = {"name": os.path.basename(folder), "title": "Test", "kind": kind, "program": "resnet_ddp", "device": "cpu",
-            "batch": 48, "steps": 50, "warmup_steps": 10, "repeats": 3, "vary": {}, "command": "tools/study.py test.yaml --local",
-            "runs": runs}
+    plan = {
+        "name": os.path.basename(folder),
+        "title": "Test",
+        "kind": kind,
+        "program": "resnet_ddp",
+        "device": "cpu",
+        "batch": 48,
+        "steps": 50,
+        "warmup_steps": 10,
+        "repeats": 3,
+        "vary": {},
+        "command": "tools/study.py test.yaml --local",
+        "runs": runs,
+    }
     with open(os.path.join(folder, "study.json"), "w", encoding="utf-8") as file:
         json.dump(plan, file)
     with open(os.path.join(folder, "SYSTEM.md"), "w", encoding="utf-8") as file:
@@ -46,15 +66,28 @@ class Reports(ToolTest):
         out = self.plot(self.study("s"), self.study("w", "weak", energy_j=24))
         self.assertIn("report: s/report/report.html", out)
         files = set(os.listdir(os.path.join(self.folder, "s/report")))
-        figures = {f"{study}_{figure}" for study in "sw" for figure in
-                   ("throughput", "efficiency", "speed_up", "epoch_time", "exposed_communication")} | {"w_energy"}
-        self.assertEqual(files, {"report.html", "merged.csv"} | {f"{name}.{end}" for name in figures for end in ("png", "svg")})
+        figures = {
+            f"{study}_{figure}"
+            for study in "sw"
+            for figure in ("throughput", "efficiency", "speed_up", "epoch_time", "exposed_communication")
+        } | {"w_energy"}
+        self.assertEqual(
+            files,
+            {"report.html", "merged.csv"} | {f"{name}.{end}" for name in figures for end in ("png", "svg")},
+        )
         page = self.read("s/report/report.html")
         # Nothing beside it is needed, and nothing from elsewhere.
         self.assertEqual(len(re.findall(r'<img [^>]*src="data:image/svg\+xml;base64,', page)), len(figures))
         self.assertNotRegex(page, r'(src|href)="(?!data:)')
-        for text in ("abacus", "mpirun -n 4 program repeat=3 a&lt;b", "tools/study.py test.yaml --local", "tools/plot_scaling.py s w",
-                     "communication</td>", "strong efficiency", "<td>3<br><small>"):
+        for text in (
+            "abacus",
+            "mpirun -n 4 program repeat=3 a&lt;b",
+            "tools/study.py test.yaml --local",
+            "tools/plot_scaling.py s w",
+            "communication</td>",
+            "strong efficiency",
+            "<td>3<br><small>",
+        ):
             self.assertIn(text, page)
         # 900 / (4 * 300), with the extremes of four ranks.
         self.assertIn("75<br><small>[50 – 90]</small>", page)
@@ -83,13 +116,20 @@ class Reports(ToolTest):
         self.assertNotEqual(self.read("both/s_throughput.svg"), self.read("both/s_2_throughput.svg"))
 
     def test_a_sensitivity_study_without_its_plan(self):
-        for name, step_ms in (("n002_ddp.comm_hook-bf16_compress_lr_schedule.warmup_steps-0_r1", 100),
-                              ("n002_ddp.comm_hook-none_lr_schedule.warmup_steps-0_r1", 200)):
+        for name, step_ms in (
+            ("n002_ddp.comm_hook-bf16_compress_lr_schedule.warmup_steps-0_r1", 100),
+            ("n002_ddp.comm_hook-none_lr_schedule.warmup_steps-0_r1", 200),
+        ):
             write_run(os.path.join(self.folder, "s"), name, 2, step_ms)
         self.plot("s", "--kind", "sensitivity")
         with open(os.path.join(self.folder, "s/report/merged.csv"), encoding="utf-8") as file:
-            self.assertEqual([row["varied"] for row in csv.DictReader(file)],
-                             ["ddp.comm_hook=bf16_compress lr_schedule.warmup_steps=0", "ddp.comm_hook=none lr_schedule.warmup_steps=0"])
+            self.assertEqual(
+                [row["varied"] for row in csv.DictReader(file)],
+                [
+                    "ddp.comm_hook=bf16_compress lr_schedule.warmup_steps=0",
+                    "ddp.comm_hook=none lr_schedule.warmup_steps=0",
+                ],
+            )
         page = self.read("s/report/report.html")
         self.assertIn("<td>bf16_compress</td>", page)
         write_run(os.path.join(self.folder, "s"), "other", 2, 100)
@@ -108,7 +148,9 @@ class Reports(ToolTest):
         for name in ("n004_r2", "n004_r3"):
             os.remove(os.path.join(self.folder, "s", name, "exit_code"))
         out = self.plot("s")
-        self.assertIn("2 of 9 runs are not in these figures: n004_r2 (never ended), n004_r3 (never ended)", out)
+        self.assertIn(
+            "2 of 9 runs are not in these figures: n004_r2 (never ended), n004_r3 (never ended)", out
+        )
         self.assertIn("fewer than 3 repeats at 4", out)
         self.assertIn("fewer than 3 repeats at 4", self.read("s/report/report.html"))
 
@@ -121,8 +163,10 @@ class Reports(ToolTest):
     def test_a_kind_that_the_rows_contradict_ends_with_65(self):
         self.study("strong")
         self.study("weak", "weak")
-        for name, other, parts in (("strong", "weak", ("n001_r1 has global_batch_size 48 of 1 ranks", "n002_r1 48 of 2")),
-                                   ("weak", "strong", ("n001_r1 has global_batch_size 48 of 1 ranks", "n002_r1 96 of 2"))):
+        for name, other, parts in (
+            ("strong", "weak", ("n001_r1 has global_batch_size 48 of 1 ranks", "n002_r1 48 of 2")),
+            ("weak", "strong", ("n001_r1 has global_batch_size 48 of 1 ranks", "n002_r1 96 of 2")),
+        ):
             plan = os.path.join(self.folder, name, "study.json")
             text = self.read(f"{name}/study.json")
             self.write(f"{name}/study.json", text.replace(f'"kind": "{name}"', f'"kind": "{other}"'))
@@ -139,18 +183,25 @@ class Reports(ToolTest):
         self.study("s")
         path = os.path.join(self.folder, "s/n002_r1/steps.csv")
         text = self.read("s/n002_r1/steps.csv")
-        for bad, message in ((text.replace("interval_seconds", "seconds"), "s/n002_r1/steps.csv: the column interval_seconds is missing"),
-                             ("", "s/n002_r1/steps.csv: the file is empty"),
-                             (text.splitlines()[0] + "\n", "s/n002_r1/steps.csv: there are no rows below the header")):
+        for bad, message in (
+            (
+                text.replace("interval_seconds", "seconds"),
+                "s/n002_r1/steps.csv: the column interval_seconds is missing",
+            ),
+            ("", "s/n002_r1/steps.csv: the file is empty"),
+            (text.splitlines()[0] + "\n", "s/n002_r1/steps.csv: there are no rows below the header"),
+        ):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(bad)
             self.assertIn(message, self.plot("s", code=65))
         rows = [line.split(",") for line in text.splitlines()]
-        for column, value, message in (("step", "", "step is '', not a number above 0"),
-                                       ("interval_seconds", "", "interval_seconds is '', not a number above 0"),
-                                       ("step_ms", "0", "step_ms is '0', not a number above 0"),
-                                       ("exposed_comm_ms", "a", "exposed_comm_ms is 'a', not a number"),
-                                       ("images_per_second", "nan", "images_per_second is 'nan', not a number")):
+        for column, value, message in (
+            ("step", "", "step is '', not a number above 0"),
+            ("interval_seconds", "", "interval_seconds is '', not a number above 0"),
+            ("step_ms", "0", "step_ms is '0', not a number above 0"),
+            ("exposed_comm_ms", "a", "exposed_comm_ms is 'a', not a number"),
+            ("images_per_second", "nan", "images_per_second is 'nan', not a number"),
+        ):
             changed = [list(row) for row in rows]
             changed[3][rows[0].index(column)] = value
             with open(path, "w", encoding="utf-8") as file:
@@ -162,7 +213,11 @@ class Reports(ToolTest):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
         plan = self.read("s/study.json")
-        for bad, message in (('{"name": 3}', "study.json: title is missing"), ("[1]", "study.json: name is missing"), ("{", "not JSON")):
+        for bad, message in (
+            ('{"name": 3}', "study.json: title is missing"),
+            ("[1]", "study.json: name is missing"),
+            ("{", "not JSON"),
+        ):
             with open(os.path.join(self.folder, "s/study.json"), "w", encoding="utf-8") as file:
                 file.write(bad)
             self.assertIn(message, self.plot("s", code=65))
@@ -175,17 +230,25 @@ class Reports(ToolTest):
     def test_studies_without_a_common_point(self):
         self.study("s")
         write_run(os.path.join(self.folder, "other"), "a", 64, 100)
-        self.assertIn("have no point in common", self.plot("s", "--before", "other", "--kind", "strong", code=65))
+        self.assertIn(
+            "have no point in common", self.plot("s", "--before", "other", "--kind", "strong", code=65)
+        )
 
     def test_an_output_that_cannot_be_written_ends_with_73(self):
         self.study("s")
         self.write("file", "")
         os.makedirs(os.path.join(self.folder, "late/merged.csv"))  # the figures are there by then
         os.makedirs(os.path.join(self.folder, "last/report.html"))
-        for output, named, why in (("file", "file", "File exists"), ("file/sub", "file/sub", "Not a directory"),
-                                   ("late", "late/merged.csv", "Is a directory"), ("last", "last/report.html", "Is a directory")):
-            self.assertRegex(self.plot("s", "--output", output, code=73),
-                             f"^error: {named}: cannot write: {why}; fix: name another folder")
+        for output, named, why in (
+            ("file", "file", "File exists"),
+            ("file/sub", "file/sub", "Not a directory"),
+            ("late", "late/merged.csv", "Is a directory"),
+            ("last", "last/report.html", "Is a directory"),
+        ):
+            self.assertRegex(
+                self.plot("s", "--output", output, code=73),
+                f"^error: {named}: cannot write: {why}; fix: name another folder",
+            )
 
     def test_nothing_is_written_before_all_is_read(self):
         self.study("s")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package of the wheel, with folders that stand for installed packages: it finds torch, refuses another one, starts programs."""
+"""The Python package of the wheel, with folders that stand for installed packages: it finds torch, refuses
+another one, starts programs."""
 
 import os
 import pathlib
@@ -19,8 +20,17 @@ def distribution(site, name, version, *requires):
     """What pip leaves of a package, as far as Python asks for it."""
     folder = pathlib.Path(site, f"{name}-{version}.dist-info")
     folder.mkdir(parents=True)
-    folder.joinpath("METADATA").write_text("\n".join(["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}",
-                                                      *(f"Requires-Dist: {line}" for line in requires), ""]))
+    folder.joinpath("METADATA").write_text(
+        "\n".join(
+            [
+                "Metadata-Version: 2.1",
+                f"Name: {name}",
+                f"Version: {version}",
+                *(f"Requires-Dist: {line}" for line in requires),
+                "",
+            ]
+        )
+    )
 
 
 class PythonPackage(unittest.TestCase):
@@ -52,12 +62,27 @@ class PythonPackage(unittest.TestCase):
         return f"{site}/torch"
 
     def run_python(self, *arguments, path=()):
-        return subprocess.run([sys.executable, "-S", "-E", "-c", "import sys; sys.path[1:1] = sys.argv[1].split(':'); del sys.argv[1]; "
-                               "exec(sys.argv.pop(1))", ":".join([self.site, *path]), *arguments],
-                              capture_output=True, text=True, timeout=60, check=False, env={"PATH": os.environ["PATH"]})
+        return subprocess.run(
+            [
+                sys.executable,
+                "-S",
+                "-E",
+                "-c",
+                "import sys; sys.path[1:1] = sys.argv[1].split(':'); del sys.argv[1]; exec(sys.argv.pop(1))",
+                ":".join([self.site, *path]),
+                *arguments,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            env={"PATH": os.environ["PATH"]},
+        )
 
     def module(self, *arguments, **options):
-        return self.run_python("import runpy; runpy.run_module('libddp', run_name='__main__')", *arguments, **options)
+        return self.run_python(
+            "import runpy; runpy.run_module('libddp', run_name='__main__')", *arguments, **options
+        )
 
     def gpt2(self, *arguments, **options):
         return self.run_python("from libddp.__main__ import gpt2; gpt2()", *arguments, **options)
@@ -78,7 +103,9 @@ class PythonPackage(unittest.TestCase):
     def test_starts_a_program_with_its_arguments_and_exit_code(self):
         self.install_torch("2.11.0+cu130")  # of another index
         done = self.gpt2("train.epochs=1", "--help")
-        self.assertEqual((done.returncode, done.stdout), (7, "gpt2_ddp train.epochs=1 --help []\n"), done.stderr)
+        self.assertEqual(
+            (done.returncode, done.stdout), (7, "gpt2_ddp train.epochs=1 --help []\n"), done.stderr
+        )
 
     def test_a_torch_elsewhere_is_named_to_the_loader(self):
         other = os.path.dirname(self.site) + "/other"
@@ -89,33 +116,51 @@ class PythonPackage(unittest.TestCase):
     def test_another_torch_is_refused(self):
         torch = self.install_torch("2.10.0")
         for done in (self.gpt2(), self.module("--cmake-prefix-path")):
-            self.assert_refused(done, "built with torch 2.11.0", f"torch 2.10.0 is installed in {torch}", "pip install torch==2.11.0")
+            self.assert_refused(
+                done,
+                "built with torch 2.11.0",
+                f"torch 2.10.0 is installed in {torch}",
+                "pip install torch==2.11.0",
+            )
 
     def test_no_torch_is_refused(self):
-        self.assert_refused(self.gpt2(), "built with torch 2.11.0", "has no torch", "pip install torch==2.11.0")
+        self.assert_refused(
+            self.gpt2(), "built with torch 2.11.0", "has no torch", "pip install torch==2.11.0"
+        )
 
     def test_a_torch_without_cuda_is_refused_if_libddp_has_cuda(self):
         torch = self.install_torch("2.11.0+cpu")
         self.assertEqual(self.gpt2().returncode, 7)
         self.build_with("-ltorch_cuda -lc10_cuda -ltorch_cpu -lc10")
-        self.assert_refused(self.gpt2(), "built with torch 2.11.0 and CUDA", f"torch 2.11.0+cpu in {torch} has no CUDA",
-                            "pip install --force-reinstall torch==2.11.0")
+        self.assert_refused(
+            self.gpt2(),
+            "built with torch 2.11.0 and CUDA",
+            f"torch 2.11.0+cpu in {torch} has no CUDA",
+            "pip install --force-reinstall torch==2.11.0",
+        )
         pathlib.Path(torch, "lib", "libtorch_cuda.so").touch()
         self.assertEqual(self.gpt2().returncode, 7)
 
     def test_a_torch_that_pip_did_not_install_is_refused(self):
         torch = self.install_torch("2.11.0")
         shutil.rmtree(f"{self.site}/torch-2.11.0.dist-info")
-        self.assert_refused(self.gpt2(), "built with torch 2.11.0", f"pip did not install the torch in {torch}", "PYTHONPATH")
+        self.assert_refused(
+            self.gpt2(), "built with torch 2.11.0", f"pip did not install the torch in {torch}", "PYTHONPATH"
+        )
 
     def test_the_wheel_requires_the_torch_of_the_python_that_builds_it(self):
-        metadata = ("import sys; sys.path.insert(0, sys.argv[1]); import torch_requirement; "
-                    "print(torch_requirement.dynamic_metadata({}, {}))")
+        metadata = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import torch_requirement; "
+            "print(torch_requirement.dynamic_metadata({}, {}))"
+        )
         done = self.run_python(metadata, os.path.dirname(PACKAGE))
         self.assertEqual(done.returncode, 1)
         self.assertIn("this Python has none; fix: pip install torch==", done.stderr)
         self.install_torch("2.11.0+cu130")
-        self.assertEqual(self.run_python(metadata, os.path.dirname(PACKAGE)).stdout, "{'dependencies': ['torch==2.11.0+cu130']}\n")
+        self.assertEqual(
+            self.run_python(metadata, os.path.dirname(PACKAGE)).stdout,
+            "{'dependencies': ['torch==2.11.0+cu130']}\n",
+        )
 
     def test_wrong_arguments_are_refused(self):
         self.assert_refused(self.module(), "--cmake-prefix-path", "--help")
@@ -146,7 +191,10 @@ class PythonPackage(unittest.TestCase):
             "a record without METADATA": (lambda: metadata.unlink(), "pip's record"),
             "an empty METADATA": (lambda: metadata.write_text(""), "pip's record"),
             "a METADATA of other bytes": (lambda: metadata.write_bytes(b"\xff\xfe"), "pip's record"),
-            "a METADATA without torch": (lambda: metadata.write_text("Metadata-Version: 2.1\nName: libddp\n"), "pip's record"),
+            "a METADATA without torch": (
+                lambda: metadata.write_text("Metadata-Version: 2.1\nName: libddp\n"),
+                "pip's record",
+            ),
             "an empty program": (lambda: program.write_text(""), "Exec format error"),
             "a program that nobody may start": (lambda: program.chmod(0o600), "Permission denied"),
         }
@@ -160,7 +208,12 @@ class PythonPackage(unittest.TestCase):
                     self.assertEqual(self.module("--prefix").stdout, f"{self.site}/libddp\n")
                 for done in calls:
                     self.assertNotIn("Traceback", done.stderr)
-                    self.assert_refused(done, f"the libddp in {self.site}/libddp is damaged", words, "fix: pip install --force-reinstall")
+                    self.assert_refused(
+                        done,
+                        f"the libddp in {self.site}/libddp is damaged",
+                        words,
+                        "fix: pip install --force-reinstall",
+                    )
                 shutil.rmtree(self.site)
                 shutil.copytree(f"{kept}/site", self.site)
 
@@ -172,11 +225,22 @@ class PythonPackage(unittest.TestCase):
 
 class Scripts(unittest.TestCase):
     def test_wrong_arguments_are_refused(self):
-        for words in (["build_wheel.sh", "--wheel"], ["build_wheel.sh", "--output"], ["build_wheel.sh", "--python", "/nonexistent"],
-                      ["build_image.sh"], ["build_image.sh", "gpu"], ["build_image.sh", "cpu", "--tool", "kaniko"],
-                      ["build_image.sh", "cuda", "--base"]):
-            done = subprocess.run([os.path.join(ROOT, "packaging", words[0]), *words[1:]], capture_output=True, text=True, timeout=60,
-                                  check=False)
+        for words in (
+            ["build_wheel.sh", "--wheel"],
+            ["build_wheel.sh", "--output"],
+            ["build_wheel.sh", "--python", "/nonexistent"],
+            ["build_image.sh"],
+            ["build_image.sh", "gpu"],
+            ["build_image.sh", "cpu", "--tool", "kaniko"],
+            ["build_image.sh", "cuda", "--base"],
+        ):
+            done = subprocess.run(
+                [os.path.join(ROOT, "packaging", words[0]), *words[1:]],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
             self.assertEqual((done.returncode, done.stdout), (64, ""), words)
             self.assertRegex(done.stderr, r"^error: .*; fix: packaging/", words)
 

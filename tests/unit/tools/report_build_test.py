@@ -18,12 +18,19 @@ from scaling.numbers import speed_up, strong_efficiency, weak_efficiency  # noqa
 
 REPORT = os.path.join(ROOT, "docs", "report")
 SOURCES = ("report.typ", "layout.typ", "figures.typ", "plots.typ", "report.css", "check.py", "build.py")
+BUILD = os.path.join(REPORT, "build.py")
 
 
 class Build(ToolTest):
-    def build(self, *arguments, program=os.path.join(REPORT, "build.py"), code=0):
-        done = subprocess.run([sys.executable, program, *arguments], capture_output=True, text=True, cwd=self.folder, timeout=120,
-                              check=False)
+    def build(self, *arguments, program=BUILD, code=0):
+        done = subprocess.run(
+            [sys.executable, program, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=self.folder,
+            timeout=120,
+            check=False,
+        )
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -41,8 +48,11 @@ class Build(ToolTest):
     def rows_of(self, folder):
         """The cells of all tables' rows as text."""
         rows = re.findall(r"<tr>(.*?)</tr>", self.page_of(folder), re.DOTALL)
-        return [[html.unescape(re.sub("<.*?>", "", cell)).strip() for cell in re.findall(r"<td.*?>(.*?)</td>", row, re.DOTALL)]
-                for row in rows]
+        result = []
+        for row in rows:
+            cells = re.findall(r"<td.*?>(.*?)</td>", row, re.DOTALL)
+            result.append([html.unescape(re.sub("<.*?>", "", cell)).strip() for cell in cells])
+        return result
 
     def edit(self, name, pattern, replacement):
         path = f"docs/report/data/{name}.csv"
@@ -74,7 +84,9 @@ class Build(ToolTest):
             time, gpus, base = float(row["time"]), int(row["gpus"]), float(row["base_low"])
             if row["kind"] == "weak":  # rates: the batch of all GPUs over the time
                 bases = [float(row[column]) for column in ("base_low", "base_high") if row[column]]
-                expected = [" to ".join(f"{weak_efficiency(1 / base, gpus, gpus / time):.3f}" for base in bases)]
+                expected = [
+                    " to ".join(f"{weak_efficiency(1 / base, gpus, gpus / time):.3f}" for base in bases)
+                ]
                 if row["peer_time"]:
                     peer_base, peer_time = float(row["peer_base"]), float(row["peer_time"])
                     expected.append(f"{weak_efficiency(1 / peer_base, gpus, gpus / peer_time):.3f}")
@@ -91,7 +103,10 @@ class Build(ToolTest):
         self.assertEqual(before[1:], [["awaits 4, 8, 12 GPUs"]])
         self.edit("scaling", r"^(weak-resnet50-4,.*,29\.99,,),,", r"\1,31.24,")
         after = [cells[2:] for cells in self.rows_of(copy) if cells[:2] == study]
-        self.assertEqual(after, [before[0], ["4", "29.99 ms", "31.24 ms", "0.960", "–", "–", "[10]"], ["awaits 8, 12 GPUs"]])
+        self.assertEqual(
+            after,
+            [before[0], ["4", "29.99 ms", "31.24 ms", "0.960", "–", "–", "[10]"], ["awaits 8, 12 GPUs"]],
+        )
 
     def bound(self, folder, workload, gpus="1"):
         """What the table of bottlenecks says of libddp's step."""
@@ -111,9 +126,11 @@ class Build(ToolTest):
 
     def test_an_unknown_value_ends_the_compilation(self):
         copy = self.copy_sources()
-        for call, message in (('n("results/resnet51/libddp")', "no such value in data/results.csv"),
-                              ('n("a/b")', "a path is file/key/column"),
-                              ('n("scaling/weak-resnet50-8/time")', "not measured")):
+        for call, message in (
+            ('n("results/resnet51/libddp")', "no such value in data/results.csv"),
+            ('n("a/b")', "a path is file/key/column"),
+            ('n("scaling/weak-resnet50-8/time")', "not measured"),
+        ):
             self.write("docs/report/wrong.typ", f'#import "figures.typ": *\n#{call}\n')
             with self.assertRaises(typst.TypstError) as caught:
                 typst.compile(os.path.join(copy, "wrong.typ"), format="pdf")

@@ -41,11 +41,18 @@ class Sources(ToolTest):
         self.assertEqual(check(REPORT, ROOT), [])
 
     def test_every_data_file_is_read(self):
-        self.assertEqual(sorted(os.listdir(os.path.join(REPORT, "data"))), sorted(name + ".csv" for name in FILES))
+        self.assertEqual(
+            sorted(os.listdir(os.path.join(REPORT, "data"))), sorted(name + ".csv" for name in FILES)
+        )
 
     def test_an_unknown_value(self):
-        for path in ("results/resnet51/libddp", "results/resnet50-1/speed", "result/resnet50-1/libddp", "nothing",
-                     "results/resnet50-1"):
+        for path in (
+            "results/resnet51/libddp",
+            "results/resnet50-1/speed",
+            "result/resnet50-1/libddp",
+            "nothing",
+            "results/resnet50-1",
+        ):
             with self.subTest(path):
                 self.setUp()
                 self.append(f'#n("{path}")\n')
@@ -60,8 +67,14 @@ class Sources(ToolTest):
         self.problem("is empty, because nothing was measured")
 
     def test_numbers_of_the_text(self):
-        for text, word in (("It takes 27.674 ms.", r"27\.674"), ("0.98", r"0\.98"), ("`steps=8`", "steps=8"),
-                           ('#text("9251")', "9251"), ("ResNet-51", "ResNet-51"), ("$T_2$", "T_2")):
+        for text, word in (
+            ("It takes 27.674 ms.", r"27\.674"),
+            ("0.98", r"0\.98"),
+            ("`steps=8`", "steps=8"),
+            ('#text("9251")', "9251"),
+            ("ResNet-51", "ResNet-51"),
+            ("$T_2$", "T_2"),
+        ):
             with self.subTest(text):
                 self.setUp()
                 self.append(f"\n{text}\n")
@@ -73,14 +86,22 @@ class Sources(ToolTest):
 
     def test_a_value_that_differs_from_its_page(self):
         self.replace("data/results.csv", ",9251,", ",9252,")
-        self.problem(r"^data/results\.csv: libddp of resnet50-1 is 9252, which does not stand in docs/performance_tables\.md")
+        self.problem(
+            r"^data/results\.csv: libddp of resnet50-1 is 9252, which does not stand in "
+            r"docs/performance_tables\.md"
+        )
 
     def test_part_of_a_number_is_another_number(self):
         self.replace("data/results.csv", ",9251,", ",925,")
         self.problem("libddp of resnet50-1 is 925, which does not stand in")
 
     def test_a_value_that_differs_from_its_commit(self):
-        if subprocess.run(["git", "cat-file", "-e", "b14fe6e0"], cwd=ROOT, capture_output=True, check=False).returncode != 0:
+        if (
+            subprocess.run(
+                ["git", "cat-file", "-e", "b14fe6e0"], cwd=ROOT, capture_output=True, check=False
+            ).returncode
+            != 0
+        ):
             self.skipTest("this checkout lacks the commit")
         self.replace("data/ablation.csv", ",47.9,", ",48.9,")
         self.problem(r"without of fused is 48\.9, which does not stand in commit b14fe6e0")
@@ -91,14 +112,18 @@ class Sources(ToolTest):
             swapped = text.replace(first, "first").replace(second, first).replace("first", second)
             self.write("data/results.csv", swapped)
             problems = check(self.folder, ROOT)
-            self.assertTrue(any("do not stand together in a row, a column or a paragraph" in each for each in problems),
-                            f"{first}, {second}: {problems}")
+            self.assertTrue(
+                any("do not stand together in a row, a column or a paragraph" in each for each in problems),
+                f"{first}, {second}: {problems}",
+            )
 
     def test_units_of_a_page(self):
         page = "one\ntwo\n\n- three\n  four\n- five\n| a | b |\n| 1 | 2 |\nsix"
         units = [re.sub(r"\s+", " ", unit).strip() for unit in units_of(page)]
-        self.assertEqual([unit for unit in units if unit],
-                         ["one two", "- three four", "- five", "| a | b |", "| 1 | 2 |", "a 1", "b 2", "six"])
+        self.assertEqual(
+            [unit for unit in units if unit],
+            ["one two", "- three four", "- five", "| a | b |", "| 1 | 2 |", "a 1", "b 2", "six"],
+        )
 
     def test_values_of_a_missing_commit_are_counted(self):
         self.replace("data/runs.csv", "commit b14fe6e0", "commit 0000000000")
@@ -107,8 +132,11 @@ class Sources(ToolTest):
         self.assertRegex(printed.getvalue(), r"^[1-9]\d* values not compared: commit missing$")
 
     def test_a_page_that_does_not_exist(self):
-        self.replace("data/runs.csv", "docs/notes/tried.md docs/performance.md",
-                     "docs/tried.md docs/performance.md docs/notes/tried.md")
+        self.replace(
+            "data/runs.csv",
+            "docs/notes/tried.md docs/performance.md",
+            "docs/tried.md docs/performance.md docs/notes/tried.md",
+        )
         self.problem("names the page docs/tried.md, which does not exist")
 
     def test_an_unknown_run(self):
@@ -127,10 +155,12 @@ class Sources(ToolTest):
         self.write(f"data/{name}", self.read(f"data/{name}") + row + "\n")
 
     def test_the_form_of_the_files(self):
-        for row, expression in (("short,cell", "has 2 cells, the first line 5"),
-                                ("bn-read,twice,0.9,ms,resnet50", "'bn-read' is empty or stands twice"),
-                                (",no key,0.9,ms,resnet50", "'' is empty or stands twice"),
-                                ("spaced, clock,0.9,ms,resnet50", "begins or ends with a space")):
+        for row, expression in (
+            ("short,cell", "has 2 cells, the first line 5"),
+            ("bn-read,twice,0.9,ms,resnet50", "'bn-read' is empty or stands twice"),
+            (",no key,0.9,ms,resnet50", "'' is empty or stands twice"),
+            ("spaced, clock,0.9,ms,resnet50", "begins or ends with a space"),
+        ):
             with self.subTest(row):
                 self.setUp()
                 self.append_row("figures.csv", row)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of studies, without pandas or matplotlib. Values are exact in binary where compared with ==."""
+"""The arithmetic of studies, without pandas or matplotlib. Values are exact in binary where compared with
+==."""
 
 import os
 import tempfile
@@ -70,8 +71,15 @@ class Runs(unittest.TestCase):
     def test_intervals_weigh_by_their_time(self):
         # 10 steps of 100 ms and 30 steps of 300 ms: 10 s for 40 steps and 400 images.
         write_run(self.folder, "run", ranks=1, step_ms=1)
-        write_csv(os.path.join(self.folder, "run", "steps.csv"), STEP_COLUMNS,
-                  [[10, 0, 5, 1, 0, 0, 1, 1, 1], [20, 0, 100, 100, 0, 4, 1, 1, 10], [50, 0, 300, 100 / 3, 0, 8, 1, 9, 30]])
+        write_csv(
+            os.path.join(self.folder, "run", "steps.csv"),
+            STEP_COLUMNS,
+            [
+                [10, 0, 5, 1, 0, 0, 1, 1, 1],
+                [20, 0, 100, 100, 0, 4, 1, 1, 10],
+                [50, 0, 300, 100 / 3, 0, 8, 1, 9, 30],
+            ],
+        )
         run = self.read()
         self.assertAlmostEqual(run.step_ms, 250)
         self.assertAlmostEqual(run.rate, 40)
@@ -105,7 +113,9 @@ class Runs(unittest.TestCase):
             write_csv(steps, columns, [[10] + [1] * 8])
             self.fails(rf"run/steps\.csv: the column {column} is missing; the file has step")
         write_csv(steps, [name.replace("images", "apples") for name in STEP_COLUMNS], [[10] + [1] * 8])
-        self.fails(r"run/steps\.csv: there is no throughput column; one of tokens_per_second, images_per_second")
+        self.fails(
+            r"run/steps\.csv: there is no throughput column; one of tokens_per_second, images_per_second"
+        )
         write_csv(steps, STEP_COLUMNS, [[10] + [1] * 7])
         self.fails(r"run/steps\.csv:2: 8 cells below 9 columns")
         write_csv(steps, STEP_COLUMNS, [[10] + [1] * 8, [20, 0, "fast"] + [1] * 6])
@@ -115,7 +125,11 @@ class Runs(unittest.TestCase):
         open(steps, "w", encoding="utf-8").close()
         self.fails(r"run/steps\.csv: the file is empty")
         write_run(self.folder, "run", ranks=1, step_ms=125)
-        write_csv(os.path.join(self.folder, "run", "epochs.csv"), EPOCH_COLUMNS[:-1], [[1] * (len(EPOCH_COLUMNS) - 1)])
+        write_csv(
+            os.path.join(self.folder, "run", "epochs.csv"),
+            EPOCH_COLUMNS[:-1],
+            [[1] * (len(EPOCH_COLUMNS) - 1)],
+        )
         self.fails(r"run/epochs\.csv: the column gpu_utilisation_percent is missing")
 
 
@@ -152,7 +166,9 @@ class Points(unittest.TestCase):
             write_run(self.folder, name, 1, step_ms)
         runs = [numbers.read_run(self.folder, name, 10) for name in "ab"]
         points = numbers.make_points(runs, "sensitivity", {"a": {"x.y": "1"}, "b": {"x.y": "2"}})
-        self.assertEqual([(p.varied, p.step_ms.median) for p in points], [({"x.y": "1"}, 100), ({"x.y": "2"}, 200)])
+        self.assertEqual(
+            [(p.varied, p.step_ms.median) for p in points], [({"x.y": "1"}, 100), ({"x.y": "2"}, 200)]
+        )
 
 
 if __name__ == "__main__":

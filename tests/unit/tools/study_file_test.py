@@ -14,7 +14,9 @@ need("yaml")
 from scaling import plan  # noqa: E402
 
 GOLDEN = os.path.join(ROOT, "tests", "golden", "studies")
-SHIPPED = sorted(name[:-5] for name in os.listdir(os.path.join(ROOT, "slurm", "studies")) if name.endswith(".yaml"))
+SHIPPED = sorted(
+    name[:-5] for name in os.listdir(os.path.join(ROOT, "slurm", "studies")) if name.endswith(".yaml")
+)
 TOOL = os.path.join(ROOT, "tools", "study.py")
 CONFIG = "examples/configs/quickstart.yaml"
 
@@ -27,50 +29,134 @@ steps: 100
 
 # (text, the line it names, what it says)
 MISTAKES = {
-    "zero GPUs": (GOOD.replace("[1, 2, 4]", "[0, 2]"), 4, "gpus: '0' is not a number of GPUs: give whole numbers from 1"),
+    "zero GPUs": (
+        GOOD.replace("[1, 2, 4]", "[0, 2]"),
+        4,
+        "gpus: '0' is not a number of GPUs: give whole numbers from 1",
+    ),
     "GPUs below zero": (GOOD.replace("[1, 2, 4]", "-2"), 4, "gpus: '-2' is not a number of GPUs"),
     "no GPUs": (GOOD.replace("[1, 2, 4]", "[]"), 4, "gpus: the list is empty"),
     "half a GPU": (GOOD.replace("[1, 2, 4]", "[1, 2.5]"), 4, "gpus: '2.5' is not a number of GPUs"),
     "GPUs twice": (GOOD.replace("[1, 2, 4]", "[2, 2]"), 4, "gpus: 2 is given twice"),
     "GPUs and CPU ranks": (GOOD + "cpu_ranks: [1]\n", 4, "give either gpus .one rank per GPU. or cpu_ranks"),
-    "batch smaller than its GPUs": (GOOD + "global_batch_size: 3\n", 6,
-                                    "global_batch_size: 3 samples are fewer than the 4 ranks that share them; fix: at least 4"),
+    "batch smaller than its GPUs": (
+        GOOD + "global_batch_size: 3\n",
+        6,
+        "global_batch_size: 3 samples are fewer than the 4 ranks that share them; fix: at least 4",
+    ),
     "varied batch smaller than its GPUs": (
-        GOOD.replace("strong", "sensitivity") + "vary:\n  loader.global_batch_size: [8, 2]\n", 7,
-        "loader.global_batch_size=2 is not a batch that 4 ranks can share; fix: at least 4"),
-    "no batch at all": (GOOD + "global_batch_size: 0\n", 6, "global_batch_size: '0' is not a whole number from 1"),
-    "micro-batch that cannot be": (GOOD.replace("[1, 2, 4]", "4") + "global_batch_size: 5\nmicro_batch_size: 1\n", 7,
-                                   "micro_batch_size: 5 samples cannot be cut"),
-    "unknown key": (GOOD + "repeat: 3\n", 6, "repeat: no such key, did you mean repeats.; there are title, kind"),
-    "unknown program": (GOOD.replace("resnet_ddp", "resnet_dpp"), 2, "program: unknown value 'resnet_dpp', did you mean resnet_ddp.; one of"),
-    "unknown kind": (GOOD.replace("strong", "string"), 1, "kind: unknown value 'string', did you mean strong"),
+        GOOD.replace("strong", "sensitivity") + "vary:\n  loader.global_batch_size: [8, 2]\n",
+        7,
+        "loader.global_batch_size=2 is not a batch that 4 ranks can share; fix: at least 4",
+    ),
+    "no batch at all": (
+        GOOD + "global_batch_size: 0\n",
+        6,
+        "global_batch_size: '0' is not a whole number from 1",
+    ),
+    "micro-batch that cannot be": (
+        GOOD.replace("[1, 2, 4]", "4") + "global_batch_size: 5\nmicro_batch_size: 1\n",
+        7,
+        "micro_batch_size: 5 samples cannot be cut",
+    ),
+    "unknown key": (
+        GOOD + "repeat: 3\n",
+        6,
+        "repeat: no such key, did you mean repeats.; there are title, kind",
+    ),
+    "unknown program": (
+        GOOD.replace("resnet_ddp", "resnet_dpp"),
+        2,
+        "program: unknown value 'resnet_dpp', did you mean resnet_ddp.; one of",
+    ),
+    "unknown kind": (
+        GOOD.replace("strong", "string"),
+        1,
+        "kind: unknown value 'string', did you mean strong",
+    ),
     "key twice": (GOOD + "steps: 100\n", 6, "steps: given twice"),
-    "no config": (GOOD.replace(CONFIG, "examples/configs/none.yaml"), 3, "config: there is no file examples/configs/none.yaml"),
+    "no config": (
+        GOOD.replace(CONFIG, "examples/configs/none.yaml"),
+        3,
+        "config: there is no file examples/configs/none.yaml",
+    ),
     "zero repeats": (GOOD + "repeats: 0\n", 6, "repeats: '0' is not a whole number from 1 to 1000"),
-    "only warm-up": (GOOD + "warmup_steps: 100\n", 6, "warmup_steps: 100 of 100 steps leave nothing to measure"),
-    "no interval": (GOOD + "warmup_steps: 60\nlog_every: 50\n", 7, "log_every: 50: no interval of that many steps fits .* at most 40"),
-    "another kind's key": (GOOD + "batch_size_per_gpu: 8\n", 6, "batch_size_per_gpu: a key of weak studies, but this study's kind is strong"),
-    "a setting of the study": (GOOD + "settings:\n  train.max_steps: 3\n", 7, "train.max_steps: a study sets this itself; fix: use steps"),
-    "a setting that a key sets": (GOOD + "settings:\n  loader.global_batch_size: 64\n", 7,
-                                  "global_batch_size sets loader.global_batch_size"),
-    "no setting's name": (GOOD + "settings:\n  batch: 3\n", 7, "batch: not a setting: its name is section.name"),
+    "only warm-up": (
+        GOOD + "warmup_steps: 100\n",
+        6,
+        "warmup_steps: 100 of 100 steps leave nothing to measure",
+    ),
+    "no interval": (
+        GOOD + "warmup_steps: 60\nlog_every: 50\n",
+        7,
+        "log_every: 50: no interval of that many steps fits .* at most 40",
+    ),
+    "another kind's key": (
+        GOOD + "batch_size_per_gpu: 8\n",
+        6,
+        "batch_size_per_gpu: a key of weak studies, but this study's kind is strong",
+    ),
+    "a setting of the study": (
+        GOOD + "settings:\n  train.max_steps: 3\n",
+        7,
+        "train.max_steps: a study sets this itself; fix: use steps",
+    ),
+    "a setting that a key sets": (
+        GOOD + "settings:\n  loader.global_batch_size: 64\n",
+        7,
+        "global_batch_size sets loader.global_batch_size",
+    ),
+    "no setting's name": (
+        GOOD + "settings:\n  batch: 3\n",
+        7,
+        "batch: not a setting: its name is section.name",
+    ),
     "nothing varied": (GOOD.replace("strong", "sensitivity"), None, "vary: missing; fix: add it"),
-    "varied twice": (GOOD.replace("strong", "sensitivity") + "vary:\n  amp.dtype: [bf16, bf16]\n", 7, "bf16 is given twice"),
-    "varied with a comma": (GOOD.replace("strong", "sensitivity") + "vary:\n  data.mean: ['1,2']\n", 7, "holds a comma or blank"),
+    "varied twice": (
+        GOOD.replace("strong", "sensitivity") + "vary:\n  amp.dtype: [bf16, bf16]\n",
+        7,
+        "bf16 is given twice",
+    ),
+    "varied with a comma": (
+        GOOD.replace("strong", "sensitivity") + "vary:\n  data.mean: ['1,2']\n",
+        7,
+        "holds a comma or blank",
+    ),
     "no time": (GOOD + "time: 90\n", 6, "time: '90' is not a time limit: give .days-.hours:minutes:seconds"),
     "sbatch option of ours": (GOOD + "sbatch: [--nodes=3]\n", 6, "sbatch: tools/study.py sets --nodes"),
     "no sbatch option": (GOOD + "sbatch: [partition=gpu]\n", 6, "'partition=gpu' is not an option of sbatch"),
-    "sbatch option of ours with a blank": (GOOD + "sbatch: ['--nodes 4']\n", 6, "sbatch: tools/study.py sets --nodes"),
+    "sbatch option of ours with a blank": (
+        GOOD + "sbatch: ['--nodes 4']\n",
+        6,
+        "sbatch: tools/study.py sets --nodes",
+    ),
     "sbatch folder": (GOOD + "sbatch: [--chdir=/tmp]\n", 6, "sbatch: tools/study.py sets --chdir"),
-    "sbatch order": (GOOD + "sbatch: [--dependency=afterok:3]\n", 6, "sbatch: tools/study.py sets --dependency"),
+    "sbatch order": (
+        GOOD + "sbatch: [--dependency=afterok:3]\n",
+        6,
+        "sbatch: tools/study.py sets --dependency",
+    ),
     "sbatch log": (GOOD + "sbatch: [--output=x]\n", 6, "sbatch: tools/study.py sets --output"),
-    "sbatch option with a blank": (GOOD + "sbatch: ['--partition gpu']\n", 6, "'--partition gpu' holds a blank: give --name=value"),
-    "accumulation in a weak study": (GOOD.replace("strong", "weak") + "settings:\n  train.grad_accum_steps: 4\n", 7,
-                                     "batch_size_per_gpu sets train.grad_accum_steps in a weak study"),
-    "learning rate that only warms up": (GOOD + "settings:\n  lr_schedule.warmup_steps: 100\n", 7,
-                                         "lr_schedule.warmup_steps=100 does not end within the 100 steps of a run"),
+    "sbatch option with a blank": (
+        GOOD + "sbatch: ['--partition gpu']\n",
+        6,
+        "'--partition gpu' holds a blank: give --name=value",
+    ),
+    "accumulation in a weak study": (
+        GOOD.replace("strong", "weak") + "settings:\n  train.grad_accum_steps: 4\n",
+        7,
+        "batch_size_per_gpu sets train.grad_accum_steps in a weak study",
+    ),
+    "learning rate that only warms up": (
+        GOOD + "settings:\n  lr_schedule.warmup_steps: 100\n",
+        7,
+        "lr_schedule.warmup_steps=100 does not end within the 100 steps of a run",
+    ),
     "varied warm-up of the learning rate": (
-        GOOD.replace("strong", "sensitivity") + "vary:\n  lr_schedule.warmup_steps: [0, 200]\n", 7, "lr_schedule.warmup_steps=200 does not end"),
+        GOOD.replace("strong", "sensitivity") + "vary:\n  lr_schedule.warmup_steps: [0, 200]\n",
+        7,
+        "lr_schedule.warmup_steps=200 does not end",
+    ),
     "no YAML": (GOOD + "gpus: [1, 2\n", 7, "not YAML: "),
     "no mapping": ("- 1\n", 1, "study: give keys and values"),
     "nothing": ("# nothing\n", 1, "the file is empty"),
@@ -121,26 +207,45 @@ class Plans(unittest.TestCase):
             return plan.load(path, ROOT)
 
     def test_ranks_are_spread_evenly_over_the_fewest_nodes(self):
-        self.assertEqual([plan.placement(n, 8) for n in (1, 8, 12, 16, 10, 7)], [(1, 1), (1, 8), (2, 6), (2, 8), (2, 5), (1, 7)])
+        self.assertEqual(
+            [plan.placement(n, 8) for n in (1, 8, 12, 16, 10, 7)],
+            [(1, 1), (1, 8), (2, 6), (2, 8), (2, 5), (1, 7)],
+        )
         self.assertEqual(plan.placement(10, 4), (5, 2))
 
     def test_values_stay_text(self):
-        study = self.load(GOOD.replace("strong", "sensitivity") + "vary:\n  amp.dtype: [off, bf16]\n  ddp.bucket_cap_mb: [1.0, 25]\n")
+        study = self.load(
+            GOOD.replace("strong", "sensitivity")
+            + "vary:\n  amp.dtype: [off, bf16]\n  ddp.bucket_cap_mb: [1.0, 25]\n"
+        )
         self.assertEqual(study.vary, {"amp.dtype": ["off", "bf16"], "ddp.bucket_cap_mb": ["1.0", "25"]})
-        self.assertEqual([run.varied["ddp.bucket_cap_mb"] for run in study.groups[0].runs[::3]], ["1.0", "25"] * 2)
+        self.assertEqual(
+            [run.varied["ddp.bucket_cap_mb"] for run in study.groups[0].runs[::3]], ["1.0", "25"] * 2
+        )
 
     def test_a_global_batch_is_kept_by_accumulation(self):
-        study = self.load(GOOD.replace("[1, 2, 4]", "[1, 4, 12]") + "global_batch_size: 512\nmicro_batch_size: 16\n")
-        self.assertEqual([group.settings for group in study.groups],
-                         [["loader.global_batch_size=16", "train.grad_accum_steps=32"],
-                          ["loader.global_batch_size=64", "train.grad_accum_steps=8"],
-                          # 128 over 12: 10 or 11 a rank, the mean weighted; 256 would be 22.
-                          ["loader.global_batch_size=128", "train.grad_accum_steps=4"]])
+        study = self.load(
+            GOOD.replace("[1, 2, 4]", "[1, 4, 12]") + "global_batch_size: 512\nmicro_batch_size: 16\n"
+        )
+        self.assertEqual(
+            [group.settings for group in study.groups],
+            [
+                ["loader.global_batch_size=16", "train.grad_accum_steps=32"],
+                ["loader.global_batch_size=64", "train.grad_accum_steps=8"],
+                # 128 over 12: 10 or 11 a rank, the mean weighted; 256 would be 22.
+                ["loader.global_batch_size=128", "train.grad_accum_steps=4"],
+            ],
+        )
 
     def test_the_batch_is_the_promised_one_whatever_the_configuration_accumulates(self):
-        self.assertEqual([group.settings[-1] for group in self.load(GOOD).groups], ["train.grad_accum_steps=1"] * 3)
+        self.assertEqual(
+            [group.settings[-1] for group in self.load(GOOD).groups], ["train.grad_accum_steps=1"] * 3
+        )
         weak = self.load(GOOD.replace("strong", "weak") + "batch_size_per_gpu: 4\n")
-        self.assertEqual(weak.groups[2].settings, ["train.batch_size=4", "loader.global_batch_size=0", "train.grad_accum_steps=1"])
+        self.assertEqual(
+            weak.groups[2].settings,
+            ["train.batch_size=4", "loader.global_batch_size=0", "train.grad_accum_steps=1"],
+        )
 
     def test_the_warm_up_of_the_learning_rate_is_the_studys_own(self):
         self.assertIn("lr_schedule.warmup_steps=0", self.load(GOOD).settings)
@@ -154,6 +259,7 @@ class Plans(unittest.TestCase):
     def test_the_time_limit_in_seconds(self):
         need("yaml")
         from scaling import launch
+
         self.assertEqual([launch.seconds(text) for text in ("00:30:00", "1-02:03:04")], [1800, 93784])
 
 
@@ -163,36 +269,67 @@ class OtherTools(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             # Documents longer than what is drawn repeat it.
             for length in (3000, 700):
-                done = subprocess.run([sys.executable, "-c", SMALL_BLOCK, program, folder, "--vocab-size", "9", "--tokens", "2500",
-                                       "--document-length", str(length)], capture_output=True, text=True)
-                self.assertIn(f" {-(-2500 // length) * length} tokens, the longest {length}", done.stdout, done.stderr)
-            self.assertEqual(subprocess.run([sys.executable, program, "--tokens", "x"], capture_output=True).returncode, 64)
+                done = subprocess.run(
+                    [
+                        sys.executable,
+                        "-c",
+                        SMALL_BLOCK,
+                        program,
+                        folder,
+                        "--vocab-size",
+                        "9",
+                        "--tokens",
+                        "2500",
+                        "--document-length",
+                        str(length),
+                    ],
+                    capture_output=True,
+                    text=True,
+                )
+                self.assertIn(
+                    f" {-(-2500 // length) * length} tokens, the longest {length}", done.stdout, done.stderr
+                )
+            self.assertEqual(
+                subprocess.run([sys.executable, program, "--tokens", "x"], capture_output=True).returncode, 64
+            )
 
     def test_the_gpu_suite_refuses_sections_it_lacks(self):
-        done = subprocess.run(["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "lm", "loar"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "lm", "loar"],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(done.returncode, 64, done.stdout + done.stderr)
         self.assertIn("there is no section loar", done.stderr)
-        done = subprocess.run(["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "--help"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "--help"],
+            capture_output=True,
+            text=True,
+        )
         self.assertEqual(done.returncode, 0)
         self.assertIn("usage: benchmarks/run_gpu_suite.sh", done.stdout)
         self.assertTrue(done.stdout.rstrip().endswith("and named"), done.stdout)
 
     def test_help_of_the_comparisons_ends_well(self):
         for name in ("compare.py", "pytorch_lm.py"):
-            done = subprocess.run([sys.executable, os.path.join(ROOT, "benchmarks", name), "--help"], capture_output=True, text=True)
+            done = subprocess.run(
+                [sys.executable, os.path.join(ROOT, "benchmarks", name), "--help"],
+                capture_output=True,
+                text=True,
+            )
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("PyTorch", done.stdout)
 
 
 # random_tokens.py with a small block of drawn ids.
-SMALL_BLOCK = r'''
+SMALL_BLOCK = r"""
 import os, sys
 sys.argv = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
 import random_tokens
 random_tokens.BLOCK = 1000
 random_tokens.main()
-'''
+"""
 
 
 class Shipped(unittest.TestCase):
@@ -205,28 +342,43 @@ class Shipped(unittest.TestCase):
                 for run in group.runs:
                     with self.subTest(f"{name}/{run.name}"):
                         values = configuration(study.config)
-                        values.update(word.split("=", 1) for word in study.arguments(group)[2:] + run.settings)
-                        self.assertGreater(int(values["train.max_steps"]), int(values.get("lr_schedule.warmup_steps", 0)))
+                        values.update(
+                            word.split("=", 1) for word in study.arguments(group)[2:] + run.settings
+                        )
+                        self.assertGreater(
+                            int(values["train.max_steps"]), int(values.get("lr_schedule.warmup_steps", 0))
+                        )
                         parts = int(values.get("train.grad_accum_steps", 1))
                         if study.kind == "strong":
                             self.assertEqual(int(values["loader.global_batch_size"]) * parts, study.batch)
                         if study.kind == "weak":
-                            self.assertEqual((int(values["train.batch_size"]) * parts, values["loader.global_batch_size"]), (study.batch, "0"))
+                            self.assertEqual(
+                                (int(values["train.batch_size"]) * parts, values["loader.global_batch_size"]),
+                                (study.batch, "0"),
+                            )
 
     def test_data_is_prepared_up_to_its_last_file(self):
         with tempfile.TemporaryDirectory() as folder:
             for name in SHIPPED:
-                for path, command in plan.load(os.path.join(ROOT, "slurm", "studies", name + ".yaml"), ROOT).prepare.items():
+                for path, command in plan.load(
+                    os.path.join(ROOT, "slurm", "studies", name + ".yaml"), ROOT
+                ).prepare.items():
                     self.assertEqual(os.path.basename(path), "eval.safetensors")
                     self.assertIn(f"tools/random_tokens.py {os.path.dirname(path)} ", command)
             program = os.path.join(ROOT, "tools", "random_tokens.py")
             # It writes that one last: no file is later.
-            done = subprocess.run([sys.executable, "-c", REPLACED, program, folder, "--vocab-size", "9", "--tokens", "50"], capture_output=True, text=True)
-            self.assertEqual(done.stdout.split("\n")[-2], os.path.join(folder, "eval.safetensors"), done.stderr)
+            done = subprocess.run(
+                [sys.executable, "-c", REPLACED, program, folder, "--vocab-size", "9", "--tokens", "50"],
+                capture_output=True,
+                text=True,
+            )
+            self.assertEqual(
+                done.stdout.split("\n")[-2], os.path.join(folder, "eval.safetensors"), done.stderr
+            )
 
 
 # Runs a program and prints in which order files got their names.
-REPLACED = r'''
+REPLACED = r"""
 import os, runpy, sys
 sys.argv = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(sys.argv[0]))
@@ -234,7 +386,7 @@ real, names = os.replace, []
 os.replace = lambda part, path: (real(part, path), names.append(path))
 runpy.run_path(sys.argv[0], run_name="__main__")
 print(*names, sep="\n")
-'''
+"""
 
 
 def configuration(path):
@@ -243,7 +395,10 @@ def configuration(path):
 
     def flat(node, prefix):
         if isinstance(node, dict):
-            return {key: value for name, child in node.items() for key, value in flat(child, prefix + [str(name)]).items()}
+            result = {}
+            for name, child in node.items():
+                result.update(flat(child, prefix + [str(name)]))
+            return result
         return {".".join(prefix): str(node)}
 
     with open(os.path.join(ROOT, path), encoding="utf-8") as file:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Studies from submission to finished runs with the real job files, an imitated Slurm and an imitated program."""
+"""Studies from submission to finished runs with the real job files, an imitated Slurm and an imitated
+program."""
 
 import fcntl
 import json
@@ -8,8 +9,9 @@ import subprocess
 import sys
 import unittest
 
-from imitated_slurm import STUDY, TOOL, StudyCase
 from study_support import ROOT, need
+
+from imitated_slurm import STUDY, TOOL, StudyCase
 
 need("yaml")
 
@@ -31,7 +33,7 @@ class Jobs(StudyCase):
         self.assertEqual(set(self.states().values()), {"missing"})
         out = self.study()
         self.assertIn("4 runs: 0 done, 0 in the queue, 4 to start", out)
-        self.assertEqual(self.states(), {name: "done" for name in ("n001_r1", "n001_r2", "n004_r1", "n004_r2")})
+        self.assertEqual(self.states(), dict.fromkeys(("n001_r1", "n001_r2", "n004_r1", "n004_r2"), "done"))
         self.check_arguments()
         self.assertIn("loader.global_batch_size=8", self.read("out/n004_r1/arguments.txt"))
         calls = self.read("fake/sbatch.txt").splitlines()
@@ -62,7 +64,9 @@ class Jobs(StudyCase):
         os.remove(os.path.join(self.out, "n001_r1", "exit_code"))
         # Ended well and wrote nothing.
         self.write("out/n001_r2/epochs.csv", "header\n")
-        self.assertEqual(self.states(), {"n001_r1": "lost", "n001_r2": "failed", "n004_r1": "done", "n004_r2": "failed"})
+        self.assertEqual(
+            self.states(), {"n001_r1": "lost", "n001_r2": "failed", "n004_r1": "done", "n004_r2": "failed"}
+        )
         os.remove(os.path.join(self.fake, "n004_r2"))
         out = self.study()
         self.assertIn("restart: n004_r2, failed (exit code 3)", out)
@@ -88,12 +92,17 @@ class Jobs(StudyCase):
 
     def test_a_job_that_cannot_be_noted_is_named(self):
         os.makedirs(os.path.join(self.out, "strong_scaling.sbatch"))
-        self.assertRegex(self.study(code=73), f"error: {self.out}/strong_scaling.sbatch: cannot write: .*Is a directory")
+        self.assertRegex(
+            self.study(code=73), f"error: {self.out}/strong_scaling.sbatch: cannot write: .*Is a directory"
+        )
         self.assertFalse(os.path.exists(os.path.join(self.fake, "sbatch.txt")))
         os.rmdir(os.path.join(self.out, "strong_scaling.sbatch"))
         # The folder is lost while Slurm takes the first job.
         self.write("bin/sbatch", f"#!/bin/sh\nmkdir '{self.out}/submissions.jsonl'\necho 102\n")
-        self.assertIn("job 102 was submitted, but this cannot be recorded here: Is a directory; fix: scancel 102", self.study(code=73))
+        self.assertIn(
+            "job 102 was submitted, but this cannot be recorded here: Is a directory; fix: scancel 102",
+            self.study(code=73),
+        )
 
     def test_a_lost_peer_is_requeued_by_the_job(self):
         self.write("fake/n001_r2", "76")
@@ -109,8 +118,10 @@ class Jobs(StudyCase):
         self.assertEqual(len(plan), 12)
         self.assertEqual(set(self.states().values()), {"done"})
         self.check_arguments()
-        self.assertEqual(plan["n002_ddp.bucket_cap_mb-25_amp.dtype-bf16_r2"]["varied"],
-                         {"ddp.bucket_cap_mb": "25", "amp.dtype": "bf16"})
+        self.assertEqual(
+            plan["n002_ddp.bucket_cap_mb-25_amp.dtype-bf16_r2"]["varied"],
+            {"ddp.bucket_cap_mb": "25", "amp.dtype": "bf16"},
+        )
 
     def test_other_settings_do_not_join_measured_runs(self):
         self.study()
@@ -127,16 +138,21 @@ class Jobs(StudyCase):
 
     def test_an_edited_study_does_not_join_the_runs_of_the_old_one(self):
         self.study()
-        for old, new, said in (("global_batch_size: 8", "global_batch_size: 16", "batch was 8 and now is 16"),
-                               ("resnet_ddp", "gpt2_ddp", "program was resnet_ddp and now is gpt2_ddp"),
-                               ("steps: 8", "steps: 8\nwarmup_steps: 3", "warmup_steps was 1 and now is 3")):
+        for old, new, said in (
+            ("global_batch_size: 8", "global_batch_size: 16", "batch was 8 and now is 16"),
+            ("resnet_ddp", "gpt2_ddp", "program was resnet_ddp and now is gpt2_ddp"),
+            ("steps: 8", "steps: 8\nwarmup_steps: 3", "warmup_steps was 1 and now is 3"),
+        ):
             # Also where none of the done runs is one of the new study.
             for ranks in ("[1, 4]", "[2]"):
                 self.write("study.yaml", STUDY.replace(old, new).replace("[1, 4]", ranks))
                 out = self.study(code=64)
                 self.assertIn(said, out)
                 self.assertIn("give another --output", out)
-        self.write("study.yaml", STUDY.replace("global_batch_size: 8", "batch_size_per_gpu: 8").replace("strong", "weak"))
+        self.write(
+            "study.yaml",
+            STUDY.replace("global_batch_size: 8", "batch_size_per_gpu: 8").replace("strong", "weak"),
+        )
         self.assertIn("kind was strong and now is weak", self.study(code=64))
         self.assertEqual(json.loads(self.read("out/study.json"))["batch"], 8)
         self.write("study.yaml", STUDY.replace("[1, 4]", "[2]"))
@@ -163,8 +179,23 @@ class Jobs(StudyCase):
 
     def test_the_build_folder_is_seen_from_the_caller(self):
         environment = {**os.environ, "FAKE": self.fake}
-        done = subprocess.run([sys.executable, TOOL, "study.yaml", "--output", "out", "--build", "build", "--local", "--dry-run"],
-                              cwd=self.folder, capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            [
+                sys.executable,
+                TOOL,
+                "study.yaml",
+                "--output",
+                "out",
+                "--build",
+                "build",
+                "--local",
+                "--dry-run",
+            ],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn(f"{self.folder}/build/examples/resnet_ddp", done.stdout.splitlines()[0])
 
@@ -175,10 +206,22 @@ class Jobs(StudyCase):
 
     def test_settings_that_the_program_lacks_are_told_before_submission(self):
         self.write("study.yaml", STUDY + "settings:\n  loader.num_wokers: 1\n")
-        known = ["train.eval_first", "train.eval_every", "train.eval_every_steps", "context.device", "train.max_steps", "train.epochs",
-                 "metrics.log_every", "loader.num_workers", "lr_schedule.warmup_steps"]
+        known = [
+            "train.eval_first",
+            "train.eval_every",
+            "train.eval_every_steps",
+            "context.device",
+            "train.max_steps",
+            "train.epochs",
+            "metrics.log_every",
+            "loader.num_workers",
+            "lr_schedule.warmup_steps",
+        ]
         self.write("fake/help", "loader\n" + "".join(f"  {key}=1\n      a text\n" for key in known))
-        self.assertRegex(self.study(code=64), "study.yaml: resnet_ddp has no setting loader.num_wokers, did you mean loader.num_workers")
+        self.assertRegex(
+            self.study(code=64),
+            "study.yaml: resnet_ddp has no setting loader.num_wokers, did you mean loader.num_workers",
+        )
         self.assertFalse(os.path.exists(self.out))
         self.write("study.yaml", STUDY + "settings:\n  loader.num_workers: 1\n")
         self.study()
@@ -187,7 +230,9 @@ class Jobs(StudyCase):
         data = os.path.join(self.folder, "data")
         study = STUDY.replace("[1, 4]", "[1]") + f"prepare:\n  {data}: "
         self.write("study.yaml", study + "mkdir /nonexistent/folder\n")
-        self.assertIn(f"mkdir /nonexistent/folder ended with 1 and left no {data}", self.study("--local", code=64))
+        self.assertIn(
+            f"mkdir /nonexistent/folder ended with 1 and left no {data}", self.study("--local", code=64)
+        )
         self.write("study.yaml", study + "no_such_command\n")
         self.assertIn("no_such_command: No such file", self.study("--local", code=64))
         self.assertEqual(set(self.states().values()), {"missing"})

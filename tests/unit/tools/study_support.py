@@ -13,7 +13,7 @@ sys.path.insert(0, os.path.join(ROOT, "tools"))
 from scaling.command_line import exit_code  # noqa: E402
 
 # The beginning of a small program that takes turns as benchmarks/interleaved.py tells.
-TURNS = r'''#!{python}
+TURNS = r"""#!{python}
 import json, os, sys, time
 o = dict(argument.split("=", 1) for argument in sys.argv[1:])
 def wait(what):
@@ -23,7 +23,7 @@ def answer(what, value):
     with open(f"{o['gate']}/{o['name']}.{what}.part", "w") as f:
         f.write(repr(value))
     os.rename(f"{o['gate']}/{o['name']}.{what}.part", f"{o['gate']}/{o['name']}.{what}")
-'''
+"""
 
 
 def need(*modules):
@@ -69,10 +69,32 @@ class ToolTest(unittest.TestCase):
             return file.read()
 
 
-STEP_COLUMNS = ["step", "epoch", "step_ms", "images_per_second", "exposed_comm_ms", "loader_wait_ms", "peak_memory_gib",
-                "interval_seconds", "energy_j"]
-EPOCH_COLUMNS = ["job_id", "commit", "gpu_type", "nodes", "gpus", "ranks", "precision", "global_batch_size", "bucket_cap_mb",
-                 "repeat", "steps_per_epoch", "epoch", "gpu_utilisation_percent"]
+STEP_COLUMNS = [
+    "step",
+    "epoch",
+    "step_ms",
+    "images_per_second",
+    "exposed_comm_ms",
+    "loader_wait_ms",
+    "peak_memory_gib",
+    "interval_seconds",
+    "energy_j",
+]
+EPOCH_COLUMNS = [
+    "job_id",
+    "commit",
+    "gpu_type",
+    "nodes",
+    "gpus",
+    "ranks",
+    "precision",
+    "global_batch_size",
+    "bucket_cap_mb",
+    "repeat",
+    "steps_per_epoch",
+    "epoch",
+    "gpu_utilisation_percent",
+]
 
 
 def write_csv(path, columns, rows):
@@ -82,7 +104,9 @@ def write_csv(path, columns, rows):
             file.write(",".join(map(str, row)) + "\n")
 
 
-def write_run(folder, name, ranks, step_ms, repeat=1, batch=48, exposed_ms=1.0, wait_ms=0.0, energy_j="", log_every=10):
+def write_run(
+    folder, name, ranks, step_ms, repeat=1, batch=48, exposed_ms=1.0, wait_ms=0.0, energy_j="", log_every=10
+):
     """A run whose warm-up (steps up to 10) is ten times slower; intervals of log_every steps."""
     rows = []
     for step in range(log_every, 51, log_every):
@@ -91,7 +115,10 @@ def write_run(folder, name, ranks, step_ms, repeat=1, batch=48, exposed_ms=1.0, 
         rows.append([step, 0.5, ms, batch * 1000 / ms, exposed_ms, wait_ms, 2.5, seconds, energy_j])
     path = os.path.join(folder, name)
     write_csv(os.path.join(path, "steps.csv"), STEP_COLUMNS, rows)
-    write_csv(os.path.join(path, "epochs.csv"), EPOCH_COLUMNS,
-              [["7", "abc", "cpu", 1, 0, ranks, "fp32", batch, 25, repeat, 100, 0, ""]])
+    write_csv(
+        os.path.join(path, "epochs.csv"),
+        EPOCH_COLUMNS,
+        [["7", "abc", "cpu", 1, 0, ranks, "fp32", batch, 25, repeat, 100, 0, ""]],
+    )
     with open(os.path.join(path, "exit_code"), "w", encoding="utf-8") as file:
         file.write("0\n")

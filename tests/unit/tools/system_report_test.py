@@ -11,27 +11,44 @@ from study_support import ROOT
 
 TOOL = os.path.join(ROOT, "tools", "system_report.py")
 
-NVIDIA_SMI = r'''#!/bin/sh
+NVIDIA_SMI = r"""#!/bin/sh
 case "$*" in
   *driver_version*) echo 580.01; echo 580.01 ;;
-  --query-gpu=index*) for i in 0 1; do echo "$i, NVIDIA H200, 143771 MiB, 700.00 W, 1980 MHz, 3201 MHz, 5, 16, Enabled, Enabled, Default"; done ;;
+  --query-gpu=index*)
+    for i in 0 1; do
+      echo "$i, NVIDIA H200, 143771 MiB, 700.00 W, 1980 MHz, 3201 MHz, 5, 16, Enabled, Enabled, Default"
+    done ;;
   "topo -m") printf '\033[4mGPU0\tGPU1\033[0m\nGPU0\t X\tNV18\n' ;;
-  "nvlink --status") for g in 0 1; do echo "GPU $g: NVIDIA H200 (UUID: GPU-$g)"; for l in 0 1 2; do echo "	 Link $l: 26.562 GB/s"; done; done ;;
+  "nvlink --status")
+    for g in 0 1; do
+      echo "GPU $g: NVIDIA H200 (UUID: GPU-$g)"
+      for l in 0 1 2; do echo "	 Link $l: 26.562 GB/s"; done
+    done ;;
   -q) printf '    MIG Mode\n        Current                           : Disabled\n' ;;
 esac
-'''
+"""
 
 
 class System(unittest.TestCase):
     def report(self, path, build="nowhere"):
-        done = subprocess.run([sys.executable, TOOL, "--build", build], capture_output=True, text=True,
-                              env={**os.environ, "PATH": path})
+        done = subprocess.run(
+            [sys.executable, TOOL, "--build", build],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PATH": path},
+        )
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
     def test_a_machine_with_nothing(self):
         text = self.report("/nonexistent")
-        for line in ("none is seen (no nvidia-smi", "NVLink: none", "| MPI | none |", "| NVIDIA driver | none |", "| memory | "):
+        for line in (
+            "none is seen (no nvidia-smi",
+            "NVLink: none",
+            "| MPI | none |",
+            "| NVIDIA driver | none |",
+            "| memory | ",
+        ):
             self.assertIn(line, text)
 
     def test_gpus_and_links(self):
@@ -41,8 +58,14 @@ class System(unittest.TestCase):
                 file.write(NVIDIA_SMI)
             os.chmod(tool, 0o755)
             text = self.report(folder + ":" + os.environ["PATH"])
-        for line in ("| 1 | NVIDIA H200 | 143771 MiB | 700.00 W | 1980 MHz | 3201 MHz | gen 5 x16 | Enabled | Enabled | Default |",
-                     "NVLink: 3 links of 26.562 GB/s a GPU", "MIG: Disabled", "| NVIDIA driver | 580.01 |", "GPU0\t X\tNV18"):
+        for line in (
+            "| 1 | NVIDIA H200 | 143771 MiB | 700.00 W | 1980 MHz | 3201 MHz | gen 5 x16 | Enabled | Enabled "
+            "| Default |",
+            "NVLink: 3 links of 26.562 GB/s a GPU",
+            "MIG: Disabled",
+            "| NVIDIA driver | 580.01 |",
+            "GPU0\t X\tNV18",
+        ):
             self.assertIn(line, text)
         self.assertNotIn("\x1b", text)
 
@@ -69,7 +92,10 @@ class System(unittest.TestCase):
             self.assertEqual(os.listdir(folder), ["SYSTEM.md"])
             path = os.path.join(folder, "missing", "x.md")
             done = subprocess.run([sys.executable, TOOL, "--output", path], capture_output=True, text=True)
-            self.assertEqual((done.returncode, done.stderr), (73, f"error: {path} cannot be written: No such file or directory\n"))
+            self.assertEqual(
+                (done.returncode, done.stderr),
+                (73, f"error: {path} cannot be written: No such file or directory\n"),
+            )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TensorBoard's own package reads what a run writes: python tensorboard_files.py <tensorboard_tool>. Exit code 77: skipped."""
+"""TensorBoard's own package reads what a run writes: python tensorboard_files.py <tensorboard_tool>. Exit
+code 77: skipped."""
 
 import glob
 import json
@@ -47,17 +48,35 @@ class EventFiles(unittest.TestCase):
         """Values of event files are float32."""
         got = self.points(tag)
         self.assertEqual([step for step, _ in got], [step for step, _ in expected])
-        numpy.testing.assert_array_equal([value for _, value in got], numpy.array([float(value) for _, value in expected], numpy.float32))
+        numpy.testing.assert_array_equal(
+            [value for _, value in got], numpy.array([float(value) for _, value in expected], numpy.float32)
+        )
 
     def test_the_reader_gives_back_the_rows(self):
         self.train(0, 60, every=7)  # no row of steps at an epoch's end
         self.assert_rows("steps/loss", [(row["step"], row["loss"]) for row in self.rows("steps")])
         self.assert_rows("evals/eval_loss", [(row["step"], row["eval_loss"]) for row in self.rows("evals")])
-        self.assert_rows("epochs/test_accuracy", [(20 * (row["epoch"] + 1), row["test_accuracy"]) for row in self.rows("epochs")])
+        self.assert_rows(
+            "epochs/test_accuracy",
+            [(20 * (row["epoch"] + 1), row["test_accuracy"]) for row in self.rows("epochs")],
+        )
         events = self.read()
-        self.assertEqual(events.Tags()["scalars"], ["steps/loss", "steps/lr", "evals/eval_loss", "epochs/epoch_steps",
-                                                    "epochs/test_accuracy", "epochs/epoch_seconds", "epochs/samples_per_second"])
-        self.assertEqual([event.wall_time for event in events.Scalars("steps/loss")], [row["time"] for row in self.rows("steps")])
+        self.assertEqual(
+            events.Tags()["scalars"],
+            [
+                "steps/loss",
+                "steps/lr",
+                "evals/eval_loss",
+                "epochs/epoch_steps",
+                "epochs/test_accuracy",
+                "epochs/epoch_seconds",
+                "epochs/samples_per_second",
+            ],
+        )
+        self.assertEqual(
+            [event.wall_time for event in events.Scalars("steps/loss")],
+            [row["time"] for row in self.rows("steps")],
+        )
 
     def test_settings_are_text_and_hparams(self):
         self.train(0, 10)
@@ -66,10 +85,25 @@ class EventFiles(unittest.TestCase):
         self.assertIn("| train.epochs | 2 epochs | changed |\n| model.name | resnet18 |  |\n", text)
         self.assertIn("| data.path | a\\|b |", text)
         self.assertEqual(events.SummaryMetadata("settings").plugin_data.plugin_name, "text")
-        data = HParamsPluginData.FromString(events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content)
-        hparams = {key: getattr(value, value.WhichOneof("kind")) for key, value in data.session_start_info.hparams.items()}
-        self.assertEqual(hparams, {"train.epochs": 2.0, "model.name": "resnet18", "train.nesterov": True, "lr.lr": 0.05, "data.path": "a|b",
-                                   "data.name": "inf", "data.title": "2 of 3"})
+        data = HParamsPluginData.FromString(
+            events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        )
+        hparams = {
+            key: getattr(value, value.WhichOneof("kind"))
+            for key, value in data.session_start_info.hparams.items()
+        }
+        self.assertEqual(
+            hparams,
+            {
+                "train.epochs": 2.0,
+                "model.name": "resnet18",
+                "train.nesterov": True,
+                "lr.lr": 0.05,
+                "data.path": "a|b",
+                "data.name": "inf",
+                "data.title": "2 of 3",
+            },
+        )
         self.assertEqual(data.session_start_info.group_name, "run")
 
     def test_a_resumed_run_has_no_gap_and_no_double(self):
@@ -81,12 +115,17 @@ class EventFiles(unittest.TestCase):
         self.assertEqual([step for step, _ in self.points("evals/eval_loss")], [10, 30, 50, 70, 90])
         self.assertEqual([step for step, _ in self.points("epochs/test_accuracy")], [20, 40, 60, 80, 100])
         # Readers that ignore restarts see the same, because the rows are gone from the files.
-        events = [Event.FromString(data) for file in sorted(glob.glob(self.folder + "/events.*")) for data in RawEventFileLoader(file).Load()]
-        self.assertEqual([event.step for event in events for value in event.summary.value if value.tag == "steps/loss"], steps)
+        written = []
+        for file in sorted(glob.glob(self.folder + "/events.*")):
+            for data in RawEventFileLoader(file).Load():
+                event = Event.FromString(data)
+                tags = [value.tag for value in event.summary.value]
+                written += [event.step] * tags.count("steps/loss")
+        self.assertEqual(written, steps)
 
     def test_a_cut_record_ends_its_file_alone(self):
         self.train(0, 40)
-        file, = glob.glob(self.folder + "/events.*")
+        (file,) = glob.glob(self.folder + "/events.*")
         with open(file, "r+b") as events:
             events.truncate(os.path.getsize(file) - 7)
         self.train(40, 60)

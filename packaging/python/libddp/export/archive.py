@@ -35,7 +35,8 @@ def same_bytes(one, name, other, other_name):
 
 
 def merge_tensors(target, source, folder):
-    """Adds the table of the tensors of `source`. Equal tensors of the same name keep the entry that `target` has."""
+    """Adds the table of the tensors of `source`. Equal tensors of the same name keep the entry that `target`
+    has."""
     kind, prefix = FOLDERS[folder]
     into, out_of = root_of(target) + folder, root_of(source) + folder
     known = json.loads(target.read(f"{into}model_{kind}_config.json"))["config"]
@@ -60,4 +61,8 @@ def merge(training, evaluation):
         for folder in FOLDERS:
             merge_tensors(target, source, folder)
         for name, ending in (("models", "json"), ("data/sample_inputs", "pt")):
-            append(target, f"{root_of(target)}{name}/{EVAL}.{ending}", source.read(f"{root_of(source)}{name}/model.{ending}"))
+            append(
+                target,
+                f"{root_of(target)}{name}/{EVAL}.{ending}",
+                source.read(f"{root_of(source)}{name}/model.{ending}"),
+            )

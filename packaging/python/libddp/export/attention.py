@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Causal attention of transformers without its masks, which torch.export.save refuses: attention itself is causal then."""
+"""Causal attention of transformers without its masks, which torch.export.save refuses: attention itself is
+causal then."""
 
 import math
 import sys
@@ -11,7 +12,9 @@ from .errors import DoesNotExport
 
 NAME = "causal_without_mask"
 WINDOWS = ("sliding_window", "attention_chunk_size")
-FIX = "fix: export the module without its mask in an own Python module (--from my_package.my_module:make_model)"
+FIX = (
+    "fix: export the module without its mask in an own Python module (--from my_package.my_module:make_model)"
+)
 
 
 def hugging_face_parts(module):
@@ -21,27 +24,35 @@ def hugging_face_parts(module):
         return []
     found = []
     for name, part in module.named_modules():
-        if isinstance(part, transformers.PreTrainedModel) and not any(name.startswith(f"{other}.") or not other for other, _ in found):
+        if isinstance(part, transformers.PreTrainedModel) and not any(
+            name.startswith(f"{other}.") or not other for other, _ in found
+        ):
             found.append((name, part))
     return [part for _, part in found]
 
 
 def is_causal(part):
-    return any(getattr(m, "is_causal", False) is True for m in part.modules()) and getattr(part, "_supports_sdpa", False)
+    return any(getattr(m, "is_causal", False) is True for m in part.modules()) and getattr(
+        part, "_supports_sdpa", False
+    )
 
 
 def register():
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, lambda *args, **kwargs: None)
     ALL_ATTENTION_FUNCTIONS.register(NAME, sdpa_attention_forward)
 
 
 def longest(inputs):
     """The greatest length of a text that the export allows."""
-    lengths = [getattr(i.dimensions.get(1), "max", math.inf) if 1 in i.dimensions else i.value.shape[1]
-               for i in inputs if isinstance(i.value, torch.Tensor) and i.value.dim() >= 2]
+    lengths = [
+        getattr(i.dimensions.get(1), "max", math.inf) if 1 in i.dimensions else i.value.shape[1]
+        for i in inputs
+        if isinstance(i.value, torch.Tensor) and i.value.dim() >= 2
+    ]
     return max(lengths, default=0)
 
 
@@ -53,13 +64,19 @@ def check_window(config, inputs):
     for name in WINDOWS:
         window = getattr(config, name, None)
         if window and longest(inputs) > window:
-            raise DoesNotExport(f"attention sees {name}={window} tokens, and the inputs may have {longest(inputs)}: without a mask nothing "
-                                f"limits attention to a window; fix: a length of at most {window}, or an input attention_mask "
-                                "(--input 'attention_mask=int64[2,128]<2' for input_ids=int64[2,128]<1000), which keeps the masks")
+            raise DoesNotExport(
+                f"attention sees {name}={window} tokens, and the inputs may have {longest(inputs)}: without "
+                "a mask nothing "
+                f"limits attention to a window; fix: a length of at most {window}, or an input "
+                "attention_mask "
+                "(--input 'attention_mask=int64[2,128]<2' for input_ids=int64[2,128]<1000), which keeps the "
+                "masks"
+            )
 
 
 def prepare(module, copy, inputs, args, kwargs):
-    """Changes the configuration of the causal models in `module`. `copy` makes one of it. Returns what to say about it."""
+    """Changes the configuration of the causal models in `module`. `copy` makes one of it. Returns what to say
+    about it."""
     parts = hugging_face_parts(module)
     for part in parts:
         if hasattr(part.config, "use_cache"):
@@ -80,5 +97,10 @@ def prepare(module, copy, inputs, args, kwargs):
     apart = difference(expected, found)
     names = ", ".join(sorted({type(part).__name__ for part in causal}))
     if apart is None or apart.relative > apart.allowed:
-        raise DoesNotExport(f"{names} is not only causal: without its mask it computes something else ({apart}); {FIX}")
-    return [f"{names}: attention is causal by itself, without a mask and without padding; without a cache of keys and values"]
+        raise DoesNotExport(
+            f"{names} is not only causal: without its mask it computes something else ({apart}); {FIX}"
+        )
+    return [
+        f"{names}: attention is causal by itself, without a mask and without padding; without a cache of "
+        "keys and values"
+    ]

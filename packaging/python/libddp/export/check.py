@@ -22,7 +22,11 @@ def quiet():
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -32,6 +36,7 @@ def quiet():
 @dataclasses.dataclass
 class Difference:
     """Of two lists of tensors."""
+
     tensors: int = 0
     different: int = 0  # in bits
     greatest: float = 0.0
@@ -47,7 +52,10 @@ class Difference:
     def __str__(self):
         if not self.different:
             return f"equal in bits ({self.tensors} tensors)"
-        return f"{self.different} of {self.tensors} tensors differ, by up to {self.greatest:.3g} ({self.relative:.2g} of the greatest value)"
+        return (
+            f"{self.different} of {self.tensors} tensors differ, by up to {self.greatest:.3g} "
+            f"({self.relative:.2g} of the greatest value)"
+        )
 
 
 def tensors_of(tree):
@@ -82,8 +90,14 @@ def difference(expected, found):
 
 
 def copied(tree):
-    return _pytree.tree_map(lambda leaf: leaf.detach().clone().requires_grad_(leaf.requires_grad)
-                            if isinstance(leaf, torch.Tensor) else leaf, tree)
+    return _pytree.tree_map(
+        lambda leaf: (
+            leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+        ),
+        tree,
+    )
 
 
 def run(module, args, kwargs):
@@ -106,12 +120,17 @@ def compare(mode, eager, program, args, kwargs):
         tensors += [buffers_of(module)[name] for name in names]
     result = difference(expected, found)
     if result is None:
-        raise DoesNotExport(f"the program of {mode} has other outputs than the module: {[tuple(t.shape) for t in found]}, "
-                            f"in Python {[tuple(t.shape) for t in expected]}; fix: return tensors whose sizes follow the inputs' sizes")
+        raise DoesNotExport(
+            f"the program of {mode} has other outputs than the module: {[tuple(t.shape) for t in found]}, "
+            f"in Python {[tuple(t.shape) for t in expected]}; fix: return tensors whose sizes follow the "
+            "inputs' sizes"
+        )
     if result.relative > result.allowed:
-        raise DoesNotExport(f"the program of {mode} computes something else than the module: {result}; "
-                            "fix: draw random numbers by torch alone, and let forward depend on its inputs and tensors only; "
-                            "--no-check (check=False) writes the archive all the same")
+        raise DoesNotExport(
+            f"the program of {mode} computes something else than the module: {result}; "
+            "fix: draw random numbers by torch alone, and let forward depend on its inputs and tensors only; "
+            "--no-check (check=False) writes the archive all the same"
+        )
     return result
 
 
@@ -132,10 +151,15 @@ def check_mode(mode, make_eager, program, sizes, args, kwargs):
         except DoesNotExport:
             raise
         except Exception as error:
-            raise DoesNotExport(f"the program of {mode} refuses sizes that its ranges allow ({sizes_text(sizes, values)}); "
-                                f"fix: narrow the range, or name the relation between the dimensions. Python says: {last_lines(error)}") from error
+            raise DoesNotExport(
+                f"the program of {mode} refuses sizes that its ranges allow ({sizes_text(sizes, values)}); "
+                "fix: narrow the range, or name the relation between the dimensions. Python says: "
+                f"{last_lines(error)}"
+            ) from error
         return total, f"the example and {sizes_text(sizes, values)}"
-    return total, "the example only" + (f" (the module refuses other sizes: {last_lines(problem)})" if problem else "")
+    return total, "the example only" + (
+        f" (the module refuses other sizes: {last_lines(problem)})" if problem else ""
+    )
 
 
 def sizes_text(sizes, values):

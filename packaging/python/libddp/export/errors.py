@@ -11,11 +11,13 @@ class ExportError(Exception):
 
 class Mistake(ExportError, ValueError):
     """An argument that cannot be used."""
+
     exit_code = 64
 
 
 class DoesNotExport(ExportError, RuntimeError):
     """torch.export refuses the model, or its program computes something else."""
+
     exit_code = 65
 
 
@@ -26,6 +28,9 @@ class CannotWrite(ExportError, OSError):
 def last_lines(error):
     """Python's own words, shortened."""
     lines = [line.rstrip() for line in str(error).splitlines() if line.strip()]
-    lines = lines[:1] + [line for line in lines[1:] if not any(word in line for word in FOR_DEVELOPERS)]
-    kept = lines if len(lines) <= LAST_LINES else [lines[0], "…", *lines[1 - LAST_LINES:]]
+    first, rest = lines[:1], lines[1:]
+    for word in FOR_DEVELOPERS:
+        rest = [line for line in rest if word not in line]
+    lines = first + rest
+    kept = lines if len(lines) <= LAST_LINES else [lines[0], "…", *lines[1 - LAST_LINES :]]
     return f"{type(error).__name__}: " + "\n  ".join(kept or ["(no message)"])

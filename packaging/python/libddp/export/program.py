@@ -28,6 +28,7 @@ FREQUENT = 8  # operators that the summary names
 @dataclasses.dataclass
 class Summary:
     """What was exported. str() is for people."""
+
     path: str
     modes: tuple
     dtype: str
@@ -46,16 +47,27 @@ class Summary:
 
     def __str__(self):
         kinds = sorted(self.operators.items(), key=lambda item: (-item[1], item[0]))
-        named = ", ".join(f"{name.removeprefix('aten.').removesuffix('.default')} {calls}" for name, calls in kinds[:FREQUENT])
+        named = ", ".join(
+            f"{name.removeprefix('aten.').removesuffix('.default')} {calls}"
+            for name, calls in kinds[:FREQUENT]
+        )
         others = "" if len(kinds) <= FREQUENT else f", and {len(kinds) - FREQUENT} more"
         frozen = "" if self.trained == self.parameters else f", {self.trained:,} of them trained"
-        lines = [("parameters", f"{self.parameters:,} in {self.tensors} tensors{frozen}; {self.buffers} buffers"),
-                 ("dtype", self.dtype), ("modes", ", ".join(self.modes)),
-                 ("operators", f"{len(kinds)} kinds: {named}{others}"),
-                 *(("input", line) for line in self.inputs), *(("size", line) for line in self.sizes), *(("output", line) for line in self.outputs),
-                 *((f"check {mode}", f"{difference}, on {sizes}") for mode, (difference, sizes) in self.checks.items()),
-                 *(("note", note) for note in self.notes),
-                 ("written", f"{self.path}, {self.num_bytes:,} bytes, in {self.seconds:.1f} s")]
+        lines = [
+            ("parameters", f"{self.parameters:,} in {self.tensors} tensors{frozen}; {self.buffers} buffers"),
+            ("dtype", self.dtype),
+            ("modes", ", ".join(self.modes)),
+            ("operators", f"{len(kinds)} kinds: {named}{others}"),
+            *(("input", line) for line in self.inputs),
+            *(("size", line) for line in self.sizes),
+            *(("output", line) for line in self.outputs),
+            *(
+                (f"check {mode}", f"{difference}, on {sizes}")
+                for mode, (difference, sizes) in self.checks.items()
+            ),
+            *(("note", note) for note in self.notes),
+            ("written", f"{self.path}, {self.num_bytes:,} bytes, in {self.seconds:.1f} s"),
+        ]
         return "\n".join(f"{name:<12}{value}" for name, value in lines)
 
 
@@ -64,8 +76,10 @@ def copy_of(module):
     try:
         return copy.deepcopy(module, {id(p): p for p in module.parameters()})
     except Exception as error:
-        raise DoesNotExport(f"{type(module).__name__} cannot be copied by copy.deepcopy; fix: keep only parameters, buffers and plain values "
-                            f"in the module. Python says: {last_lines(error)}") from error
+        raise DoesNotExport(
+            f"{type(module).__name__} cannot be copied by copy.deepcopy; fix: keep only parameters, buffers "
+            f"and plain values in the module. Python says: {last_lines(error)}"
+        ) from error
 
 
 def in_mode(module, mode):
@@ -79,8 +93,14 @@ def in_mode(module, mode):
 
 
 def converted(tree, dtype):
-    return _pytree.tree_map(lambda leaf: leaf.detach().to(dtype).requires_grad_(leaf.requires_grad)
-                            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf, tree)
+    return _pytree.tree_map(
+        lambda leaf: (
+            leaf.detach().to(dtype).requires_grad_(leaf.requires_grad)
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+            else leaf
+        ),
+        tree,
+    )
 
 
 def dtype_of(name):
@@ -95,8 +115,10 @@ def try_module(module, mode, args, kwargs):
     try:
         run(in_mode(module, mode), args, kwargs)
     except Exception as error:
-        raise Mistake(f"{type(module).__name__}.forward fails in Python on the example inputs; fix: give inputs that it takes (--input). "
-                      f"Python says: {last_lines(error)}") from error
+        raise Mistake(
+            f"{type(module).__name__}.forward fails in Python on the example inputs; fix: give inputs that "
+            f"it takes (--input). Python says: {last_lines(error)}"
+        ) from error
 
 
 def trace(module, mode, args, kwargs, shapes):
@@ -106,10 +128,21 @@ def trace(module, mode, args, kwargs, shapes):
     except ExportError:
         raise
     except Exception as error:
-        hint = ("; fix: name the dimensions that change and their ranges (--dynamic, or dynamic_shapes), or none (--dynamic none, or "
-                "dynamic_shapes={}), and keep control flow that depends on values out of forward") if shapes else (
-                "; fix: keep control flow that depends on values out of forward, or change the line that Python names")
-        raise DoesNotExport(f"the model does not export in mode {mode}{hint}. Python says: {last_lines(error)}") from error
+        hint = (
+            (
+                "; fix: name the dimensions that change and their ranges (--dynamic, or dynamic_shapes), or "
+                "none (--dynamic none, or "
+                "dynamic_shapes={}), and keep control flow that depends on values out of forward"
+            )
+            if shapes
+            else (
+                "; fix: keep control flow that depends on values out of forward, or change the line that "
+                "Python names"
+            )
+        )
+        raise DoesNotExport(
+            f"the model does not export in mode {mode}{hint}. Python says: {last_lines(error)}"
+        ) from error
 
 
 def save(program, mode, path):
@@ -117,11 +150,19 @@ def save(program, mode, path):
         with quiet():
             torch.export.save(program, path)
     except OSError as error:
-        raise CannotWrite(f"{path}: cannot write: {error.strerror or error}; fix: name another folder, or make room") from error
+        raise CannotWrite(
+            f"{path}: cannot write: {error.strerror or error}; fix: name another folder, or make room"
+        ) from error
     except Exception as error:
-        hint = "masks of attention that are built by vmap are one cause; " if "lazy_load_decompositions" in str(error) else ""
-        raise DoesNotExport(f"torch.export.save refuses the program of mode {mode}: {hint}fix: change what Python names. "
-                            f"Python says: {last_lines(error)}") from error
+        hint = (
+            "masks of attention that are built by vmap are one cause; "
+            if "lazy_load_decompositions" in str(error)
+            else ""
+        )
+        raise DoesNotExport(
+            f"torch.export.save refuses the program of mode {mode}: {hint}fix: change what Python names. "
+            f"Python says: {last_lines(error)}"
+        ) from error
 
 
 def operators_of(program):
@@ -152,8 +193,11 @@ def paths_of(tree, path=""):
 
 def outputs_of(program, sizes):
     """One line for each tensor."""
-    leaves = [spec.arg.name for spec in program.graph_signature.output_specs
-              if spec.kind == torch.export.graph_signature.OutputKind.USER_OUTPUT and hasattr(spec.arg, "name")]
+    leaves = [
+        spec.arg.name
+        for spec in program.graph_signature.output_specs
+        if spec.kind == torch.export.graph_signature.OutputKind.USER_OUTPUT and hasattr(spec.arg, "name")
+    ]
     by_name = {node.name: node.meta.get("val") for node in program.graph.nodes}
     spec = program.module_call_graph[0].signature.out_spec
     paths = list(paths_of(_pytree.tree_unflatten([0] * spec.num_leaves, spec)))
@@ -168,10 +212,15 @@ def outputs_of(program, sizes):
 
 def notes_of(programs):
     notes = []
-    libraries = sorted({name.split(".")[0] for program in programs.values() for name in operators_of(program)} - set(OWN_OPERATORS))
+    libraries = set()
+    for program in programs.values():
+        libraries.update(name.split(".")[0] for name in operators_of(program))
+    libraries = sorted(libraries - set(OWN_OPERATORS))
     if libraries:
-        notes.append(f"operators of {', '.join(libraries)} are no part of LibTorch: C++ loads their libraries "
-                     "(ExportedModuleOptions::libraries)")
+        notes.append(
+            f"operators of {', '.join(libraries)} are no part of LibTorch: C++ loads their libraries "
+            "(ExportedModuleOptions::libraries)"
+        )
     return notes
 
 
@@ -180,12 +229,16 @@ def checked_path(path):
     path = os.fspath(path)
     if not path.endswith(".pt2"):
         start, ending = os.path.splitext(path)
-        raise Mistake(f"the archive's name is {path}, and torch.export reads only names that end in .pt2; "
-                      f"fix: {start if ending in ('.pt', '.pth') else path}.pt2")
+        raise Mistake(
+            f"the archive's name is {path}, and torch.export reads only names that end in .pt2; "
+            f"fix: {start if ending in ('.pt', '.pth') else path}.pt2"
+        )
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
         what = "it is a folder" if os.path.isdir(path) else f"{folder} is no folder that you may write"
-        raise CannotWrite(f"{path}: cannot write: {what}; fix: name a file in a folder that exists and that you may write")
+        raise CannotWrite(
+            f"{path}: cannot write: {what}; fix: name a file in a folder that exists and that you may write"
+        )
     return path
 
 
@@ -195,7 +248,9 @@ def write(programs, path, check_archive):
     try:
         folder = tempfile.mkdtemp(prefix=".export_", dir=parent)
     except OSError as error:
-        raise CannotWrite(f"{path}: cannot write: {error.strerror}; fix: name a folder that exists and that you may write") from error
+        raise CannotWrite(
+            f"{path}: cannot write: {error.strerror}; fix: name a folder that exists and that you may write"
+        ) from error
     try:
         files = {}
         for mode, program in programs.items():
@@ -212,7 +267,9 @@ def write(programs, path, check_archive):
     except OSError as error:
         if isinstance(error, ExportError):
             raise
-        raise CannotWrite(f"{path}: cannot write: {error.strerror or error}; fix: name another file, or make room") from error
+        raise CannotWrite(
+            f"{path}: cannot write: {error.strerror or error}; fix: name another file, or make room"
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -224,10 +281,17 @@ def checked(module, programs, file, sizes, args, kwargs):
         with quiet():
             loaded = load_pt2(file).exported_programs
     except Exception as error:
-        raise DoesNotExport("PyTorch cannot load the archive that its torch.export.save wrote; fix: another version of PyTorch, or --no-check "
-                            f"(check=False), which writes the archive all the same. Python says: {last_lines(error)}") from error
-    return {mode: check_mode(mode, lambda mode=mode: in_mode(module, mode), loaded[name], sizes[mode], args, kwargs)
-            for mode, name in names.items()}
+        raise DoesNotExport(
+            "PyTorch cannot load the archive that its torch.export.save wrote; fix: another version of "
+            "PyTorch, or --no-check "
+            f"(check=False), which writes the archive all the same. Python says: {last_lines(error)}"
+        ) from error
+    return {
+        mode: check_mode(
+            mode, lambda mode=mode: in_mode(module, mode), loaded[name], sizes[mode], args, kwargs
+        )
+        for mode, name in names.items()
+    }
 
 
 def summarize(module, path, programs, sizes, checks, notes, begin):
@@ -239,21 +303,37 @@ def summarize(module, path, programs, sizes, checks, notes, begin):
     dtypes = collections.Counter()
     for parameter in parameters:
         dtypes[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-    return Summary(path=path, modes=tuple(programs), dtype=", ".join(name for name, _ in dtypes.most_common()) or "none",
-                   parameters=sum(p.numel() for p in parameters), trained=sum(p.numel() for p in parameters if p.requires_grad),
-                   tensors=len(parameters), buffers=len(list(module.buffers())), inputs=sizes[first].input_lines(), sizes=sizes[first].size_lines(),
-                   outputs=outputs_of(programs[first], sizes[first]), operators=dict(counts), checks=checks, notes=notes,
-                   num_bytes=os.path.getsize(path), seconds=time.perf_counter() - begin)
+    return Summary(
+        path=path,
+        modes=tuple(programs),
+        dtype=", ".join(name for name, _ in dtypes.most_common()) or "none",
+        parameters=sum(p.numel() for p in parameters),
+        trained=sum(p.numel() for p in parameters if p.requires_grad),
+        tensors=len(parameters),
+        buffers=len(list(module.buffers())),
+        inputs=sizes[first].input_lines(),
+        sizes=sizes[first].size_lines(),
+        outputs=outputs_of(programs[first], sizes[first]),
+        operators=dict(counts),
+        checks=checks,
+        notes=notes,
+        num_bytes=os.path.getsize(path),
+        seconds=time.perf_counter() - begin,
+    )
 
 
 def export(module, args=(), kwargs=None, *, path, dynamic_shapes=None, modes="both", dtype=None, check=True):
     """Writes the archive `path` (.pt2) and returns a Summary. The module stays as it is.
 
     args, kwargs    example inputs of forward. Sizes below 2 cannot be dynamic.
-    dynamic_shapes  as torch.export.export takes them. None: dimension 0 of every tensor is a batch of at least 2. {}: no size changes.
-    modes           "both", "train" or "eval". The module trains as it is if it is in training mode, else after train().
-    dtype           converts a copy of the module and the floating-point inputs first: bfloat16, float16, float32 or float64.
-    check           compares outputs and buffers of the archive's programs with the module's, on the example and on other sizes.
+    dynamic_shapes  as torch.export.export takes them. None: dimension 0 of every tensor is a batch of at
+                    least 2. {}: no size changes.
+    modes           "both", "train" or "eval". The module trains as it is if it is in training mode, else
+                    after train().
+    dtype           converts a copy of the module and the floating-point inputs first: bfloat16, float16,
+                    float32 or float64.
+    check           compares outputs and buffers of the archive's programs with the module's, on the example
+                    and on other sizes.
 
     Raises Mistake for an argument that cannot be used, DoesNotExport with Python's error, and CannotWrite.
     """
@@ -262,10 +342,15 @@ def export(module, args=(), kwargs=None, *, path, dynamic_shapes=None, modes="bo
     if modes not in MODES:
         raise Mistake(f"modes is {modes}; fix: one of {', '.join(MODES)}")
     if not isinstance(module, torch.nn.Module):
-        raise Mistake(f"the model is an object of {type(module).__name__}, and no torch.nn.Module; fix: give the module")
+        raise Mistake(
+            f"the model is an object of {type(module).__name__}, and no torch.nn.Module; fix: give the module"
+        )
     with torch.random.fork_rng():
         if dtype is not None:
-            module, args, kwargs = copy.deepcopy(module).to(dtype_of(dtype)), *converted((args, kwargs), dtype_of(dtype))
+            module, args, kwargs = (
+                copy.deepcopy(module).to(dtype_of(dtype)),
+                *converted((args, kwargs), dtype_of(dtype)),
+            )
         if dynamic_shapes is None:
             dynamic_shapes = batch_shapes(module, args, kwargs)
         inputs = list_inputs(module, args, kwargs, dynamic_shapes)
@@ -274,5 +359,7 @@ def export(module, args=(), kwargs=None, *, path, dynamic_shapes=None, modes="bo
         notes = attention.prepare(module, copy_of, inputs, args, kwargs)
         programs = {mode: trace(module, mode, args, kwargs, dynamic_shapes or None) for mode in MODES[modes]}
         sizes = {mode: Sizes(program, inputs) for mode, program in programs.items()}
-        checks = write(programs, path, lambda file: checked(module, programs, file, sizes, args, kwargs) if check else {})
+        checks = write(
+            programs, path, lambda file: checked(module, programs, file, sizes, args, kwargs) if check else {}
+        )
     return summarize(original, path, programs, sizes, checks, notes + notes_of(programs), begin)

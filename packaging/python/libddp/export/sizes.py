@@ -15,8 +15,9 @@ MANY = "int_oo"  # how torch.export writes the end of an open range
 @dataclasses.dataclass
 class Input:
     """A leaf of the arguments."""
+
     argument: str  # of forward
-    path: tuple    # below the argument
+    path: tuple  # below the argument
     value: object
     dimensions: dict = dataclasses.field(default_factory=dict)  # what dynamic_shapes says, by number
 
@@ -37,8 +38,10 @@ def bound(module, args, kwargs):
     try:
         return inspect.signature(module.forward).bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise Mistake(f"the inputs do not fit {type(module).__name__}.forward: {error}; "
-                      f"fix: give its arguments, which are {', '.join(argument_names(module)[0]) or 'none'}") from None
+        raise Mistake(
+            f"the inputs do not fit {type(module).__name__}.forward: {error}; "
+            f"fix: give its arguments, which are {', '.join(argument_names(module)[0]) or 'none'}"
+        ) from None
 
 
 def step(spec, key):
@@ -74,7 +77,10 @@ def list_inputs(module, args, kwargs, dynamic_shapes=None):
         elif not positional and name not in arguments:
             deeper, name = [key], more
         by_order = isinstance(dynamic_shapes, (tuple, list))
-        spec = step(dynamic_shapes, _pytree.SequenceKey(arguments.index(name)) if by_order else _pytree.MappingKey(name))
+        spec = step(
+            dynamic_shapes,
+            _pytree.SequenceKey(arguments.index(name)) if by_order else _pytree.MappingKey(name),
+        )
         for part in (*deeper, *below):
             spec = step(spec, part)
         inputs.append(Input(name, (*deeper, *below), value, dimensions_of(spec)))
@@ -83,21 +89,35 @@ def list_inputs(module, args, kwargs, dynamic_shapes=None):
 
 def shapes_for(module, args, kwargs, choose):
     """dynamic_shapes that has choose(name of the argument, tensor) for each tensor."""
-    return {name: _pytree.tree_map(lambda leaf, name=name: choose(name, leaf) if isinstance(leaf, torch.Tensor) else None, value)
-            for name, value in bound(module, args, kwargs).items()}
+    return {
+        name: _pytree.tree_map(
+            lambda leaf, name=name: choose(name, leaf) if isinstance(leaf, torch.Tensor) else None, value
+        )
+        for name, value in bound(module, args, kwargs).items()
+    }
 
 
 def batch_shapes(module, args, kwargs, batch=None):
     """Dimension 0 of every tensor is the batch."""
-    tensors = [i for i in list_inputs(module, args, kwargs) if isinstance(i.value, torch.Tensor) and i.value.dim() > 0]
+    tensors = [
+        i
+        for i in list_inputs(module, args, kwargs)
+        if isinstance(i.value, torch.Tensor) and i.value.dim() > 0
+    ]
     sizes = {i.value.shape[0] for i in tensors}
-    fix = "fix: name the dimensions that change (--dynamic x:0=batch, or dynamic_shapes), or none (--dynamic none, or dynamic_shapes={})"
+    fix = (
+        "fix: name the dimensions that change (--dynamic x:0=batch, or dynamic_shapes), "
+        "or none (--dynamic none, or dynamic_shapes={})"
+    )
     if len(sizes) > 1:
         listed = ", ".join(f"{i.name} {tuple(i.value.shape)}" for i in tensors)
         raise Mistake(f"dimension 0 of the inputs is no common batch: {listed}; {fix}")
     if sizes and min(sizes) < 2:
-        raise Mistake(f"dimension 0 of {tensors[0].name} is {min(sizes)} in the example, and torch.export keeps sizes below 2 as they are; "
-                      "fix: an example with at least 2, or no dynamic sizes (--dynamic none, or dynamic_shapes={})")
+        raise Mistake(
+            f"dimension 0 of {tensors[0].name} is {min(sizes)} in the example, and torch.export keeps sizes "
+            "below 2 as they are; "
+            "fix: an example with at least 2, or no dynamic sizes (--dynamic none, or dynamic_shapes={})"
+        )
     batch = batch or torch.export.Dim("batch", min=2)
     return shapes_for(module, args, kwargs, lambda name, leaf: {0: batch} if leaf.dim() > 0 else None)
 
@@ -108,8 +128,12 @@ class Sizes:
     def __init__(self, program, inputs):
         self.inputs, self.ranges = inputs, program.range_constraints
         by_name = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-        self.shapes = [tuple(getattr(by_name[name].meta.get("val"), "shape", ())) if isinstance(name, str) and name in by_name else ()
-                       for name in placeholders(program)]
+        self.shapes = [
+            tuple(getattr(by_name[name].meta.get("val"), "shape", ()))
+            if isinstance(name, str) and name in by_name
+            else ()
+            for name in placeholders(program)
+        ]
         self.names, self.values = {}, {}
         for item, shape in zip(inputs, self.shapes):
             for number, size in enumerate(shape):
@@ -120,13 +144,14 @@ class Sizes:
         symbols = expression.free_symbols
         if len(symbols) != 1:
             return
-        symbol, = symbols
+        (symbol,) = symbols
         dimension = item.dimensions.get(number)
         dimension = getattr(dimension, "root", dimension)
         if isinstance(getattr(dimension, "__name__", None), str):
             self.names.setdefault(symbol, dimension.__name__)
         if symbol not in self.values:
             import sympy
+
             solved = [v for v in sympy.solve(expression - item.value.shape[number], symbol) if v.is_Integer]
             if solved:
                 self.values[symbol] = int(solved[0])
@@ -136,7 +161,12 @@ class Sizes:
             return str(size)
         expression = size.node.expr
         import sympy
-        return str(expression.xreplace({s: sympy.Symbol(self.names.get(s, str(s)), integer=True) for s in expression.free_symbols}))
+
+        return str(
+            expression.xreplace(
+                {s: sympy.Symbol(self.names.get(s, str(s)), integer=True) for s in expression.free_symbols}
+            )
+        )
 
     def input_lines(self):
         lines = []
@@ -152,7 +182,9 @@ class Sizes:
         lines = []
         for symbol in self.values:
             low, high = self.limits(symbol)
-            lines.append(f"{self.names.get(symbol, symbol)}: {low} " + ("or more" if high is None else f"to {high}"))
+            lines.append(
+                f"{self.names.get(symbol, symbol)}: {low} " + ("or more" if high is None else f"to {high}")
+            )
         return lines
 
     def limits(self, symbol):
@@ -168,7 +200,11 @@ class Sizes:
             chosen = {}
             for symbol, value in self.values.items():
                 low, high = self.limits(symbol)
-                allowed = [v for v in (value + step_, value - step_) if v >= max(low, 2) and (high is None or v <= high)]
+                allowed = [
+                    v
+                    for v in (value + step_, value - step_)
+                    if v >= max(low, 2) and (high is None or v <= high)
+                ]
                 chosen[symbol] = allowed[0] if allowed else value
             if chosen != self.values and chosen not in choices:
                 choices.append(chosen)
@@ -182,11 +218,16 @@ class Sizes:
                 if isinstance(size, torch.SymInt) and size.node.expr.free_symbols <= values.keys():
                     leaf, wanted = leaves[position], int(size.node.expr.xreplace(values))
                     rows = torch.arange(wanted, device=leaf.device) % leaf.shape[number]
-                    leaves[position] = leaf.detach().index_select(number, rows).requires_grad_(leaf.requires_grad)
+                    leaves[position] = (
+                        leaf.detach().index_select(number, rows).requires_grad_(leaf.requires_grad)
+                    )
         return _pytree.tree_unflatten(leaves, spec)
 
 
 def placeholders(program):
     """Names of the user's inputs, one for each leaf: a number or None has a placeholder too."""
-    return [getattr(spec.arg, "name", None) for spec in program.graph_signature.input_specs
-            if spec.kind == torch.export.graph_signature.InputKind.USER_INPUT]
+    return [
+        getattr(spec.arg, "name", None)
+        for spec in program.graph_signature.input_specs
+        if spec.kind == torch.export.graph_signature.InputKind.USER_INPUT
+    ]

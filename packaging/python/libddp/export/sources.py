@@ -19,7 +19,10 @@ def keyed(text, option):
     for part in split(text):
         key, found, value = part.partition("=")
         if not found or not key.strip():
-            raise Mistake(f"{option} {part!r} is no key=value; fix: {option} {'n_layer=2' if option == '--config' else 'num_classes=10'}")
+            raise Mistake(
+                f"{option} {part!r} is no key=value; fix: {option} "
+                f"{'n_layer=2' if option == '--config' else 'num_classes=10'}"
+            )
         value = {"True": "true", "False": "false", "None": "null"}.get(value.strip(), value.strip())
         try:
             values[key.strip()] = json.loads(value)
@@ -50,7 +53,9 @@ def config_values(text):
     except (OSError, ValueError) as error:
         if isinstance(error, Mistake):
             raise
-        raise Mistake(f"--config {text[:60]!r} cannot be read: {error}; fix: JSON, or n_layer=2,n_head=4") from None
+        raise Mistake(
+            f"--config {text[:60]!r} cannot be read: {error}; fix: JSON, or n_layer=2,n_head=4"
+        ) from None
     return values
 
 
@@ -62,20 +67,28 @@ def load(name, package=None):
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name and not name.startswith(f"{error.name}."):
-            raise DoesNotExport(f"{name} needs {error.name}, which is not installed; fix: pip install {error.name}") from None
+            raise DoesNotExport(
+                f"{name} needs {error.name}, which is not installed; fix: pip install {error.name}"
+            ) from None
         fix = f"pip install {package}" if package else "start in the folder that holds it, or set PYTHONPATH"
         raise Mistake(f"there is no Python module {name}; fix: {fix}") from None
     except Exception as error:
-        raise DoesNotExport(f"importing {name} fails; fix: the line that Python names. Python says: {last_lines(error)}") from error
+        raise DoesNotExport(
+            f"importing {name} fails; fix: the line that Python names. Python says: {last_lines(error)}"
+        ) from error
 
 
 def call(make, name, values, option):
     try:
         return make(**values)
     except TypeError as error:
-        raise Mistake(f"{name} does not take these values: {error}; fix: {option} with arguments of {name}") from None
+        raise Mistake(
+            f"{name} does not take these values: {error}; fix: {option} with arguments of {name}"
+        ) from None
     except Exception as error:
-        raise Mistake(f"{name} cannot be made; fix: other values ({option}). Python says: {last_lines(error)}") from error
+        raise Mistake(
+            f"{name} cannot be made; fix: other values ({option}). Python says: {last_lines(error)}"
+        ) from error
 
 
 def refuse(given, option, kind, instead):
@@ -93,7 +106,9 @@ def torchvision_model(name, options):
     refuse(options.config, "--config", "of torchvision", "--set num_classes=10")
     refuse(options.pretrained, "--pretrained", "of torchvision", "--set weights=DEFAULT")
     if name not in package.list_models():
-        raise Mistake(f"torchvision has no model {name}; fix: one of torchvision.models.list_models(), such as resnet50")
+        raise Mistake(
+            f"torchvision has no model {name}; fix: one of torchvision.models.list_models(), such as resnet50"
+        )
     model = call(lambda **values: package.get_model(name, **values), name, options.set, "--set")
     size = getattr(model, "image_size", IMAGE)
     return model, image(model, (3, size, size))
@@ -104,7 +119,9 @@ def timm_model(name, options):
     refuse(options.config, "--config", "of timm", "--set num_classes=10")
     refuse(options.pretrained, "--pretrained", "of timm", "--set pretrained=true")
     if not package.is_model(name):
-        raise Mistake(f"timm has no model {name}; fix: one of timm.list_models(), such as vit_base_patch16_224")
+        raise Mistake(
+            f"timm has no model {name}; fix: one of timm.list_models(), such as vit_base_patch16_224"
+        )
     model = call(lambda **values: package.create_model(name, **values), name, options.set, "--set")
     size = getattr(model, "default_cfg", {}).get("input_size", (3, IMAGE, IMAGE))
     patches = getattr(getattr(model, "patch_embed", None), "img_size", None)  # of --set img_size
@@ -116,15 +133,28 @@ def transformers_model(name, options):
     try:
         kind = getattr(package, name)
     except (AttributeError, ImportError) as error:
-        raise Mistake(f"transformers has no class {name} ({error}); fix: a model's class, such as GPT2LMHeadModel") from None
+        raise Mistake(
+            f"transformers has no class {name} ({error}); fix: a model's class, such as GPT2LMHeadModel"
+        ) from None
     if options.set:
-        raise Mistake("--set is not for transformers: classes; fix: --config " + ",".join(f"{k}={v}" for k, v in options.set.items()))
+        raise Mistake(
+            "--set is not for transformers: classes; fix: --config "
+            + ",".join(f"{k}={v}" for k, v in options.set.items())
+        )
     values = config_values(options.config) if options.config else {}
     if options.pretrained:
-        model = call(lambda **v: kind.from_pretrained(options.pretrained, **v), name, values, "--config or --pretrained").train()
+        model = call(
+            lambda **v: kind.from_pretrained(options.pretrained, **v),
+            name,
+            values,
+            "--config or --pretrained",
+        ).train()
     else:
         if not getattr(kind, "config_class", None):
-            raise Mistake(f"{name} does not say which configuration it has; fix: a model's own class, such as GPT2LMHeadModel, or --pretrained")
+            raise Mistake(
+                f"{name} does not say which configuration it has; fix: a model's own class, such as "
+                "GPT2LMHeadModel, or --pretrained"
+            )
         model = call(lambda **v: kind(kind.config_class(**v)), name, values, "--config")
     return model, transformers_inputs(model)
 
@@ -138,18 +168,35 @@ def transformers_inputs(model):
         names = ["input_ids", *(["decoder_input_ids"] if config.is_encoder_decoder else [])]
         return {name: example for name in names if name in inspect.signature(model.forward).parameters}
     if main == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
-        return {main: ("float32", (BATCH, getattr(config, "num_channels", 3), config.image_size, config.image_size), None)}
+        return {
+            main: (
+                "float32",
+                (BATCH, getattr(config, "num_channels", 3), config.image_size, config.image_size),
+                None,
+            )
+        }
     return None
 
 
 def own_model(module_name, maker, options):
     refuse(options.config, "--config", "your own", "--set key=value")
-    refuse(options.pretrained, "--pretrained", "your own", "load the weights in the function that makes the model")
+    refuse(
+        options.pretrained,
+        "--pretrained",
+        "your own",
+        "load the weights in the function that makes the model",
+    )
     module = load(module_name)
     make = getattr(module, maker, None)
     if not callable(make):
-        offered = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module_name]
-        raise Mistake(f"{module_name} has no function or class {maker}; fix: one of {', '.join(offered) or 'its own'}")
+        offered = [
+            n
+            for n, v in vars(module).items()
+            if callable(v) and getattr(v, "__module__", None) == module_name
+        ]
+        raise Mistake(
+            f"{module_name} has no function or class {maker}; fix: one of {', '.join(offered) or 'its own'}"
+        )
     return call(make, maker, options.set, "--set"), getattr(module, "example_inputs", None)
 
 
@@ -157,7 +204,12 @@ def make_model(source, options):
     """The model of --from, and its example inputs: {name: (dtype, sizes, below)}, a function, or None."""
     package, _, name = source.partition(":")
     if not name or not package:
-        raise Mistake(f"--from {source} names no model; fix: torchvision:resnet50, timm:NAME, transformers:CLASS, or my_package.my_module:make_model")
+        raise Mistake(
+            f"--from {source} names no model; fix: torchvision:resnet50, timm:NAME, transformers:CLASS, or "
+            "my_package.my_module:make_model"
+        )
     if package in PACKAGES:
-        return {"torchvision": torchvision_model, "timm": timm_model, "transformers": transformers_model}[package](name, options)
+        return {"torchvision": torchvision_model, "timm": timm_model, "transformers": transformers_model}[
+            package
+        ](name, options)
     return own_model(package, name, options)
