@@ -101,9 +101,21 @@ def install_ctags():
 
 def read_tags(ctags, paths):
     """Classes, data members and functions of C++ and CUDA files, as Universal Ctags describes them."""
-    command = [ctags, "--options=NONE", "--output-format=json", "--fields=+SsZKne", "--languages=C++,CUDA",
-               "--map-C++=+.h", "--map-CUDA=+.cuh", "--kinds-C++=cspfm", "--kinds-CUDA=cspfm",
-               "--fields-C++=+{properties}", "--fields-CUDA=+{properties}", "-f-", "-L-"]
+    command = [
+        ctags,
+        "--options=NONE",
+        "--output-format=json",
+        "--fields=+SsZKne",
+        "--languages=C++,CUDA",
+        "--map-C++=+.h",
+        "--map-CUDA=+.cuh",
+        "--kinds-C++=cspfm",
+        "--kinds-CUDA=cspfm",
+        "--fields-C++=+{properties}",
+        "--fields-CUDA=+{properties}",
+        "-f-",
+        "-L-",
+    ]
     done = subprocess.run(command, input="\n".join(paths), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         fail(f"{ctags} cannot read the sources: {done.stderr.strip()}")
@@ -237,26 +249,43 @@ def totals(measures):
     """The number of measured things of each kind, and the lines of headers."""
     kinds = Counter(kind for kind, _ in {(m.thing.split()[0], m.thing) for m in measures})
     lines = {m.thing: m.number for m in measures}
-    plural = {"class": "classes", "function": "functions", "file": "files", "folder": "folders",
-              "page": "pages", "subject": "commit subjects"}
+    plural = {
+        "class": "classes",
+        "function": "functions",
+        "file": "files",
+        "folder": "folders",
+        "page": "pages",
+        "subject": "commit subjects",
+    }
     parts = [f"{kinds[kind]} {name}" for kind, name in plural.items()]
     parts += [f"{lines[name]} lines of {name}" for name in ("public headers", "headers below detail/")]
     return ", ".join(parts)
 
 
 def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkout", nargs="?", default=ROOT,
-                        help="a git checkout (default: that of this file)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "checkout", nargs="?", default=ROOT, help="a git checkout (default: that of this file)"
+    )
     os.chdir(parser.parse_args(arguments).checkout)
     ctags = find_ctags() or install_ctags()
     if not ctags:
-        print("warning: Universal Ctags is not installed: classes and functions of C++ were not measured; "
-              "as root: apt-get install universal-ctags", file=sys.stderr)
+        print(
+            "warning: Universal Ctags is not installed: classes and functions of C++ were not measured; "
+            "as root: apt-get install universal-ctags",
+            file=sys.stderr,
+        )
     files = tracked_files()
-    measures = [*measure_code(files, ctags), *measure_files(files), *measure_folders(files),
-                *measure_headers(files), *measure_pages(files), *measure_subjects()]
+    measures = [
+        *measure_code(files, ctags),
+        *measure_files(files),
+        *measure_folders(files),
+        *measure_headers(files),
+        *measure_pages(files),
+        *measure_subjects(),
+    ]
     above = [measure for measure in measures if measure.number > measure.limit]
     for measure in above:
         print(f"{measure.thing}: {measure.number} {measure.unit}, limit {measure.limit}")

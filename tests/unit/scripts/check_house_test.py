@@ -12,8 +12,11 @@ from study_support import ROOT, ToolTest
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
 import check_house as house  # noqa: E402
 
-IDENTITY = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", **{
-    f"GIT_{who}_{what}": "t@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}}
+IDENTITY = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    **{f"GIT_{who}_{what}": "t@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+}
 
 
 def repeated(text, number):
@@ -46,20 +49,39 @@ class House(ToolTest):
     def write_code(self, more):
         methods, members = house.METHODS_PER_CLASS + more, house.MEMBERS_PER_CLASS + more
         # Overloads are two methods. A const version, a deleted function and the definition of a declared one are none.
-        self.write("libddp/src/wide.hpp", "namespace ddp {\nclass Wide {\n  void twice();\n  void twice() const;\n"
-                   "  void twice(int);\n  Wide(const Wide&) = delete;\n" +
-                   repeated("  void method#();\n", methods - 2) + repeated("  int member#_;\n", members) +
-                   "};\ninline void Wide::twice(int number) {}\n}\n")
+        self.write(
+            "libddp/src/wide.hpp",
+            "namespace ddp {\nclass Wide {\n  void twice();\n  void twice() const;\n"
+            "  void twice(int);\n  Wide(const Wide&) = delete;\n"
+            + repeated("  void method#();\n", methods - 2)
+            + repeated("  int member#_;\n", members)
+            + "};\ninline void Wide::twice(int number) {}\n}\n",
+        )
         self.write("libddp/src/wide.cpp", "namespace ddp {\nvoid Wide::twice() {}\n}\n")
-        self.write("tools/longest.cpp", function("longest", house.FUNCTION_LINES + more, "void {name}() {{\n{body}}}\n"))
-        self.write("examples/kernel.cu", function("kernel", house.FUNCTION_LINES + more, "void {name}() {{\n{body}}}\n"))
-        self.write("tools/longest.py", function("longest", house.FUNCTION_LINES + more, "def {name}():\n  call()\n{body}"))
+        self.write(
+            "tools/longest.cpp",
+            function("longest", house.FUNCTION_LINES + more, "void {name}() {{\n{body}}}\n"),
+        )
+        self.write(
+            "examples/kernel.cu",
+            function("kernel", house.FUNCTION_LINES + more, "void {name}() {{\n{body}}}\n"),
+        )
+        self.write(
+            "tools/longest.py",
+            function("longest", house.FUNCTION_LINES + more, "def {name}():\n  call()\n{body}"),
+        )
         self.write("tools/wide.py", "class Wide:\n" + repeated("  def method#(self): pass\n", methods))
         # Classes of unnamed namespaces in two files are two classes, and functions of tests may be longer.
         for name in "first", "second":
-            self.write(f"tools/{name}.cpp", "namespace {\nstruct Local {\n" +
-                       repeated(f"  int {name}#;\n", house.MEMBERS_PER_CLASS) + "};\n}\n")
-        self.write("tests/case.cpp", function("longer", house.FUNCTION_LINES + 10, "void {name}() {{\n{body}}}\n"))
+            self.write(
+                f"tools/{name}.cpp",
+                "namespace {\nstruct Local {\n"
+                + repeated(f"  int {name}#;\n", house.MEMBERS_PER_CLASS)
+                + "};\n}\n",
+            )
+        self.write(
+            "tests/case.cpp", function("longer", house.FUNCTION_LINES + 10, "void {name}() {{\n{body}}}\n")
+        )
 
     def write_files(self, more):
         self.write("tests/longest.cpp", "//\n" * (house.FILE_LINES + more))
@@ -75,7 +97,7 @@ class House(ToolTest):
     def write_pages(self, more):
         self.write("docs/longest.md", "text\n" * (house.PAGE_LINES + more))
         wide = "é" * (house.PROSE_COLUMNS + 1)  # characters count, not bytes
-        self.write("docs/notes/widest.md", f"{wide[1 - more:]}\n| {wide} |\n```\n{wide}\n```\n    {wide}\n")
+        self.write("docs/notes/widest.md", f"{wide[1 - more :]}\n| {wide} |\n```\n{wide}\n```\n    {wide}\n")
         self.write("README.md", "text\n" * 1000)
         self.write("docs/configuration.md", "text\n" * 1000)
 
@@ -95,23 +117,34 @@ class House(ToolTest):
     def test_what_is_above_its_limit_is_found(self):
         self.write_all(1)
         above, totals = self.check(1)
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=self.folder, capture_output=True, text=True,
-                                check=True).stdout.strip()
-        self.assertEqual(above, sorted([
-            "class ddp::Wide (libddp/src/wide.hpp): 31 methods, limit 30",
-            "class ddp::Wide (libddp/src/wide.hpp): 26 data members, limit 25",
-            "class Wide (tools/wide.py): 31 methods, limit 30",
-            "function longest (tools/longest.cpp:1): 61 lines, limit 60",
-            "function longest (tools/longest.py:1): 61 lines, limit 60",
-            "function kernel (examples/kernel.cu:1): 61 lines, limit 60",
-            "file tests/longest.cpp: 501 lines, limit 500",
-            "file slurm/longest.sh: 501 lines, limit 500",
-            "folder models/crowd: 26 sources, limit 25",
-            "public headers: 4501 lines, limit 4500",
-            "headers below detail/: 1701 lines, limit 1700",
-            "page docs/longest.md: 301 lines, limit 300",
-            "prose docs/notes/widest.md:1: 121 columns, limit 120",
-            f"subject of commit {commit}: 73 characters, limit 72"]))
+        commit = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        self.assertEqual(
+            above,
+            sorted(
+                [
+                    "class ddp::Wide (libddp/src/wide.hpp): 31 methods, limit 30",
+                    "class ddp::Wide (libddp/src/wide.hpp): 26 data members, limit 25",
+                    "class Wide (tools/wide.py): 31 methods, limit 30",
+                    "function longest (tools/longest.cpp:1): 61 lines, limit 60",
+                    "function longest (tools/longest.py:1): 61 lines, limit 60",
+                    "function kernel (examples/kernel.cu:1): 61 lines, limit 60",
+                    "file tests/longest.cpp: 501 lines, limit 500",
+                    "file slurm/longest.sh: 501 lines, limit 500",
+                    "folder models/crowd: 26 sources, limit 25",
+                    "public headers: 4501 lines, limit 4500",
+                    "headers below detail/: 1701 lines, limit 1700",
+                    "page docs/longest.md: 301 lines, limit 300",
+                    "prose docs/notes/widest.md:1: 121 columns, limit 120",
+                    f"subject of commit {commit}: 73 characters, limit 72",
+                ]
+            ),
+        )
         self.assertIn("==> 14 above their limits", totals)
 
     def test_only_the_newest_subjects_count(self):
@@ -133,15 +166,25 @@ class House(ToolTest):
 
     def test_without_ctags_the_rest_is_measured(self):
         self.write_all(1)
-        with mock.patch.object(house, "find_ctags", return_value=None), mock.patch.object(house, "install_ctags", return_value=None):
+        with (
+            mock.patch.object(house, "find_ctags", return_value=None),
+            mock.patch.object(house, "install_ctags", return_value=None),
+        ):
             printed = self.call(house.main, self.folder, code=1)
-        self.assertIn("warning: Universal Ctags is not installed: classes and functions of C++ were not measured", printed)
+        self.assertIn(
+            "warning: Universal Ctags is not installed: classes and functions of C++ were not measured",
+            printed,
+        )
         self.assertIn("file tests/longest.cpp", printed)
         self.assertNotIn("class ddp::Wide", printed)
 
     def test_a_folder_without_tracked_files_is_refused(self):
-        self.call(house.main, self.folder, code="error: git ls-files lists no file: is this a git checkout that belongs to "
-                                                "you (safe.directory)?")
+        self.call(
+            house.main,
+            self.folder,
+            code="error: git ls-files lists no file: is this a git checkout that belongs to "
+            "you (safe.directory)?",
+        )
 
 
 if __name__ == "__main__":
