@@ -53,7 +53,8 @@ CLASSES = [
     (
         "layout",
         r"ddp::ops::.*::(space_to_depth|patches|pack_filter|unpack_filter|spread|fold|publish)"
-        r"|nchwtonhwc|nhwctonchw|nchw_?2_?nhwc|nhwc_?2_?nchw|im2col|space_to_depth|transpose|convert_?tensor|addpadding",
+        r"|nchwtonhwc|nhwctonchw|nchw_?2_?nhwc|nhwc_?2_?nchw|im2col"
+        r"|space_to_depth|transpose|convert_?tensor|addpadding",
     ),
     ("pool", r"pool"),
     ("loss", r"crossentropy|softmax|nll|cross_entropy|log_sum|row_losses|headloss"),

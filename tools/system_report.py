@@ -85,7 +85,8 @@ def table(rows):
 def gpu_section():
     lines = ["## GPUs", ""]
     fields = (
-        "index,name,memory.total,power.limit,clocks.max.sm,clocks.max.memory,pcie.link.gen.max,pcie.link.width.max,"
+        "index,name,memory.total,power.limit,clocks.max.sm,clocks.max.memory,pcie.link.gen.max,"
+        "pcie.link.width.max,"
         "ecc.mode.current,persistence_mode,compute_mode"
     )
     listing = run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")

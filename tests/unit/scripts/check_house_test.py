@@ -10,7 +10,7 @@ from unittest import mock
 from study_support import ROOT, ToolTest
 
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
-import check_house as house  # noqa: E402
+import check_house as house
 
 IDENTITY = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -48,7 +48,8 @@ class House(ToolTest):
 
     def write_code(self, more):
         methods, members = house.METHODS_PER_CLASS + more, house.MEMBERS_PER_CLASS + more
-        # Overloads are two methods. A const version, a deleted function and the definition of a declared one are none.
+        # Overloads are two methods. A const version, a deleted function and the definition of a declared
+        # one are none.
         self.write(
             "libddp/src/wide.hpp",
             "namespace ddp {\nclass Wide {\n  void twice();\n  void twice() const;\n"
