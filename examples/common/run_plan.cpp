@@ -16,6 +16,10 @@ int64_t plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_
   if (cfg.lr_schedule.total_steps == 0) {
     cfg.lr_schedule.total_steps = num_steps;
   }
+  const auto batch_size = cfg.loader.global_batch_size > 0
+                              ? cfg.loader.global_batch_size
+                              : cfg.loader.batch_size * ctx.world_size();
+  cfg.checkpoint.samples_per_step = batch_size * cfg.train.grad_accum_steps;
   cfg.checkpoint.same_steps = true;
   return cfg.checkpoint.resume == ddp::Resume::Best ? 0 : num_steps;
 }

@@ -26,16 +26,17 @@ void set_frozen(const torch::nn::Module& module, bool frozen) {
 }
 
 void train(ddp::Context& ctx, const ddp::Config& cfg) {
-  ddp::DistributedDataParallel generator(make_mlp(8, 2, ctx), ctx.communicator(), cfg.ddp);
-  ddp::DistributedDataParallel discriminator(make_mlp(2, 1, ctx), ctx.communicator(), cfg.ddp);
+  auto options = cfg.ddp;
+  options.name = "generator";  // in messages and in checkpoints
+  ddp::DistributedDataParallel generator(make_mlp(8, 2, ctx), ctx.communicator(), options);
+  options.name = "discriminator";
+  ddp::DistributedDataParallel discriminator(make_mlp(2, 1, ctx), ctx.communicator(), options);
   const ddp::OptimizerOptions adam{.type = ddp::OptimizerType::Adam, .beta1 = 0.5};
   auto g_optimizer = ddp::make_optimizer(generator, adam);
   auto d_optimizer = ddp::make_optimizer(discriminator, adam);
-  ddp::Checkpointer checkpointer(ctx, cfg.checkpoint,
-                                 {{"generator", generator},
-                                  {"g_optimizer", g_optimizer},
-                                  {"discriminator", discriminator},
-                                  {"d_optimizer", d_optimizer}});
+  ddp::Checkpointer checkpointer(
+      ctx, cfg.checkpoint,
+      {generator, {"g_optimizer", g_optimizer}, discriminator, {"d_optimizer", d_optimizer}});
   ddp::Metrics metrics(ctx, cfg.metrics);
   const auto first_step = checkpointer.restore();
   metrics.begin(first_step, cfg.train.max_steps);

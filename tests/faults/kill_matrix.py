@@ -127,6 +127,7 @@ class Bench:
             f"fault.folder={folder}",
             f"fault.step={FAULT_STEP}",
             f"fault.save={FAULT_SAVE}",
+            *(["optimizer.zero1=true"] if self.options.zero1 else []),
             *settings,
         ]
         return Start(self.options.build, folder, words, timeout)
@@ -304,6 +305,7 @@ def parse():
     parser.add_argument("--list", action="store_true", help="only print the names of the selected cells")
     parser.add_argument("--repeat", type=int, default=1, help="times that each cell runs")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time; the bounds allow 2 on 2 cores")
+    parser.add_argument("--zero1", action="store_true", help="each rank has and saves a part of the state")
     parser.add_argument("--keep", action="store_true", help="keep the cells' folders and name them")
     parser.add_argument("--reference", help="folder of an undisturbed run made by --make-reference")
     parser.add_argument("--make-reference", metavar="FOLDER", help="only make the undisturbed run there")

@@ -249,8 +249,11 @@ std::string hash_of_state(const std::vector<const ddp::Stateful*>& objects) {
   ddp::NamedParameters tensors;
   for (const auto* object : objects) {
     const auto state = object->state_dict();
-    for (const auto& [name, tensor] : state.tensors) {
-      tensors.push_back({object->state_name() + "." + name, tensor});
+    for (const auto& [key, tensor] : state.tensors) {
+      tensors.push_back({object->state_name() + "." + key.text(), tensor});
+    }
+    for (const auto& [key, parts] : state.parts) {  // of this rank
+      tensors.push_back({object->state_name() + "." + key.text(), parts.front().tensor});
     }
   }
   return ddp::fingerprint_of(tensors);
@@ -296,9 +299,12 @@ class Run {
     }
     checkpointer.save(num_steps - 1, std::nullopt);
     checkpointer.wait();
-    const auto hash = hash_of_state({&*model_, optimizer.get()});
-    say(ddp::concat("the state's hash is ",
-                    context_.control_plane().require_equal("the hash of the state", hash)));
+    auto& plane = context_.control_plane();
+    std::string hash = plane.require_equal("the hash of the model", hash_of_state({&*model_}));
+    for (const auto& of_rank : plane.all_gather(hash_of_state({optimizer.get()}))) {
+      hash += "_" + of_rank;  // with zero1 each rank has other parts
+    }
+    say(ddp::concat("the state's hash is ", hash));
   }
 
  private:

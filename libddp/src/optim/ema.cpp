@@ -214,23 +214,23 @@ void Ema::load_state_dict(const StateDict& state) {
   state_->refuse_swapped("load_state_dict");  // the end of the swap would undo it
   const at::NoGradGuard no_grad;
   detail::StateCheck check(state, state_name());
-  std::map<std::string, at::Tensor> parameters;
-  std::map<std::string, at::Tensor> buffers;
+  std::map<StateKey, at::Tensor> parameters;
+  std::map<StateKey, at::Tensor> buffers;
   for (size_t i = 0; i < averages().size(); ++i) {
     auto& expected = i < state_->num_parameters ? parameters : buffers;
     expected[averages()[i].name] = averages()[i].tensor;
   }
   if (!check.all_or_none(parameters) && !parameters.empty()) {
-    throw MismatchError("state of ema: " + parameters.begin()->first + " is missing");
+    throw MismatchError("state of ema: " + parameters.begin()->first.text() + " is missing");
   }
   const bool has_buffers = check.all_or_none(buffers) || buffers.empty();
   check.nothing_else();
-  for (auto& [name, tensor] : parameters) {
-    tensor.copy_(state.tensors.at(name));
+  for (auto& [key, tensor] : parameters) {
+    tensor.copy_(state.tensors.at(key));
   }
   if (has_buffers) {
-    for (auto& [name, tensor] : buffers) {
-      tensor.copy_(state.tensors.at(name));
+    for (auto& [key, tensor] : buffers) {
+      tensor.copy_(state.tensors.at(key));
     }
   } else {
     state_->restart_buffers();

@@ -255,7 +255,7 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
         continue;
       }
       for (auto& [key, tensor] : tensors_of(member, *rule_)) {
-        tensor.copy_(state.tensors.at(key));
+        tensor.copy_(state.whole(key));
       }
     }
   }

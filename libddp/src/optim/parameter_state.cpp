@@ -8,19 +8,18 @@
 
 namespace ddp::detail {
 
-std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
-                                             const UpdateRule& rule) {
-  std::map<std::string, at::Tensor> tensors;
-  const std::string prefix = "state." + parameter.name + ".";
+std::map<StateKey, at::Tensor> tensors_of(const ParameterState& parameter, const UpdateRule& rule) {
+  std::map<StateKey, at::Tensor> tensors;
+  const auto key = [&](const std::string& slot) { return StateKey(parameter.name, slot); };
   const std::vector<std::string> slots = rule.slots();
   for (size_t i = 0; i < slots.size(); ++i) {
-    tensors[prefix + slots[i]] = parameter.slots[i];
+    tensors[key(slots[i])] = parameter.slots[i];
   }
   if (rule.counts_steps()) {
-    tensors[prefix + "step"] = parameter.step;
+    tensors[key("step")] = parameter.step;
   }
   if (parameter.needs_master) {
-    tensors[prefix + "master"] = parameter.updated;
+    tensors[key("master")] = parameter.updated;
   }
   return tensors;
 }

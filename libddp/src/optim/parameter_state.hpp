@@ -35,9 +35,8 @@ struct ParameterState {
   bool has_state = false;  // an update was made or loaded
 };
 
-/// `state.<parameter name>.<slot>`, with PyTorch's slots and `master`.
-std::map<std::string, at::Tensor> tensors_of(const ParameterState& parameter,
-                                             const UpdateRule& rule);
+/// By PyTorch's names of slots, and `master`.
+std::map<StateKey, at::Tensor> tensors_of(const ParameterState& parameter, const UpdateRule& rule);
 
 /// Adds the tensors of a parameter with state. First checks its leaf and updates its master.
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule);

@@ -10,7 +10,7 @@ StateValue StateCheck::find_value(const std::string& key) {
   if (found == state_.values.end()) {
     fail(key, "is missing");
   }
-  seen_.insert(key);
+  seen_values_.insert(key);
   return found->second;
 }
 
@@ -22,35 +22,41 @@ void StateCheck::value(const std::string& key, const StateValue& expected) {
   }
 }
 
-bool StateCheck::all_or_none(const std::map<std::string, at::Tensor>& expected) {
+bool StateCheck::all_or_none(const std::map<StateKey, at::Tensor>& expected, bool needs_all_parts) {
   size_t found = 0;
-  const std::string* missing = nullptr;
+  const StateKey* missing = nullptr;
   for (const auto& [key, tensor] : expected) {
-    const auto entry = state_.tensors.find(key);
-    if (entry == state_.tensors.end()) {
+    if (!state_.contains(key)) {
       missing = missing ? missing : &key;
       continue;
     }
     ++found;
-    seen_.insert(key);
-    if (entry->second.sizes() != tensor.sizes()) {
-      fail(key, concat("has shape ", entry->second.sizes(), ", here ", tensor.sizes()));
+    seen_tensors_.insert(key);
+    if (state_.sizes(key) != tensor.sizes()) {
+      fail(key.text(), concat("has shape ", state_.sizes(key), ", here ", tensor.sizes()));
+    }
+    if (needs_all_parts) {
+      state_.require_all_parts(key);
     }
   }
   if (found != 0 && missing) {
-    fail(*missing, "is missing");
+    fail(missing->text(), "is missing");
   }
   return found != 0;
 }
 
 void StateCheck::nothing_else() const {
-  for (const auto& [key, tensor] : state_.tensors) {
-    if (!seen_.contains(key)) {
-      fail(key, "is unexpected");
+  const auto require_seen = [this](const auto& entries) {
+    for (const auto& [key, entry] : entries) {
+      if (!seen_tensors_.contains(key)) {
+        fail(key.text(), "is unexpected");
+      }
     }
-  }
+  };
+  require_seen(state_.tensors);
+  require_seen(state_.parts);
   for (const auto& [key, entry] : state_.values) {
-    if (!seen_.contains(key)) {
+    if (!seen_values_.contains(key)) {
       fail(key, "is unexpected");
     }
   }

@@ -29,8 +29,9 @@ class StateCheck {
     }
     return std::get<T>(entry);
   }
-  /// All of `expected` must exist with these shapes, or none of it. Returns whether all exist.
-  bool all_or_none(const std::map<std::string, at::Tensor>& expected);
+  /// All of `expected` must exist with these shapes, or none of it. Returns whether all exist. Of a
+  /// divided tensor all parts must exist, unless this rank needs only some.
+  bool all_or_none(const std::map<StateKey, at::Tensor>& expected, bool needs_all_parts = true);
   /// Every existing key must have been checked.
   void nothing_else() const;
 
@@ -40,7 +41,8 @@ class StateCheck {
 
   const StateDict& state_;
   std::string object_;
-  std::set<std::string> seen_;
+  std::set<StateKey> seen_tensors_;
+  std::set<std::string> seen_values_;
 };
 
 }  // namespace ddp::detail

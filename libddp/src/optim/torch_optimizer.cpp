@@ -146,7 +146,7 @@ StateDict TorchOptimizer::state_dict() const {
     }
     for (const auto& [slot, value] : read_torch_state(*state->second)) {
       if (value.tensor.defined()) {
-        dict.tensors["state." + parameter.name + "." + slot] = value.tensor;
+        dict.tensors[{parameter.name, slot}] = value.tensor;
       }
     }
   }
@@ -160,21 +160,21 @@ void TorchOptimizer::load_state_dict(const StateDict& dict) {
   const auto slots = read_torch_state(*make_torch_state(*optimizer_));
   std::map<void*, std::unique_ptr<torch::optim::OptimizerParamState>> loaded;
   for (const NamedParameter& parameter : parameters_) {
-    const std::string prefix = "state." + parameter.name + ".";
-    std::map<std::string, at::Tensor> required;
+    std::map<StateKey, at::Tensor> required;
     std::map<std::string, at::Tensor> found;
     for (const auto& [slot, value] : slots) {
+      const StateKey key(parameter.name, slot);
       const at::Tensor like = slot == "step" ? value.tensor : parameter.tensor;
       if (value.required) {
-        required[prefix + slot] = like;
+        required[key] = like;
       } else {
-        check.all_or_none({{prefix + slot, like}});
+        check.all_or_none({{key, like}});
       }
-      const auto entry = dict.tensors.find(prefix + slot);
-      if (entry != dict.tensors.end()) {
-        found[slot] = slot == "step" ? entry->second
-                                     : entry->second.to(parameter.tensor.options(),
-                                                        /*non_blocking=*/false, /*copy=*/true);
+      if (dict.contains(key)) {
+        const at::Tensor saved = dict.whole(key);
+        found[slot] = slot == "step" ? saved
+                                     : saved.to(parameter.tensor.options(),
+                                                /*non_blocking=*/false, /*copy=*/true);
       }
     }
     const bool has_required = check.all_or_none(required);

@@ -109,7 +109,7 @@ void BackwardPass::check_complete() {
     }
   }
   throw MismatchError(concat(
-      "the previous backward", parts_.of_model, " left ", count, " of ", parameters.size(),
+      "the previous backward", parts_.of_model(), " left ", count, " of ", parameters.size(),
       " parameters without a gradient: ", missing, count > 10 ? ", …" : "",
       parts_.options.static_graph
           ? "; the graph changed although ddp.static_graph=true; fix: set it to false"

@@ -55,12 +55,16 @@ struct ReducerParts {
 
   /// A parameter in messages: "0.weight", or "0.weight of model 'generator'".
   std::string describe(int index) const {
-    return gradients.parameters()[static_cast<size_t>(index)].name + of_model;
+    return gradients.parameters()[static_cast<size_t>(index)].name + of_model();
+  }
+
+  /// " of model 'generator'"; empty without a name.
+  std::string of_model() const {
+    return options.name == DdpOptions().name ? "" : " of model '" + options.name + "'";
   }
 
   const CommunicatorPtr communicator;
   const DdpOptions options;
-  std::string of_model = {};  ///< " of model 'generator'"; empty without a name
   GradientArena gradients;
   WeightedMean mean;
   BucketReductions reductions;

@@ -74,7 +74,7 @@ class Reducer {
   void add_layout_listener(std::function<void()> listener);
 
   /// " of model 'generator'" in messages of a program with several models; empty at first.
-  std::string& of_model() { return parts_.of_model; }
+  std::string of_model() const { return parts_.of_model(); }
 
   /// The number of DataParallelModel::sync_module_states(exactly=true) so far. Optimizers compare.
   const std::shared_ptr<int64_t>& exact_syncs() const { return exact_syncs_; }

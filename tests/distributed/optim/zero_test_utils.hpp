@@ -7,6 +7,7 @@
 
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "distributed/state_parts.hpp"
 
 namespace ddp::test {
 
@@ -62,20 +63,14 @@ inline void require_same_weights(const Pieces& a, const Pieces& b) {
 }
 
 inline void require_same_state(const StateDict& left, const StateDict& right) {
-  REQUIRE((left.values == right.values));
-  REQUIRE(left.tensors.size() == right.tensors.size());
-  for (const auto& [key, tensor] : left.tensors) {
-    INFO(key);
-    REQUIRE(torch::equal(tensor.cpu(), right.tensors.at(key).cpu()));
+  const StateDict a = copy_of(left);
+  const StateDict b = copy_of(right);
+  REQUIRE((a.values == b.values));
+  REQUIRE(a.tensors.size() == b.tensors.size());
+  for (const auto& [key, tensor] : a.tensors) {
+    INFO(key.text());
+    REQUIRE(torch::equal(tensor.cpu(), b.tensors.at(key).cpu()));
   }
-}
-
-inline StateDict copy_of(const StateDict& state) {
-  StateDict copy{.tensors = {}, .values = state.values};
-  for (const auto& [key, tensor] : state.tensors) {
-    copy.tensors[key] = tensor.clone();
-  }
-  return copy;
 }
 
 // A model with its optimizer.

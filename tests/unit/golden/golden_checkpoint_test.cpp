@@ -209,9 +209,9 @@ TEST_CASE("one rank resumes an earlier commit's ZeRO of two, with and without Ze
   options.dir = golden::copy_of("zero", folder.path());
   ddp::Checkpointer checkpointer(ctx, options, {model, optimizer, own});
   CHECK(checkpointer.restore() == 1);
-  CHECK(first_difference(optimizer->state_dict(), {.tensors = golden::adam_state_with_masters(0, 2),
-                                                   .values = {{"type", std::string("adam")}}}) ==
-        "");
+  CHECK(first_difference(golden::whole_of(optimizer->state_dict()),
+                         {.tensors = golden::adam_state_with_masters(0, 2),
+                          .values = {{"type", std::string("adam")}}}) == "");
   auto leaves = golden::adam_leaves(0);
   golden::add_frozen(leaves, at::kBFloat16);
   golden::add_buffers(leaves, at::kBFloat16);

@@ -13,7 +13,7 @@
 
 namespace golden {
 
-using Tensors = std::map<std::string, at::Tensor>;
+using Tensors = std::map<ddp::StateKey, at::Tensor>;
 
 /// A program's own object: keeps what it is given.
 struct Own : ddp::Stateful {
@@ -108,12 +108,21 @@ inline bool same_value(const ddp::StateValue& a, const ddp::StateValue& b) {
   return x != nullptr && y != nullptr ? std::memcmp(x, y, sizeof *x) == 0 : a == b;
 }
 
+/// Without parts: those of one rank, joined.
+inline ddp::StateDict whole_of(const ddp::StateDict& state) {
+  ddp::StateDict whole{.tensors = state.tensors, .values = state.values};
+  for (const auto& [key, parts] : state.parts) {
+    whole.tensors[key] = state.whole(key);
+  }
+  return whole;
+}
+
 /// The first key whose tensor or value differs in presence, type or any bit; empty if none does.
 inline std::string first_difference(const ddp::StateDict& state, const ddp::StateDict& expected) {
   for (const auto& [key, tensor] : expected.tensors) {
     const auto found = state.tensors.find(key);
     if (found == state.tensors.end() || !testing::same_bits(found->second.detach(), tensor)) {
-      return key;
+      return key.text();
     }
   }
   for (const auto& [key, value] : expected.values) {

@@ -24,9 +24,9 @@ struct GoldenRun {
 
   /// Tolerance for state `key`. Lists call PyTorch's fused CUDA kernels, whose squares in Adam
   /// differ from PyTorch's CPU by up to 14.75. The flat optimizer's do not.
-  double state_ulps(const std::string& key) const {
+  double state_ulps(const ddp::StateKey& key) const {
     const bool theirs = device.is_cuda() && implementation == ddp::OptimizerImplementation::List;
-    return theirs && key.ends_with("exp_avg_sq") ? 16.0 : torch_ulps(kGoldenSteps);
+    return theirs && key.slot == "exp_avg_sq" ? 16.0 : torch_ulps(kGoldenSteps);
   }
 };
 

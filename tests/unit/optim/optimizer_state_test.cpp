@@ -84,7 +84,7 @@ TEST_CASE("State has PyTorch's slots under the parameters' names", "[optim]") {
   std::vector<std::string> keys;
   const StateDict state = adamw->state_dict();
   for (const auto& [key, tensor] : state.tensors) {
-    keys.push_back(key);
+    keys.push_back(key.text());
   }
   CHECK(keys == std::vector<std::string>{"state.half.exp_avg", "state.half.exp_avg_sq",
                                          "state.half.master", "state.half.max_exp_avg_sq",

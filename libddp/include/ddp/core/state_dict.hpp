@@ -4,7 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <compare>
 #include <cstdint>
+#include <iosfwd>
 #include <map>
 #include <string>
 #include <variant>
@@ -25,11 +27,57 @@ std::string fingerprint_of(const NamedParameters& parameters);
 
 using StateValue = std::variant<bool, int64_t, double, std::string>;  ///< an entry without tensor
 
+/// Names a tensor of an object's state: a parameter, buffer or other tensor of the object, or one
+/// slot that an optimizer keeps of a parameter.
+struct StateKey {
+  std::string parameter;  ///< "layer1.0.conv1.weight", or the object's own name of a tensor
+  std::string slot;       ///< "exp_avg", "master", "step"; empty: the parameter or tensor itself
+
+  /// The key of a text: `state.<parameter>.<slot>` is a slot's, all others are tensors' names.
+  StateKey(const std::string& text);                           // NOLINT: a text is a key
+  StateKey(const char* text) : StateKey(std::string(text)) {}  // NOLINT
+  StateKey(std::string parameter_name, std::string slot_name);
+  std::string text() const;  ///< as in files and messages; StateKey(key.text()) == key
+  auto operator<=>(const StateKey&) const = default;
+  friend std::ostream& operator<<(std::ostream& stream, const StateKey& key);  ///< its text
+};
+
+/// Elements [begin, begin + numel) of a whole tensor, in the order of the whole tensor's memory.
+struct StateSlice {
+  std::vector<int64_t> sizes;    ///< of the whole tensor
+  std::vector<int64_t> strides;  ///< of the whole tensor, which is dense
+  int64_t begin = 0;
+  bool operator==(const StateSlice&) const = default;
+};
+
+/// What a rank holds of a tensor that is divided between ranks.
+struct StatePart {
+  StateSlice slice;
+  at::Tensor tensor;  ///< 1-D
+};
+
 /// What one object saves: entries by key.
 struct StateDict {
-  std::map<std::string, at::Tensor> tensors;  ///< on any device
-  std::map<std::string, StateValue> values;   ///< counters and settings
+  std::map<StateKey, at::Tensor> tensors;    ///< on any device; whole
+  std::map<std::string, StateValue> values;  ///< counters and settings
+  /// Divided tensors. state_dict() gives this rank's parts, load_state_dict() takes those of any
+  /// number of ranks.
+  std::map<StateKey, std::vector<StatePart>> parts = {};
+
+  bool contains(const StateKey& key) const { return tensors.contains(key) || parts.contains(key); }
+  /// The sizes of a whole or divided tensor, which must exist.
+  at::IntArrayRef sizes(const StateKey& key) const;
+  /// Throws MismatchError if an element of a divided tensor is in none of its parts.
+  void require_all_parts(const StateKey& key) const;
+  /// The tensor, joined from its parts on the host if it is divided. Throws as require_all_parts().
+  at::Tensor whole(const StateKey& key) const;
+  /// Elements [begin, begin + numel), 1-D, in the memory order of `like`, which has the tensor's
+  /// sizes. Reads no others if the parts have this order. Throws MismatchError if one is missing.
+  at::Tensor slice(const StateKey& key, const at::Tensor& like, int64_t begin, int64_t numel) const;
 };
+
+/// The key of a tensor that a Checkpointer saves for each rank, not for rank 0 alone.
+inline constexpr const char* kRankLocalPrefix = "rank_local.";
 
 /// Any object a Checkpointer can store: model, optimizer, scaler, loader, or a user's own.
 class Stateful {
@@ -38,7 +86,8 @@ class Stateful {
   /// Names the object's entries: "model", "optimizer", … Unique per object.
   virtual std::string state_name() const = 0;
   /// Tensors may alias live memory: copy them to keep the result beyond the step.
-  /// Each rank's tensor is saved if the key starts with `rank_local.`, else rank 0's.
+  /// Of `tensors`, each rank's is saved if the key starts with kRankLocalPrefix, else rank 0's. Of
+  /// `parts`, each rank's are saved.
   virtual StateDict state_dict() const = 0;
   /// Throws MismatchError naming the first key that is missing, unexpected or of another shape; the
   /// object is then unchanged.

@@ -44,9 +44,12 @@ struct FileError : WriteError {
 struct FileRecord {
   std::string name;
   uint64_t size = 0;
-  uint64_t xxh3 = 0;  ///< XXH3, 64 bits
+  uint64_t xxh3 = 0;       ///< XXH3, 64 bits
+  bool has_parts = false;  ///< its tensors are parts of whole ones
   bool operator==(const FileRecord&) const = default;
-  friend auto message_fields(FileRecord& file) { return std::tie(file.name, file.size, file.xxh3); }
+  friend auto message_fields(FileRecord& file) {
+    return std::tie(file.name, file.size, file.xxh3, file.has_parts);
+  }
 };
 
 uint64_t xxh3(std::string_view bytes);

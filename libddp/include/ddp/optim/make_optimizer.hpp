@@ -81,8 +81,8 @@ std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
 
 /// For a data-parallel model, which must outlive the optimizer's last step. With
 /// OptimizerOptions::zero1 each rank keeps and updates its part of every bucket, and `.grad` has
-/// the contents that docs/semantics_training.md, "ZeRO-1", lists. step(), scan_gradients() and
-/// state_dict() are then collective. state_dict() is complete, on the host.
+/// the contents that docs/semantics_training.md, "ZeRO-1", lists. step() and scan_gradients() are
+/// then collective. state_dict() has this rank's parts.
 /// Throws SettingsError for LARS, LAMB, SGD with dampening, implementation=list, models that Flat
 /// does not support, models with a comm hook, and a second such optimizer of a model.
 std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,

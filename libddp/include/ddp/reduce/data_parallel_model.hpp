@@ -100,7 +100,7 @@ class DataParallelModel : public Stateful {
   std::string compute_frozen_fingerprint() const;  ///< hashes the frozen parameters now
   const std::string& frozen_fingerprint() const;   ///< the first result, cached
 
-  std::string state_name() const override { return "model"; }
+  std::string state_name() const override { return options().name; }
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 

@@ -77,6 +77,7 @@ struct CheckpointOptions {
 
   bool read_only = false;   ///< not a setting: nothing is saved or changed in `dir`
   bool same_steps = false;  ///< not a setting: refuses other samples per step, else a warning
+  int64_t samples_per_step = 0;  ///< not a setting: of all ranks, saved and compared; 0: unknown
   // Not settings: texts saved with every checkpoint, set by ddp::Config or by the program.
   std::string settings_text{};          ///< the resolved settings
   std::string plan_text{};              ///< the measured choices; loaded again on resume

@@ -371,7 +371,7 @@ void FlatOptimizer::load_state_dict(const StateDict& state) {
     states_[i].has_state = has_state[i];
     for (auto& [key, tensor] : tensors_of(states_[i], *rule_)) {
       if (has_state[i]) {
-        tensor.copy_(state.tensors.at(key));
+        tensor.copy_(state.whole(key));
       } else {
         tensor.zero_();
       }

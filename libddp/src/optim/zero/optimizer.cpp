@@ -25,16 +25,9 @@ constexpr int32_t kNoParameter = std::numeric_limits<int32_t>::max();
 constexpr int64_t kHasState = 0;  // rows of gather_counts
 constexpr int64_t kStep = 1;
 
-std::string key_of(const std::string& parameter, const std::string& slot) {
-  return "state." + parameter + "." + slot;
-}
-
-// Elements [begin, begin + numel) of `whole` in the memory order of `like`.
-at::Tensor slice_like(const at::Tensor& whole, const at::Tensor& like, int64_t begin,
-                      int64_t numel) {
-  const at::Tensor ordered = at::empty_strided(like.sizes(), like.strides(), whole.options());
-  ordered.copy_(whole);
-  return ordered.as_strided({like.numel()}, {1}, 0).narrow(0, begin, numel);
+// The part of `layout`, a whole parameter, that `piece` is.
+StateSlice slice_of(const ZeroPiece& piece, const at::Tensor& layout) {
+  return {.sizes = layout.sizes().vec(), .strides = layout.strides().vec(), .begin = piece.begin};
 }
 
 }  // namespace
@@ -97,14 +90,22 @@ void ZeroOptimizer::assign_shards() {
   }
 }
 
-// A new bucket layout assigns other parts: moves the state to its new owners. Collective.
+// A new bucket layout assigns other parts: sends the state to its new owners, bucket by bucket.
+// Collective.
 void ZeroOptimizer::reassign_shards() {
   refuse_to_make_while_capturing("the optimizer's parts of the buckets");
   const at::NoGradGuard no_grad;
-  const StateDict state = has_state_ ? state_dict() : StateDict();
+  const StateDict before = own_ ? own_->state_dict() : StateDict();
+  const at::Tensor counts = gather_counts(before);
+  const std::vector<ZeroBucket> buckets = std::move(buckets_);
   assign_shards();
-  if (has_state_) {
-    load_shards(state);
+  StateDict now;
+  now.values["type"] = rule_->type();
+  for (const ZeroBucket& bucket : buckets) {
+    gather_bucket(bucket, before, counts, now);
+  }
+  if (own_) {
+    own_->load_state_dict(now);
   }
 }
 
@@ -202,7 +203,6 @@ void ZeroOptimizer::step(const StepScalars& scalars) {
     own_->step(scalars);
   }
   send_weights();
-  has_state_ = true;
   clear_gradients();  // their memory holds weights now
 }
 
@@ -310,11 +310,11 @@ at::Tensor ZeroOptimizer::gather_counts(const StateDict& own) const {
       const std::string& name = parameters_[piece.parameter].name;
       const auto column = static_cast<int64_t>(piece.parameter);
       for (const std::string& slot : slots_of(bucket)) {
-        if (own.tensors.contains(key_of(name, slot))) {
+        if (own.contains({name, slot})) {
           counts[kHasState][column] = 1;
         }
       }
-      if (const auto step = own.tensors.find(key_of(name, "step")); step != own.tensors.end()) {
+      if (const auto step = own.tensors.find({name, "step"}); step != own.tensors.end()) {
         counts[kStep][column] = step->second.cpu();
       }
     }
@@ -324,26 +324,42 @@ at::Tensor ZeroOptimizer::gather_counts(const StateDict& own) const {
   return counts.cpu();
 }
 
-void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& own,
-                                  const at::Tensor& counts, StateDict& state) const {
+// Gathers the state of a bucket of the layout before, and adds what this rank updates now.
+void ZeroOptimizer::gather_bucket(const ZeroBucket& bucket, const StateDict& before,
+                                  const at::Tensor& counts, StateDict& now) const {
+  std::map<size_t, std::pair<int64_t, int64_t>> pieces;  // begin and numel, by parameter
+  for (const ZeroBucket& next : buckets_) {
+    for (const ZeroPiece& piece : next.pieces) {
+      pieces[piece.parameter] = {piece.begin, piece.leaf.numel()};
+    }
+  }
+  const auto has_state = [&](size_t parameter) {
+    return counts[kHasState][static_cast<int64_t>(parameter)].item<float>() != 0.0F;
+  };
+  if (std::none_of(bucket.parameters.begin(), bucket.parameters.end(), has_state)) {
+    return;
+  }
   for (const std::string& slot : slots_of(bucket)) {
     const auto options = at::TensorOptions().dtype(at::kFloat).device(device_);
     const at::Tensor part = at::zeros({bucket.shard.numel()}, options);
     for (const ZeroPiece& piece : bucket.pieces) {
-      const auto found = own.tensors.find(key_of(parameters_[piece.parameter].name, slot));
-      if (found != own.tensors.end()) {
+      const auto found = before.tensors.find({parameters_[piece.parameter].name, slot});
+      if (found != before.tensors.end()) {
         part.narrow(0, piece.offset, piece.leaf.numel()).copy_(found->second);
       }
     }
     const at::Tensor whole = at::empty({bucket.buffer.numel()}, options);
     communicator_->all_gather(whole, part)->wait();
-    const at::Tensor host = whole.cpu();
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
       const size_t parameter = bucket.parameters[i];
-      if (counts[kHasState][static_cast<int64_t>(parameter)].item<float>() != 0.0F) {
-        const at::Tensor& layout = memories_[parameter].layout;
-        state.tensors[key_of(parameters_[parameter].name, slot)] =
-            host.as_strided(layout.sizes(), layout.strides(), bucket.offsets[i]);
+      if (const auto piece = pieces.find(parameter);
+          piece != pieces.end() && has_state(parameter)) {
+        const auto [begin, numel] = piece->second;
+        const std::string& name = parameters_[parameter].name;
+        now.tensors[{name, slot}] = whole.narrow(0, bucket.offsets[i] + begin, numel).clone();
+        if (rule_->counts_steps()) {
+          now.tensors[{name, "step"}] = counts[kStep][static_cast<int64_t>(parameter)];
+        }
       }
     }
   }
@@ -353,16 +369,21 @@ StateDict ZeroOptimizer::state_dict() const {
   const at::NoGradGuard no_grad;
   update_views(moved_parameters(/*refuses=*/false));
   const StateDict own = own_ ? own_->state_dict() : StateDict();
-  const at::Tensor counts = gather_counts(own);
   StateDict state;
   state.values["type"] = rule_->type();
   for (const ZeroBucket& bucket : buckets_) {
-    gather_bucket(bucket, own, counts, state);
-  }
-  for (size_t i = 0; i < parameters_.size() && rule_->counts_steps(); ++i) {
-    const auto column = static_cast<int64_t>(i);
-    if (counts[kHasState][column].item<float>() != 0.0F) {
-      state.tensors[key_of(parameters_[i].name, "step")] = counts[kStep][column].clone();
+    for (const ZeroPiece& piece : bucket.pieces) {
+      const std::string& name = parameters_[piece.parameter].name;
+      for (const std::string& slot : slots_of(bucket)) {
+        if (const auto found = own.tensors.find({name, slot}); found != own.tensors.end()) {
+          state.parts[found->first].push_back(
+              {slice_of(piece, memories_[piece.parameter].layout), found->second});
+        }
+      }
+      // Every rank with a piece has the whole count.
+      if (const auto step = own.tensors.find({name, "step"}); step != own.tensors.end()) {
+        state.parts[step->first].push_back({StateSlice(), step->second.view({1})});
+      }
     }
   }
   return state;
@@ -370,51 +391,48 @@ StateDict ZeroOptimizer::state_dict() const {
 
 void ZeroOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
-  load_shards(state);
-}
-
-void ZeroOptimizer::load_shards(const StateDict& state) {
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
   const at::Tensor count = at::zeros({}, at::TensorOptions(at::kFloat));
-  bool any = false;
   for (const ZeroBucket& bucket : buckets_) {
     for (const size_t i : bucket.parameters) {
-      std::map<std::string, at::Tensor> expected;
+      std::map<StateKey, at::Tensor> expected;
       for (const std::string& slot : slots_of(bucket)) {
-        expected[key_of(parameters_[i].name, slot)] = parameters_[i].tensor;
+        expected[{parameters_[i].name, slot}] = parameters_[i].tensor;
       }
       if (rule_->counts_steps()) {
-        expected[key_of(parameters_[i].name, "step")] = count;
+        expected[{parameters_[i].name, "step"}] = count;
       }
-      any = check.all_or_none(expected) || any;
+      check.all_or_none(expected, /*needs_all_parts=*/false);
     }
   }
   check.nothing_else();
+  const StateDict own = own_part(state);
   ++capture_version_;
-  has_state_ = any;
-  if (!own_) {
-    return;
+  if (own_) {
+    own_->load_state_dict(own);
   }
+}
+
+// What own_ loads.
+StateDict ZeroOptimizer::own_part(const StateDict& state) const {
   StateDict own;
   own.values = state.values;
   for (const ZeroBucket& bucket : buckets_) {
     for (const ZeroPiece& piece : bucket.pieces) {
-      const NamedParameter& parameter = parameters_[piece.parameter];
+      const std::string& name = parameters_[piece.parameter].name;
       for (const std::string& slot : slots_of(bucket)) {
-        const auto found = state.tensors.find(key_of(parameter.name, slot));
-        if (found != state.tensors.end()) {
-          own.tensors[found->first] = slice_like(found->second, memories_[piece.parameter].layout,
-                                                 piece.begin, piece.leaf.numel());
+        if (const StateKey key(name, slot); state.contains(key)) {
+          own.tensors[key] =
+              state.slice(key, memories_[piece.parameter].layout, piece.begin, piece.leaf.numel());
         }
       }
-      if (const auto step = state.tensors.find(key_of(parameter.name, "step"));
-          rule_->counts_steps() && step != state.tensors.end()) {
-        own.tensors[step->first] = step->second;
+      if (const StateKey key(name, "step"); rule_->counts_steps() && state.contains(key)) {
+        own.tensors[key] = state.whole(key);
       }
     }
   }
-  own_->load_state_dict(own);
+  return own;
 }
 
 }  // namespace ddp::detail

@@ -33,8 +33,7 @@ std::string reason_against_zero(const std::vector<ParameterSettings>& parameters
 ///                       | copy them into the bucket, all-gather, copy the bucket into the leaves
 ///
 /// The bucket's memory holds gradients and then weights, so sending needs no extra memory, and
-/// gradients are undefined after a step. Saved state is complete, under parameter names, as
-/// FlatOptimizer's.
+/// gradients are undefined after a step. Each rank saves its parts of FlatOptimizer's state.
 class ZeroOptimizer final : public Optimizer, public ShardedGradients {
  public:
   /// `parameters` are the model's, in the model's order.
@@ -54,8 +53,9 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
 
   /// Over this rank's pieces of parameters; nullptr without pieces.
   const FlatOptimizer* own() const { return own_.get(); }
-  /// Collective: gathers the parts on the host.
+  /// This rank's parts.
   StateDict state_dict() const override;
+  /// The state may be whole, or have parts of any division that cover this rank's.
   void load_state_dict(const StateDict& state) override;
 
  private:
@@ -70,11 +70,11 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
   void copy_weights_to_bucket(const ZeroBucket& bucket) const;
   WorkPtr gather_weights(const ZeroBucket& bucket) const;
   void copy_weights_from_bucket(const ZeroBucket& bucket, const WorkPtr& work) const;
-  void load_shards(const StateDict& state);
+  StateDict own_part(const StateDict& state) const;
   std::vector<std::string> slots_of(const ZeroBucket& bucket) const;
   at::Tensor gather_counts(const StateDict& own) const;
-  void gather_bucket(const ZeroBucket& bucket, const StateDict& own, const at::Tensor& counts,
-                     StateDict& state) const;
+  void gather_bucket(const ZeroBucket& bucket, const StateDict& before, const at::Tensor& counts,
+                     StateDict& now) const;
 
   NamedParameters parameters_;
   std::vector<ParameterSettings> settings_;
@@ -88,7 +88,6 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
   std::unique_ptr<FlatOptimizer> own_;     // nullptr: this rank's parts contain no piece
   at::Tensor piece_parameters_;            // int32 [pieces of own_], index of the parameter
   std::vector<ParameterMemory> memories_;  // of parameters_, as the buckets' views use them
-  bool has_state_ = false;                 // some parameter has state, on any rank
 
   const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
 };

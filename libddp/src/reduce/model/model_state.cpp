@@ -51,8 +51,6 @@ namespace detail {
 namespace {
 
 constexpr const char* kFrozenKey = "frozen_parameters";
-constexpr const char* kRankLocal =
-    "rank_local.";  // prefix of keys that Checkpointer saves per rank
 
 void require_saved(const StateDict& state, const NamedParameter& target) {
   const auto found = state.tensors.find(target.name);
@@ -112,7 +110,7 @@ StateDict ModelState::save() const {
   for (const auto& [name, tensor] : saved_tensors()) {
     state.tensors.emplace(name, tensor.detach());
     if (is_ignored(name) && has_peers_) {
-      state.tensors.emplace(std::string(kRankLocal) + name, tensor.detach());
+      state.tensors.emplace(kRankLocalPrefix + name, tensor.detach());
     }
   }
   return state;
@@ -141,18 +139,18 @@ void ModelState::load(const StateDict& state) {
   std::set<std::string> expected;
   for (const auto& target : targets) {
     require_saved(state, target);
-    expected.insert({target.name, std::string(kRankLocal) + target.name});
+    expected.insert({target.name, kRankLocalPrefix + target.name});
   }
-  for (const auto& [name, tensor] : state.tensors) {
-    if (!expected.contains(name)) {
-      throw MismatchError("the saved model has " + name +
+  for (const auto& [key, tensor] : state.tensors) {
+    if (!expected.contains(key.text())) {
+      throw MismatchError("the saved model has " + key.text() +
                           ", which this model does not have: it is another model");
     }
   }
   const at::NoGradGuard no_grad;
   for (auto& [name, tensor] : targets) {
     const auto own =
-        is_ignored(name) ? state.tensors.find(std::string(kRankLocal) + name) : state.tensors.end();
+        is_ignored(name) ? state.tensors.find(kRankLocalPrefix + name) : state.tensors.end();
     tensor.copy_(own != state.tensors.end() ? own->second : state.tensors.at(name));
   }
 }

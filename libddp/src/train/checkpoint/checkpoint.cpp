@@ -10,8 +10,6 @@
 #include "core/control/rank_position.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
-#include "ddp/reduce/data_parallel_model.hpp"
-#include "reduce/reducer.hpp"
 #include "train/checkpoint/checkpoint_impl.hpp"
 
 namespace ddp {
@@ -38,16 +36,6 @@ void check_names(const std::vector<StatefulRef>& objects) {
       throw SettingsError("two of a Checkpointer's objects are named '" + name +
                           "'; fix: give one another name in the list, {\"other_" + name +
                           "\", object}");
-    }
-  }
-}
-
-// A program with several models names them here. Their parameters may have the same names.
-void name_models(const std::vector<StatefulRef>& objects) {
-  for (const auto& object : objects) {
-    auto* model = dynamic_cast<DataParallelModel*>(&object.get());
-    if (model != nullptr && object.name() != model->state_name()) {
-      model->reducer().of_model() = " of model '" + object.name() + "'";
     }
   }
 }
@@ -82,7 +70,6 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
              {.dir = dir_, .texts = texts_, .history = history_, .objects = objects_}) {
   options.usage.set();
   check_names(objects_);
-  name_models(objects_);
 }
 
 CheckpointerImpl::~CheckpointerImpl() {

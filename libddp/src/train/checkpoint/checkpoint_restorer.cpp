@@ -177,17 +177,17 @@ class Restorer : private RestoreParts {
   // both. Returns an empty text if the steps are alike, or nothing trains.
   std::string describe_other_steps(const CheckpointFolder& folder, const Manifest& manifest) const {
     const auto setting = manifest.texts.find("settings");
-    const auto saved = setting == manifest.texts.end()
-                           ? std::nullopt
-                           : samples_per_step(setting->second, manifest.world_size);
-    const auto now = samples_per_step(texts.get("settings"), control_plane.world_size());
-    const bool is_known = saved && now;
+    const int64_t saved = manifest.samples_per_step > 0 || setting == manifest.texts.end()
+                              ? manifest.samples_per_step
+                              : samples_per_step(setting->second, manifest.world_size);
+    const int64_t now = options.samples_per_step;
+    const bool is_known = saved > 0 && now > 0;
     if (options.read_only ||
-        (is_known ? *saved == *now : manifest.world_size == control_plane.world_size())) {
+        (is_known ? saved == now : manifest.world_size == control_plane.world_size())) {
       return "";
     }
-    const auto length = [&](std::optional<int64_t> samples, int64_t ranks) {
-      return (is_known ? concat(*samples, " samples per step on ") : std::string()) +
+    const auto length = [&](int64_t samples, int64_t ranks) {
+      return (is_known ? concat(samples, " samples per step on ") : std::string()) +
              concat(ranks, ranks == 1 ? " rank" : " ranks");
     };
     return concat(
@@ -202,10 +202,10 @@ class Restorer : private RestoreParts {
   // Returns the names of saved objects that this program does not have.
   std::vector<std::string> load(const CheckpointFolder& folder, const Manifest& manifest) {
     const auto path = dir.path_of(folder);
-    std::map<std::string, TensorMap> files;
+    std::map<std::string, Safetensors> files;
     for (const auto& file : manifest.files) {
       if (reads_file(file.name)) {
-        files[file.name] = load_safetensors(path + "/" + file.name).tensors;
+        files[file.name] = load_safetensors(path + "/" + file.name);
       }
     }
     std::vector<std::string> unused;

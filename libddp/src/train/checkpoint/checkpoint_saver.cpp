@@ -36,9 +36,6 @@ void CheckpointWriter::write(const std::string& saving, const std::string& why_n
   } catch (const PeerLostError&) {
     throw;  // the job ends
   } catch (const std::exception& error) {
-    if (is_collective(objects_)) {
-      throw;  // the peers wait in a collective that this rank left: the job ends with this cause
-    }
     // Reported like a failed write: the other ranks receive it in the next exchange.
     task_.start([reason = concat("the state cannot be copied: ", error.what())] {
       throw WriteError(reason);
@@ -54,22 +51,26 @@ void CheckpointWriter::write_files(const std::string& saving) {
     const auto name = snapshot_.first_non_finite();
     not_finite_ = name.empty() ? "" : "inf or NaN in " + name;
   }
-  for (const auto& [name, tensors] : snapshot_.files) {
-    const auto serialized = [&, &path = name, &content = tensors] {
+  for (const auto& [name, file] : snapshot_.files) {
+    const auto serialized = [&, &path = name, &content = file] {
+      std::map<std::string, std::string> metadata{{"format", "pt"}};
+      if (!content.entries.empty()) {
+        metadata[kEntriesName] = entries_to_json(content.entries);
+      }
       try {
-        return serialize_tensors(content, {{"format", "pt"}});
+        return serialize_tensors(content.tensors, metadata);
       } catch (const WriteError& error) {
         throw WriteError(
             concat("cannot write ", dir_.path_of(saving), "/", path, ": ", error.what()));
       }
     }();
     records_.push_back(dir_.write_file(saving, name, chunks_of(serialized)));
+    records_.back().has_parts = !file.entries.empty();
   }
 }
 
 void CheckpointWriter::commit(const std::string& saving, Manifest manifest) {
   manifest.values = snapshot_.values;
-  manifest.leaf_dtypes = snapshot_.leaf_dtypes;
   task_.start([this, saving, manifest = std::move(manifest), retention = dir_.retention()] {
     committed_ = dir_.commit(saving, manifest, retention);
   });
@@ -93,6 +94,7 @@ CheckpointSaver::CheckpointSaver(ControlPlane& control_plane, at::Device device,
                                  const CheckpointOptions& options, const Parts& parts)
     : control_plane_(control_plane),
       async_(options.async),
+      samples_per_step_(options.samples_per_step),
       dir_(parts.dir),
       texts_(parts.texts),
       history_(parts.history),
@@ -184,6 +186,7 @@ void CheckpointSaver::start_commit(const std::vector<RankStatus>& statuses) {
   Manifest manifest{.step = pending_->step,
                     .world_size = static_cast<int64_t>(statuses.size()),
                     .metric = pending_->metric,
+                    .samples_per_step = samples_per_step_,
                     .finite = pending_->not_finite.empty()};
   for (const auto& status : statuses) {
     const auto& records = status.writer.records;

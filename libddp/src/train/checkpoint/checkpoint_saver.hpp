@@ -109,6 +109,7 @@ class CheckpointSaver {
 
   ControlPlane& control_plane_;
   const bool async_;
+  const int64_t samples_per_step_;
   CheckpointDir& dir_;
   CheckpointTexts& texts_;
   SaveHistory& history_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/checkpoint/checkpoint_texts.hpp"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -89,7 +90,7 @@ std::optional<std::string> setting_in(const std::string& settings, const std::st
   return found == values.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::optional<int64_t> samples_per_step(const std::string& settings, int64_t world_size) {
+int64_t samples_per_step(const std::string& settings, int64_t world_size) {
   const auto values = all_values(settings);
   const auto number = [&](const char* key, int64_t otherwise) {
     const auto found = values.find(key);
@@ -97,9 +98,8 @@ std::optional<int64_t> samples_per_step(const std::string& settings, int64_t wor
   };
   const int64_t of_rank = number("train.batch_size", 0);
   const int64_t of_all = number("loader.global_batch_size", 0);
-  const int64_t samples =
-      (of_all > 0 ? of_all : of_rank * world_size) * number("train.grad_accum_steps", 1);
-  return samples > 0 ? std::optional(samples) : std::nullopt;
+  return std::max<int64_t>(
+      (of_all > 0 ? of_all : of_rank * world_size) * number("train.grad_accum_steps", 1), 0);
 }
 
 CheckpointTexts::CheckpointTexts(const CheckpointOptions& options,

@@ -24,8 +24,9 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
 /// The value of a key; nothing if `settings` lacks it or is not settings_yaml()'s text.
 std::optional<std::string> setting_in(const std::string& settings, const std::string& key);
 
-/// Samples that a step of all ranks takes; nothing if `settings` is not settings_yaml()'s text.
-std::optional<int64_t> samples_per_step(const std::string& settings, int64_t world_size);
+/// Samples that a step of all ranks takes, of a checkpoint whose manifest does not say it: earlier
+/// versions saved settings only. 0 if `settings` is not settings_yaml()'s text.
+int64_t samples_per_step(const std::string& settings, int64_t world_size);
 
 /// Every rank has the same texts, but rank 0 alone saves them and logs.
 class CheckpointTexts {

@@ -65,6 +65,9 @@ OrderedJson files_to_json(const std::vector<FileRecord>& files) {
   OrderedJson list = OrderedJson::array();
   for (const auto& file : files) {
     list.push_back({{"name", file.name}, {"size", file.size}, {"xxh3", to_hex(file.xxh3)}});
+    if (file.has_parts) {
+      list.back()["has_parts"] = true;
+    }
   }
   return list;
 }
@@ -91,7 +94,8 @@ std::vector<FileRecord> files_from_json(const OrderedJson& list) {
   for (const auto& item : list) {
     FileRecord file{.name = item.at("name").get<std::string>(),
                     .size = static_cast<uint64_t>(whole_number(item, "size", 0)),
-                    .xxh3 = from_hex(item.at("xxh3").get<std::string>())};
+                    .xxh3 = from_hex(item.at("xxh3").get<std::string>()),
+                    .has_parts = item.contains("has_parts") && item.at("has_parts").get<bool>()};
     check_name(file.name);
     files.push_back(std::move(file));
   }
@@ -133,6 +137,9 @@ Manifest manifest_from_json(const OrderedJson& json) {
   }
   manifest.step = whole_number(json, "step", 0);
   manifest.world_size = whole_number(json, "world_size", 1);
+  if (json.contains("samples_per_step")) {
+    manifest.samples_per_step = whole_number(json, "samples_per_step", 1);
+  }
   if (json.contains("metric")) {
     manifest.metric = std::get<double>(value_from_json(json.at("metric")));
   }
@@ -153,12 +160,14 @@ Manifest manifest_from_json(const OrderedJson& json) {
 }  // namespace
 
 std::string manifest_to_json(const Manifest& manifest) {
-  auto leaf_dtypes = manifest.leaf_dtypes;
-  const auto of_default = leaf_dtypes[kDefaultPair];
-  leaf_dtypes.erase(kDefaultPair);
-  OrderedJson json = {{"format", std::max<int64_t>(manifest.format, leaf_dtypes.empty() ? 1 : 2)},
+  const bool has_parts = std::any_of(manifest.files.begin(), manifest.files.end(),
+                                     [](const FileRecord& file) { return file.has_parts; });
+  OrderedJson json = {{"format", std::max<int64_t>(manifest.format, has_parts ? 3 : 1)},
                       {"step", manifest.step},
                       {"world_size", manifest.world_size}};
+  if (manifest.samples_per_step > 0) {
+    json["samples_per_step"] = manifest.samples_per_step;
+  }
   if (manifest.metric) {
     json["metric"] = value_to_json(*manifest.metric);
   }
@@ -171,10 +180,7 @@ std::string manifest_to_json(const Manifest& manifest) {
       json["values"][object][key] = value_to_json(value);
     }
   }
-  json["leaf_dtypes"] = of_default;
-  if (!leaf_dtypes.empty()) {
-    json["leaf_dtypes_by_pair"] = leaf_dtypes;
-  }
+  json["leaf_dtypes"] = OrderedJson::object();  // earlier versions require it
   json["texts"] = manifest.texts;
   // A user's text may contain any bytes; a save must not fail for them.
   std::string body = json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);

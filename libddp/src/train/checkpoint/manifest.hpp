@@ -15,9 +15,10 @@
 
 namespace ddp::detail {
 
-/// A reader refuses a checkpoint with a greater number. Format 2 has masters of a pair other than
-/// kDefaultPair; other checkpoints have format 1, which older programs read too.
-inline constexpr int64_t kCheckpointFormat = 2;
+/// A reader refuses a checkpoint with a greater number. Format 3 has files of parts; other
+/// checkpoints have format 1, which older programs read too. Format 2 is of earlier versions: it
+/// has masters of a pair other than kDefaultPair.
+inline constexpr int64_t kCheckpointFormat = 3;
 inline constexpr const char* kManifestName = "manifest.json";
 /// The names of a model and of the optimizer that holds its masters.
 inline constexpr const char* kDefaultPair = "model/optimizer";
@@ -30,12 +31,14 @@ struct Manifest {
   int64_t step = 0;  ///< steps done
   int64_t world_size = 1;
   std::optional<double> metric = {};
+  int64_t samples_per_step = 0;  ///< of all ranks; 0: not known, or an older program saved it
   bool finite = true;  ///< false if a tensor has inf or NaN or set_before_save() gave a reason;
                        ///< true if an older program saved it
   bool finite_is_known = true;  ///< false: an older program saved it without this check
   std::vector<FileRecord> files = {};
   std::map<std::string, std::map<std::string, ManifestValue>> values = {};  ///< by object, by key
-  /// Of parameters saved as their master, by pair ("generator/its_optimizer") and parameter.
+  /// Of parameters that an earlier version saved as their master, by pair
+  /// ("generator/its_optimizer") and parameter. Not written.
   std::map<std::string, std::map<std::string, std::string>> leaf_dtypes = {};
   std::map<std::string, std::string> texts = {};  ///< "settings", "plan", …
 

@@ -6,22 +6,18 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <set>
 
 #include "core/files/serialize_tensors.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/optim/optimizer.hpp"
-#include "optim/zero/optimizer.hpp"
+#include "ddp/detail/check.hpp"
+#include "ddp/reduce/data_parallel_model.hpp"
 
 namespace ddp::detail {
 namespace {
 
 constexpr const char* kModel = "model";
-constexpr std::string_view kRankLocal = "rank_local.";
-constexpr std::string_view kStatePrefix = "state.";
-constexpr std::string_view kMasterSuffix = ".master";
 
 std::string file_of(const std::string& object) {
   return object + ".safetensors";
@@ -32,8 +28,9 @@ std::string file_key(const std::string& object, const std::string& key) {
   return object == kModel ? key : object + "." + key;
 }
 
-std::string master_key(const std::string& parameter) {
-  return concat(kStatePrefix, parameter, kMasterSuffix);
+// "optimizer.rank_00003.safetensors": the parts of a rank.
+std::string parts_file_of(const std::string& object, int rank) {
+  return concat(object, '.', rank_file_name(rank));
 }
 
 // The random generators of a rank, by key in the rank's file.
@@ -46,52 +43,6 @@ std::map<std::string, at::Generator> generators_of(at::Device device) {
   return generators;
 }
 
-// The states of all objects, and the leaves replaced by their masters.
-struct Collected {
-  std::map<std::string, StateDict> states;
-  std::map<std::string, std::map<std::string, std::string>> leaf_dtypes;  // see Manifest
-};
-
-// The object whose state holds `parameter` itself, not a parameter of the same name; "" if none.
-std::string owner_of(const NamedParameter& parameter,
-                     const std::map<std::string, StateDict>& states) {
-  for (const auto& [object, state] : states) {
-    const auto found = state.tensors.find(parameter.name);
-    if (found != state.tensors.end() &&
-        found->second.const_data_ptr() == parameter.tensor.const_data_ptr()) {
-      return object;
-    }
-  }
-  return "";
-}
-
-Collected collect(const std::vector<StatefulRef>& objects) {
-  Collected result;
-  for (const auto& object : objects) {
-    result.states[object.name()] = object.get().state_dict();
-  }
-  for (const auto& object : objects) {
-    const auto* optimizer = dynamic_cast<const Optimizer*>(&object.get());
-    if (optimizer == nullptr) {
-      continue;
-    }
-    auto& tensors = result.states[object.name()].tensors;
-    for (const auto& parameter : optimizer->named_parameters()) {
-      const auto master = tensors.find(master_key(parameter.name));
-      const auto model = master != tensors.end() ? owner_of(parameter, result.states) : "";
-      if (model.empty()) {
-        continue;
-      }
-      auto& leaf = result.states[model].tensors[parameter.name];
-      result.leaf_dtypes[model + "/" + object.name()][parameter.name] =
-          safetensors_dtype(leaf.scalar_type(), parameter.name);
-      leaf = master->second;
-      tensors.erase(master);
-    }
-  }
-  return result;
-}
-
 at::ScalarType leaf_type(const std::string& word, const std::string& name) {
   for (const auto type : {at::kBFloat16, at::kHalf, at::kFloat, at::kDouble}) {
     if (safetensors_dtype(type, name) == word) {
@@ -101,7 +52,8 @@ at::ScalarType leaf_type(const std::string& word, const std::string& name) {
   throw ReadError("the manifest has the unknown dtype '" + word + "' for " + name);
 }
 
-// Reverses `collect`: returns the master to the optimizer, and its rounding to the model.
+// Formats 1 and 2 may hold a master in its parameter's place. It goes to the optimizer, and its
+// rounding to the model.
 void split_masters(std::map<std::string, StateDict>& states, const Manifest& manifest) {
   for (const auto& [pair, dtypes] : manifest.leaf_dtypes) {
     const auto slash = pair.find('/');
@@ -112,7 +64,7 @@ void split_masters(std::map<std::string, StateDict>& states, const Manifest& man
         throw ReadError(concat("the manifest names a master of ", parameter, ", which is not in ",
                                file_of(model)));
       }
-      states[optimizer].tensors[master_key(parameter)] = leaf;
+      states[optimizer].tensors[{parameter, "master"}] = leaf;
       leaf = leaf.to(leaf_type(dtype, parameter));
     }
   }
@@ -181,20 +133,15 @@ at::Tensor copy_to_host(const at::Tensor& tensor, at::Tensor& buffer) {
 // does not fit then.
 std::string find_other_dtype(const std::vector<StatefulRef>& objects,
                              const std::map<std::string, StateDict>& saved) {
-  std::map<std::string, StateDict> own;
   for (const auto& object : objects) {
-    own[object.name()] = object.get().state_dict();
-  }
-  for (const auto& object : objects) {
-    const auto* optimizer = dynamic_cast<const Optimizer*>(&object.get());
-    for (const auto& parameter :
-         optimizer != nullptr ? optimizer->named_parameters() : NamedParameters()) {
-      const auto owner = saved.find(owner_of(parameter, own));
-      if (owner == saved.end()) {
-        continue;
-      }
-      const auto found = owner->second.tensors.find(parameter.name);
-      if (found != owner->second.tensors.end() &&
+    const auto* model = dynamic_cast<const DataParallelModel*>(&object.get());
+    const auto state = saved.find(object.name());
+    if (model == nullptr || state == saved.end()) {
+      continue;
+    }
+    for (const auto& parameter : model->trained_parameters()) {
+      const auto found = state->second.tensors.find(parameter.name);
+      if (found != state->second.tensors.end() &&
           found->second.scalar_type() != parameter.tensor.scalar_type()) {
         return concat("parameter ", parameter.name, " is ", found->second.scalar_type(),
                       " in the checkpoint and ", parameter.tensor.scalar_type(),
@@ -203,6 +150,30 @@ std::string find_other_dtype(const std::vector<StatefulRef>& objects,
     }
   }
   return "";
+}
+
+// Adds the tensors of a rank's file of parts to the objects' states.
+void add_parts(std::map<std::string, StateDict>& states, const std::string& name,
+               const Safetensors& file) {
+  const auto entries = file.metadata.find(kEntriesName);
+  if (entries == file.metadata.end()) {
+    throw ReadError(name + " does not say what its tensors are: it has no metadata 'entries'");
+  }
+  for (const auto& entry : parse_entries(entries->second, name)) {
+    const auto found = file.tensors.find(file_key(entry.object, entry.key.text()));
+    const auto object = states.find(entry.object);
+    if (found == file.tensors.end() || object == states.end()) {
+      throw ReadError(concat(name, " lists ", entry.key.text(), " of '", entry.object,
+                             "', which it does not hold"));
+    }
+    require_fits(entry, found->second, name);
+    auto& parts = object->second.parts[entry.key];
+    if (!parts.empty() && parts.front().slice.sizes != entry.slice.sizes) {
+      throw ReadError(
+          concat(name, ": ", entry.key.text(), " has other sizes than in another file"));
+    }
+    parts.push_back({entry.slice, found->second});
+  }
 }
 
 }  // namespace
@@ -214,8 +185,8 @@ void Snapshot::wait() const {
 }
 
 std::string Snapshot::first_non_finite() const {
-  for (const auto& [file, tensors] : files) {
-    for (const auto& [key, tensor] : tensors) {
+  for (const auto& [name, file] : files) {
+    for (const auto& [key, tensor] : file.tensors) {
       if (!all_finite(tensor)) {
         return key;
       }
@@ -230,32 +201,35 @@ std::string rank_file_name(int rank) {
   return text;
 }
 
-bool is_collective(const std::vector<StatefulRef>& objects) {
-  return std::any_of(objects.begin(), objects.end(), [](const StatefulRef& object) {
-    return dynamic_cast<const ZeroOptimizer*>(&object.get()) != nullptr;
-  });
-}
-
 Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::Device device,
                        HostBuffers& buffers) {
-  const auto collected = collect(objects);
   Snapshot snapshot;
-  snapshot.leaf_dtypes = collected.leaf_dtypes;
-  auto& rank_file = snapshot.files[rank_file_name(rank)];
+  auto& rank_file = snapshot.files[rank_file_name(rank)].tensors;
   for (auto& [key, generator] : generators_of(device)) {
     std::lock_guard lock(generator.mutex());
     rank_file[key] = generator.get_state().clone();
   }
-  for (const auto& [object, state] : collected.states) {
+  for (const auto& reference : objects) {
+    const auto object = reference.name();
+    const auto state = reference.get().state_dict();
     snapshot.values[object] = state.values;
     for (const auto& [key, tensor] : state.tensors) {
-      const bool rank_local = key.starts_with(kRankLocal);
+      const auto text = key.text();
+      const bool rank_local = text.starts_with(kRankLocalPrefix);
       if (!rank_local && rank != 0) {
         continue;
       }
-      const std::string place = rank_local ? object + "." + key : file_key(object, key);
-      auto& file = rank_local ? rank_file : snapshot.files[file_of(object)];
-      file[place] = copy_to_host(tensor, buffers[object + "/" + key]);
+      const std::string place = rank_local ? object + "." + text : file_key(object, text);
+      auto& file = rank_local ? rank_file : snapshot.files[file_of(object)].tensors;
+      file[place] = copy_to_host(tensor, buffers[object + "/" + text]);
+    }
+    for (const auto& [key, parts] : state.parts) {
+      DDP_CHECK(parts.size() == 1, "a rank has one part of a tensor");
+      const auto text = key.text();
+      auto& file = snapshot.files[parts_file_of(object, rank)];
+      file.entries.push_back({object, key, parts.front().slice});
+      file.tensors[file_key(object, text)] =
+          copy_to_host(parts.front().tensor, buffers[object + "/" + text]);
     }
   }
   if (!device.is_cpu()) {
@@ -269,22 +243,27 @@ Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::De
 
 std::vector<std::string> restore_snapshot(const std::vector<StatefulRef>& objects,
                                           const Manifest& manifest,
-                                          const std::map<std::string, TensorMap>& files, int rank,
+                                          const std::map<std::string, Safetensors>& files, int rank,
                                           at::Device device) {
   std::map<std::string, StateDict> states;
   for (const auto& [object, values] : manifest.values) {
     states[object].values = values;
     if (const auto file = files.find(file_of(object)); file != files.end()) {
-      add_tensors(states, object, file->second);
+      add_tensors(states, object, file->second.tensors);
     }
   }
   split_masters(states, manifest);
+  for (const auto& file : manifest.files) {
+    if (file.has_parts) {
+      add_parts(states, file.name, files.at(file.name));
+    }
+  }
   const auto rank_file = files.find(rank_file_name(rank));
   if (rank_file != files.end()) {
-    for (const auto& [key, tensor] : rank_file->second) {
+    for (const auto& [key, tensor] : rank_file->second.tensors) {
       const auto dot = key.find('.');
       const auto object = states.find(key.substr(0, dot));
-      if (object != states.end() && std::string_view(key).substr(dot + 1).starts_with(kRankLocal)) {
+      if (object != states.end() && key.substr(dot + 1).starts_with(kRankLocalPrefix)) {
         object->second.tensors[key.substr(dot + 1)] = tensor;
       }
     }
@@ -307,7 +286,7 @@ std::vector<std::string> restore_snapshot(const std::vector<StatefulRef>& object
     }
   }
   if (rank_file != files.end()) {
-    restore_generators(rank_file->second, device);
+    restore_generators(rank_file->second.tensors, device);
   }
   return {unused.begin(), unused.end()};
 }

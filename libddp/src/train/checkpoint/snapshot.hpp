@@ -14,6 +14,7 @@
 #include "ddp/core/state_dict.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "train/checkpoint/manifest.hpp"
+#include "train/checkpoint/state_entry.hpp"
 
 namespace ddp::detail {
 
@@ -21,10 +22,14 @@ namespace ddp::detail {
 /// while the host continues.
 using HostBuffers = std::map<std::string, at::Tensor>;
 
+struct SnapshotFile {
+  TensorMap tensors;
+  std::vector<StateEntry> entries = {};  ///< of a file of parts: what its tensors are
+};
+
 struct Snapshot {
-  std::map<std::string, TensorMap> files;  ///< files written by this rank, by file name
+  std::map<std::string, SnapshotFile> files;  ///< files written by this rank, by file name
   std::map<std::string, std::map<std::string, StateValue>> values;
-  std::map<std::string, std::map<std::string, std::string>> leaf_dtypes;  ///< see Manifest
   std::shared_ptr<c10::Event> copied;  ///< after this event the copies are complete; null on a CPU
 
   /// Waits for the copies. Any thread.
@@ -36,20 +41,18 @@ struct Snapshot {
 /// "rank_00003.safetensors".
 std::string rank_file_name(int rank);
 
-/// Whether the state of one of the objects is gathered from all ranks (zero1): taking a snapshot is
-/// then collective.
-bool is_collective(const std::vector<StatefulRef>& objects);
-
-/// Takes this rank's part: on rank 0 all replicated state, on every rank its own file.
+/// Takes this rank's part: on rank 0 all replicated state, on every rank its own file and its parts
+/// of divided tensors.
 Snapshot take_snapshot(const std::vector<StatefulRef>& objects, int rank, at::Device device,
                        HostBuffers& buffers);
 
-/// Loads the state into the objects, then into the generators. `files` maps file names to tensors.
+/// Loads the state into the objects, then into the generators. `files` are those of the manifest by
+/// name, without other ranks' own.
 /// Returns the names of saved objects that `objects` lacks. Throws MismatchError if an object is
 /// not in the checkpoint or does not fit.
 std::vector<std::string> restore_snapshot(const std::vector<StatefulRef>& objects,
                                           const Manifest& manifest,
-                                          const std::map<std::string, TensorMap>& files, int rank,
+                                          const std::map<std::string, Safetensors>& files, int rank,
                                           at::Device device);
 
 }  // namespace ddp::detail

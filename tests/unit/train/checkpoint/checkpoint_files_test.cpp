@@ -116,11 +116,13 @@ class FailingOps : public FileOps {
 
 TEST_CASE("a manifest keeps every value and notices every changed byte") {
   Manifest manifest{.step = 120, .world_size = 4, .metric = 0.1 + 0.2, .finite = false};
-  manifest.files = {{"model.safetensors", 1u << 31, 0x0123456789abcdef}, {"b", 0, UINT64_MAX}};
+  manifest.files = {{"model.safetensors", 1u << 31, 0x0123456789abcdef},
+                    {"b", 0, UINT64_MAX, true}};
+  manifest.format = 3;
   manifest.values["scaler"] = {{"scale", 65536.0}, {"on", true},      {"n", int64_t{1} << 60},
                                {"text", "ü \"\n"}, {"inf", INFINITY}, {"tiny", 5e-324},
                                {"minus", -0.0},    {"whole", 3.0},    {"third", 1.0 / 3}};
-  manifest.leaf_dtypes[ddp::detail::kDefaultPair]["w"] = "BF16";
+  manifest.samples_per_step = 512;
   manifest.texts["settings"] = "a: 1\nb: 2\n";
   const auto text = manifest_to_json(manifest);
   const auto parsed = parse_manifest(text, "m");
@@ -154,26 +156,44 @@ TEST_CASE("of a linked folder only the link is removed") {
   REQUIRE(testing::read_file(folder.file("theirs/model.safetensors")) == "weights");
 }
 
-TEST_CASE("masters of other pairs need format 2, so an older program refuses the checkpoint") {
-  Manifest manifest{.step = 120, .leaf_dtypes = {{ddp::detail::kDefaultPair, {{"w", "BF16"}}}}};
-  REQUIRE(parse_manifest(manifest_to_json(manifest), "m") == manifest);
-  manifest.leaf_dtypes["generator/its_optimizer"]["w"] = "F16";
-  const auto parsed = parse_manifest(manifest_to_json(manifest), "m");
-  REQUIRE(parsed.format == 2);
-  REQUIRE(parsed.leaf_dtypes == manifest.leaf_dtypes);
+namespace {
+
+// `text`, a manifest, with `from` replaced by `to` and a checksum that matches.
+std::string edited(const std::string& text, const std::string& from, const std::string& to) {
+  auto body = text.substr(0, text.find(",\n\"manifest_xxh3\""));
+  const auto at = body.find(from);
+  REQUIRE(at != std::string::npos);
+  body.replace(at, from.size(), to);
+  char checksum[17];
+  std::snprintf(checksum, sizeof checksum, "%016llx", static_cast<unsigned long long>(xxh3(body)));
+  return ddp::concat(body, ",\n\"manifest_xxh3\": \"", checksum, "\"\n}\n");
+}
+
+}  // namespace
+
+TEST_CASE("masters that earlier versions saved in place of their parameters are known by pair") {
+  const auto text = manifest_to_json({.step = 120});
+  const std::string none = "\"leaf_dtypes\": {}";
+  const auto first = parse_manifest(edited(text, none, R"("leaf_dtypes": {"w": "BF16"})"), "m");
+  REQUIRE(first.leaf_dtypes.at(ddp::detail::kDefaultPair).at("w") == "BF16");
+  const auto second = parse_manifest(
+      edited(
+          text, none,
+          R"("leaf_dtypes": {}, "leaf_dtypes_by_pair": {"generator/its_optimizer": {"w": "F16"}})"),
+      "m");
+  REQUIRE(second.leaf_dtypes.at("generator/its_optimizer").at("w") == "F16");
+}
+
+TEST_CASE("files of parts need format 3, so an older program refuses the checkpoint") {
+  Manifest manifest{.files = {{"model.safetensors", 400, 7}}};
+  REQUIRE(parse_manifest(manifest_to_json(manifest), "m").format == 1);
+  manifest.files.push_back({"optimizer.rank_00001.safetensors", 400, 7, true});
+  REQUIRE(parse_manifest(manifest_to_json(manifest), "m").format == 3);
 }
 
 TEST_CASE("a manifest without the field finite describes a finite checkpoint") {
   const auto text = manifest_to_json({.step = 120, .finite = false});
-  const std::string said = " \"finite\": false,\n";
-  const auto at = text.find(said);
-  REQUIRE(at != std::string::npos);
-  auto body = text.substr(0, text.find(",\n\"manifest_xxh3\""));
-  body.erase(at, said.size());
-  char checksum[17];
-  std::snprintf(checksum, sizeof checksum, "%016llx", static_cast<unsigned long long>(xxh3(body)));
-  const auto old = ddp::concat(body, ",\n\"manifest_xxh3\": \"", checksum, "\"\n}\n");
-  REQUIRE(parse_manifest(old, "m").finite);
+  REQUIRE(parse_manifest(edited(text, " \"finite\": false,\n", ""), "m").finite);
 }
 
 TEST_CASE("a manifest of a newer format, with a path in a name, or too deep is refused") {

@@ -29,16 +29,16 @@ struct Box : ddp::Stateful {
     for (const auto& [key, tensor] : state.tensors) {
       const auto found = loaded.tensors.find(key);
       if (found == loaded.tensors.end()) {
-        throw ddp::MismatchError("missing key " + key);
+        throw ddp::MismatchError("missing key " + key.text());
       }
       if (found->second.sizes() != tensor.sizes() ||
           found->second.scalar_type() != tensor.scalar_type()) {
-        throw ddp::MismatchError("other shape or dtype of " + key);
+        throw ddp::MismatchError("other shape or dtype of " + key.text());
       }
     }
     for (const auto& [key, tensor] : loaded.tensors) {
       if (state.tensors.count(key) == 0) {
-        throw ddp::MismatchError("unexpected key " + key);
+        throw ddp::MismatchError("unexpected key " + key.text());
       }
     }
     for (auto& [key, tensor] : state.tensors) {

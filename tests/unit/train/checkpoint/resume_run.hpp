@@ -84,7 +84,7 @@ struct ResumeRun {
     std::map<std::string, at::Tensor> all;
     for (const ddp::Stateful* object : objects()) {
       for (const auto& [key, tensor] : object->state_dict().tensors) {
-        all[object->state_name() + "/" + key] = tensor.detach().cpu().clone().contiguous();
+        all[object->state_name() + "/" + key.text()] = tensor.detach().cpu().clone().contiguous();
       }
     }
     return all;

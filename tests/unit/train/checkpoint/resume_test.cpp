@@ -142,7 +142,8 @@ TEST_CASE_METHOD(OneRank,
   for (const auto& [file, key] :
        {std::pair("model", "0.weight"), {"generator", "generator.0.weight"}}) {
     const auto tensors = ddp::load_safetensors(folder_of_step + file + ".safetensors").tensors;
-    REQUIRE(tensors.at(key).scalar_type() == at::kFloat);  // for half leaves, the master
+    const auto leaf = ddp::named_weights(*generator.model.module()).at("0.weight");
+    REQUIRE(tensors.at(key).scalar_type() == leaf.scalar_type());
   }
   auto alone = testing::make_module(precision, at::kCPU);
   ddp::load_weights(*alone, folder_of_step + "generator.safetensors", "generator");
@@ -165,14 +166,15 @@ TEST_CASE_METHOD(OneRank,
   }
 }
 
-TEST_CASE("messages of a backward name the model as the checkpointer's list does") {
+TEST_CASE("messages of a backward and a checkpoint name the model as it was wrapped") {
   const auto communicator = ddp::make_single_communicator(at::kCPU);
-  testing::ThreadJob job(1);
-  testing::ThreadControlPlane plane(job, 0);
   const auto used = torch::ones({2}).requires_grad_(), unused = torch::ones({2}).requires_grad_();
-  ddp::DataParallelModel model({.parameters = {{"used", used}, {"unused", unused}}}, communicator);
   const std::string name = GENERATE("model", "generator");
-  ddp::Checkpointer checkpointer(plane, at::kCPU, {}, {{name, model}});
+  ddp::DdpOptions options;
+  options.name = name;
+  ddp::DataParallelModel model({.parameters = {{"used", used}, {"unused", unused}}}, communicator,
+                               options);
+  CHECK(model.state_name() == name);
   model.prepare_for_backward();
   (used * 2).sum().backward();
   CHECK_THROWS_WITH(model.prepare_for_backward(),
