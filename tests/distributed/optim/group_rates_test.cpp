@@ -10,6 +10,7 @@
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "distributed/ddp_test_utils.hpp"
+#include "distributed/state_parts.hpp"
 #include "support/message_of.hpp"
 
 using namespace ddp;
@@ -275,7 +276,7 @@ TEST_CASE("a group that is frozen by a rate of 0 after training does not coast")
     first.step(Way::Host, 0, 0.0625);
     first.step(Way::Host, 1, 0.0625);
     Trained frozen(kind, rule, {1, 1, 0, 0, 1}, torch::kFloat);
-    frozen.optimizer->load_state_dict(with_all_parts(first.optimizer->state_dict()));
+    frozen.optimizer->load_state_dict(ddp::test::with_all_parts(first.optimizer->state_dict()));
     const Grouped start(torch::kFloat);
     frozen.step(Way::Host, 2, 0.0625);
     for (const size_t i : {0, 2, 3, 4}) {
