@@ -6,9 +6,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
-#include "ddp/core/logging.hpp"
 #include "train/metrics/files/metrics_writers.hpp"
-#include "train/metrics/files/outdated_rows.hpp"
 #include "train/metrics/files/tensorboard_writer.hpp"
 #include "train/metrics/ranks/rank_devices.hpp"
 
@@ -91,20 +89,12 @@ void MetricsFiles::write(const std::string& table, const Row& row) {
   }
 }
 
-void MetricsFiles::remove_rows(const std::string& table, const std::string& column, int64_t first) {
-  const bool is_first = folder_.aside().empty();
-  if (remove_rows_from(folder_, table, column, first) && is_first) {
-    log_info(concat("the run folder ", path(), " has rows of an earlier start, which this one ",
-                    "repeats: its files are copied to ", folder_.aside()));
-  }
-}
-
 // A run that begins at step 0 also repeats the evaluation before the first step.
 void MetricsFiles::begin(int64_t steps_done) {
   if (!path().empty() && !std::exchange(has_begun_, true)) {
     const int64_t first = steps_done > 0 ? steps_done + 1 : 0;
-    remove_rows("steps", "step", first);
-    remove_rows("evals", "step", first);
+    remove_rows_from(folder_, "steps", "step", first);
+    remove_rows_from(folder_, "evals", "step", first);
     if (tensorboard_ != nullptr) {
       tensorboard_->start(steps_done);
     }
@@ -140,7 +130,7 @@ void MetricsFiles::add_evaluation(const EvaluationNumbers& evaluation) {
 
 void MetricsFiles::add_epoch(const Epoch& epoch, const JobNumbers& job) {
   if (!path().empty() && !std::exchange(has_epochs_, true)) {
-    remove_rows("epochs", "epoch", epoch.epoch);
+    remove_rows_from(folder_, "epochs", "epoch", epoch.epoch);
   }
   if (tensorboard_ != nullptr) {
     tensorboard_->set_step(epoch.steps_done);

@@ -2,6 +2,7 @@
 // The rows of a run's metrics as files of its folder. Torch-free.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -36,5 +37,10 @@ class JsonlWriter : public MetricsWriter {
  private:
   RunFolder& folder_;
 };
+
+/// Removes the rows of `table` (CSV and JSONL) whose `column` is at least `first`, and an
+/// unfinished last line. A file is replaced atomically, so a crash loses no other row.
+void remove_rows_from(RunFolder& folder, const std::string& table, const std::string& column,
+                      int64_t first);
 
 }  // namespace ddp::detail
