@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "support/catch.hpp"
+#include "support/stderr_of.hpp"
 #include "train/metrics/files/metrics_files.hpp"
 #include "train/metrics/files/metrics_writers.hpp"
 #include "train/metrics/metrics_format.hpp"
@@ -93,10 +94,15 @@ TEST_CASE("lines without a number stay, and an unfinished last line goes") {
                     jsonl = "{\"step\":1}\n[]\n{\"step\":\"x\"}\n";
   write_file(folder.file("run/steps.csv"), csv);
   write_file(folder.file("run/steps.jsonl"), jsonl + "{\"st");
-  remove_rows_from(run, "steps", "step", 3);
+  const auto said = testing::stderr_of([&] { remove_rows_from(run, "steps", "step", 3); });
+  CHECK_THAT(said, Catch::Contains("/run had steps of an earlier start from step 3 on"));
   CHECK(read_file(folder.file("run/steps.csv")) == "job,step\n\"a,b\",1\nc,\n");
   CHECK(read_file(folder.file("run/steps.jsonl")) == jsonl);
-  remove_rows_from(run, "evals", "step", 0);
+  const auto nothing = testing::stderr_of([&] {
+    remove_rows_from(run, "steps", "step", 3);
+    remove_rows_from(run, "evals", "step", 0);
+  });
+  CHECK(nothing.empty());
   CHECK_FALSE(std::filesystem::exists(folder.file("run/evals.csv")));
 }
 

@@ -123,7 +123,7 @@ void MetricsFiles::add_evaluation(const EvaluationNumbers& evaluation) {
              {.name = "epoch", .number = evaluation.epoch},
              {.name = "eval_loss", .number = evaluation.loss},
              {.name = "eval_accuracy", .number = evaluation.accuracy}};
-  add_own(row, evaluation.own);
+  add_custom(row, evaluation.custom);
   row.push_back({.name = "time", .number = unix_time()});
   write("evals", row);
 }
@@ -179,7 +179,7 @@ Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
       {.name = "power_w", .number = if_measured(job.total.power_w)},
       {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
       {.name = "energy_j", .number = if_measured(job.total.energy_j)}};
-  add_own(row, job.own);
+  add_custom(row, job.custom);
   row.push_back({.name = "time", .number = unix_time()});
   return row;
 }

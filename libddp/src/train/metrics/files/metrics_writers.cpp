@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "core/settings/parse_number.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "train/metrics/metrics_format.hpp"
 
 namespace ddp {
@@ -35,7 +37,8 @@ MetricsRow ordered(const std::vector<std::string>& columns, const MetricsRow& ro
 /// A line's number in the column; nothing if it has none.
 using NumberOf = std::function<std::optional<double>(const std::string& line)>;
 
-void remove_lines(RunFolder& folder, const std::string& file, const NumberOf& number_of,
+/// Whether there was a line to remove.
+bool remove_lines(RunFolder& folder, const std::string& file, const NumberOf& number_of,
                   int64_t first) {
   const std::string text = folder.read(file);
   std::string kept;
@@ -45,9 +48,11 @@ void remove_lines(RunFolder& folder, const std::string& file, const NumberOf& nu
     kept += number_of(line).value_or(-1) < static_cast<double>(first) ? line + "\n" : "";
     begin = end + 1;
   }
-  if (kept.size() < text.size()) {
-    folder.write(file, kept, Durability::Synced);
+  if (kept.size() == text.size()) {
+    return false;
   }
+  folder.write(file, kept, Durability::Synced);
+  return true;
 }
 
 }  // namespace
@@ -109,8 +114,11 @@ void remove_rows_from(RunFolder& folder, const std::string& table, const std::st
     const bool has_it = row.is_object() && row.contains(column) && row[column].is_number();
     return has_it ? std::optional(row[column].get<double>()) : std::nullopt;
   };
-  remove_lines(folder, table + ".csv", in_csv, first);
-  remove_lines(folder, table + ".jsonl", in_jsonl, first);
+  const bool in_csv_file = remove_lines(folder, table + ".csv", in_csv, first);
+  if (remove_lines(folder, table + ".jsonl", in_jsonl, first) || in_csv_file) {
+    log_info(concat("the run folder ", folder.path(), " had ", table, " of an earlier start from ",
+                    column, " ", first, " on: they were removed, because this run writes them"));
+  }
 }
 
 }  // namespace detail

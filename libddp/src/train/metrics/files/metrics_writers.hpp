@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "ddp/train/own_metrics.hpp"
+#include "ddp/train/custom_metrics.hpp"
 #include "train/metrics/files/run_folder.hpp"
 
 namespace ddp::detail {
@@ -39,7 +39,8 @@ class JsonlWriter : public MetricsWriter {
 };
 
 /// Removes the rows of `table` (CSV and JSONL) whose `column` is at least `first`, and an
-/// unfinished last line. A file is replaced atomically, so a crash loses no other row.
+/// unfinished last line, and logs that. A file is replaced atomically, so a crash loses no other
+/// row.
 void remove_rows_from(RunFolder& folder, const std::string& table, const std::string& column,
                       int64_t first);
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "ddp/train/own_metrics.hpp"
+#include "ddp/train/custom_metrics.hpp"
 #include "train/metrics/files/run_folder.hpp"
 
 namespace ddp::detail {
