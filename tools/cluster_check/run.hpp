@@ -8,7 +8,7 @@
 
 #include "ddp/comm/context.hpp"
 #include "row.hpp"
-#include "train/metrics/ranks/device_sensors.hpp"
+#include "train/metrics/ranks/gpu_monitor.hpp"
 
 namespace cluster_check {
 
