@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cluster_check as a user runs it: what it prints, its JSON and page, thresholds, exit codes.
+"""cluster_check as a user runs it: what it prints, its JSON and page (tools/plot_check.py), thresholds, exit
+codes.
 
 usage: cluster_check_test.py full|quick|fails|thresholds|refuses|gpu LAUNCHER PROGRAM RANKS
   full        all checks on CPU ranks, the whole JSON
@@ -23,6 +24,7 @@ import tempfile
 scenario, launcher, program, ranks = sys.argv[1:]
 RANKS = int(ranks)
 HOST = socket.gethostname()
+PLOT_CHECK = pathlib.Path(__file__).resolve().parents[2] / "tools" / "plot_check.py"
 
 
 def run(*arguments, code=0, output=(), device="cpu", environment=()):
@@ -86,6 +88,7 @@ class Page(html.parser.HTMLParser):
 
 
 def page():
+    subprocess.run([sys.executable, PLOT_CHECK, "out"], check=True)
     parser = Page()
     parser.feed(pathlib.Path("out/report.html").read_text())
     return parser.text
@@ -191,6 +194,7 @@ def fails():
     assert [row["verdict"] for row in rows(data, "gpu.device_copy")] == ["fail"] * RANKS
     assert f"{RANKS + 1} rows failed" in page()
     # A run that dies leaves no verdict of an earlier one, and a file that cannot be written hides no failure.
+    page()
     pathlib.Path("out/report.json").write_text('{"passed": true}')
     run(
         "thresholds=strict.yaml",
@@ -200,7 +204,7 @@ def fails():
         code=73,
         output=["--write-thresholds: cannot write"],
     )
-    assert not pathlib.Path("out/report.json").exists()
+    assert not pathlib.Path("out/report.json").exists() and not pathlib.Path("out/report.html").exists()
 
 
 def thresholds():

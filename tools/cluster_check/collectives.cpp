@@ -8,6 +8,7 @@
 #include <sstream>
 #include <vector>
 
+#include "core/control/wire/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 #include "pairing.hpp"
 #include "run.hpp"
@@ -199,7 +200,7 @@ SlowestLink add_slowest(Run& run, const char* name, const std::vector<Link>& lin
 void check_pairs(Run& run) {
   auto& plane = run.context.control_plane();
   const auto nodes = plane.all_gather_numbers({run.context.node_rank()});
-  const auto hosts = plane.all_gather(host_name());
+  const auto hosts = plane.all_gather(ddp::detail::host_name());
   run.begin("pairs");
   const int64_t bytes = run.on_gpu() ? 64 * kMib : kMib;
   const auto pairs = measure_pairs(run, bytes);

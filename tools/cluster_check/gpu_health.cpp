@@ -2,58 +2,20 @@
 #include "gpu_health.hpp"
 
 #include <bit>
-#include <cmath>
 
 namespace cluster_check {
 namespace {
 
 using ddp::detail::GpuMonitor;
-
-// Constants and layouts of nvml.h (NVML API reference guide), which may not be installed. NVIDIA
-// keeps the ABI of these functions.
-constexpr int kSuccess = 0;
-constexpr int kClockSm = 1;         // nvmlClockType_t
-constexpr int kTemperatureGpu = 0;  // nvmlTemperatureSensors_t
-constexpr int kEccCorrected = 0;    // nvmlMemoryErrorType_t
-constexpr int kEccUncorrected = 1;
-constexpr int kEccVolatile = 0;       // nvmlEccCounterType_t: since the driver was loaded
-constexpr int kRetiredSingleBit = 0;  // nvmlPageRetirementCause_t
-constexpr int kRetiredDoubleBit = 1;
-constexpr unsigned int kMaxNvLinks = 18;  // NVML_NVLINK_MAX_LINKS
-constexpr unsigned int kVersionBytes = 80;
-
-struct Memory {  // nvmlMemory_t
-  unsigned long long total;
-  unsigned long long free;
-  unsigned long long used;
-};
-
-/// Calls NVML's `symbol`, if the driver has it, with the GPU's handle before `arguments`.
-template <typename... Args>
-bool call(const GpuMonitor& gpu, const char* symbol, Args... arguments) {
-  const auto function = reinterpret_cast<int (*)(void*, Args...)>(gpu.find(symbol));
-  return function != nullptr && function(gpu.handle(), arguments...) == kSuccess;
-}
-
-/// The one number that `symbol` writes, after `arguments`.
-template <typename Number = unsigned int, typename... Args>
-std::optional<double> number(const GpuMonitor& gpu, const char* symbol, Args... arguments) {
-  Number value{};
-  if (!call(gpu, symbol, arguments..., &value)) {
-    return std::nullopt;
-  }
-  return static_cast<double>(value);
-}
+namespace nvml = ddp::detail::nvml;
 
 std::optional<double> count_retired_pages(const GpuMonitor& gpu) {
   std::optional<double> sum;
-  for (const int cause : {kRetiredSingleBit, kRetiredDoubleBit}) {
+  for (const int cause : {nvml::kRetiredSingleBit, nvml::kRetiredDoubleBit}) {
     unsigned int count = 0;
-    // Without room for addresses it returns the number and NVML_ERROR_INSUFFICIENT_SIZE (7).
-    const auto function = reinterpret_cast<int (*)(void*, int, unsigned int*, unsigned long long*)>(
-        gpu.find("nvmlDeviceGetRetiredPages"));
-    const int status = function == nullptr ? -1 : function(gpu.handle(), cause, &count, nullptr);
-    if (status == kSuccess || status == 7) {
+    unsigned long long* const no_addresses = nullptr;  // it then returns the number alone
+    const int status = gpu.call("nvmlDeviceGetRetiredPages", cause, &count, no_addresses);
+    if (status == nvml::kSuccess || status == nvml::kInsufficientSize) {
       sum = sum.value_or(0) + count;
     }
   }
@@ -61,13 +23,14 @@ std::optional<double> count_retired_pages(const GpuMonitor& gpu) {
 }
 
 void read_memory_errors(const GpuMonitor& gpu, GpuHealth& health) {
-  using Counter = unsigned long long;
-  health.corrected_ecc_errors =
-      number<Counter>(gpu, "nvmlDeviceGetTotalEccErrors", kEccCorrected, kEccVolatile);
-  health.uncorrected_ecc_errors =
-      number<Counter>(gpu, "nvmlDeviceGetTotalEccErrors", kEccUncorrected, kEccVolatile);
+  const auto errors = [&](int type) {
+    return gpu.number<unsigned long long>("nvmlDeviceGetTotalEccErrors", type, nvml::kEccVolatile);
+  };
+  health.corrected_ecc_errors = errors(nvml::kEccCorrected);
+  health.uncorrected_ecc_errors = errors(nvml::kEccUncorrected);
   unsigned int corrected = 0, uncorrected = 0, pending = 0, failed = 0;
-  if (call(gpu, "nvmlDeviceGetRemappedRows", &corrected, &uncorrected, &pending, &failed)) {
+  if (gpu.call("nvmlDeviceGetRemappedRows", &corrected, &uncorrected, &pending, &failed) ==
+      nvml::kSuccess) {
     health.retired_pages = corrected + uncorrected;
     health.row_remaps_pending = pending != 0 || failed != 0 ? 1 : 0;
   } else {
@@ -77,8 +40,8 @@ void read_memory_errors(const GpuMonitor& gpu, GpuHealth& health) {
 
 std::optional<std::vector<bool>> read_nvlinks(const GpuMonitor& gpu) {
   std::vector<bool> links;
-  for (unsigned int link = 0; link < kMaxNvLinks; ++link) {
-    if (const auto state = number(gpu, "nvmlDeviceGetNvLinkState", link)) {
+  for (unsigned int link = 0; link < nvml::kMaxLinks; ++link) {
+    if (const auto state = gpu.number("nvmlDeviceGetNvLinkState", link)) {
       links.push_back(*state != 0);
     }
   }
@@ -108,24 +71,21 @@ GpuHealth read_gpu_health(const GpuMonitor* gpu) {
     return health;
   }
   unsigned int count = 0;
-  const auto get_count =
-      reinterpret_cast<int (*)(unsigned int*)>(gpu->find("nvmlDeviceGetCount_v2"));
-  if (get_count != nullptr && get_count(&count) == kSuccess) {
+  if (gpu->library().call("nvmlDeviceGetCount_v2", &count) == nvml::kSuccess) {
     health.num_gpus = count;
   }
-  char version[kVersionBytes] = "";
-  const auto get_version =
-      reinterpret_cast<int (*)(char*, unsigned int)>(gpu->find("nvmlSystemGetDriverVersion"));
-  if (get_version != nullptr && get_version(version, kVersionBytes) == kSuccess) {
+  char version[nvml::kVersionBytes] = "";
+  if (gpu->library().call("nvmlSystemGetDriverVersion", &version[0], nvml::kVersionBytes) ==
+      nvml::kSuccess) {
     health.driver_version = version;
   }
   read_memory_errors(*gpu, health);
-  health.pcie_generation = number(*gpu, "nvmlDeviceGetCurrPcieLinkGeneration");
-  health.max_pcie_generation = number(*gpu, "nvmlDeviceGetMaxPcieLinkGeneration");
-  health.pcie_width = number(*gpu, "nvmlDeviceGetCurrPcieLinkWidth");
-  health.max_pcie_width = number(*gpu, "nvmlDeviceGetMaxPcieLinkWidth");
-  Memory memory{};
-  if (call(*gpu, "nvmlDeviceGetMemoryInfo", &memory) && memory.total > 0) {
+  health.pcie_generation = gpu->number("nvmlDeviceGetCurrPcieLinkGeneration");
+  health.max_pcie_generation = gpu->number("nvmlDeviceGetMaxPcieLinkGeneration");
+  health.pcie_width = gpu->number("nvmlDeviceGetCurrPcieLinkWidth");
+  health.max_pcie_width = gpu->number("nvmlDeviceGetMaxPcieLinkWidth");
+  nvml::Memory memory{};
+  if (gpu->call("nvmlDeviceGetMemoryInfo", &memory) == nvml::kSuccess && memory.total > 0) {
     health.memory_free_percent =
         100 * static_cast<double>(memory.free) / static_cast<double>(memory.total);
   }
@@ -138,17 +98,15 @@ GpuClocks read_gpu_clocks(const GpuMonitor* gpu) {
   if (gpu == nullptr) {
     return clocks;
   }
-  clocks.sm_mhz = number(*gpu, "nvmlDeviceGetClockInfo", kClockSm);
-  clocks.max_sm_mhz = number(*gpu, "nvmlDeviceGetMaxClockInfo", kClockSm);
-  clocks.celsius = number(*gpu, "nvmlDeviceGetTemperature", kTemperatureGpu);
-  if (const double watts = gpu->power_watts(); !std::isnan(watts)) {
-    clocks.watts = watts;
-  }
-  if (const auto milliwatts = number(*gpu, "nvmlDeviceGetEnforcedPowerLimit")) {
+  clocks.sm_mhz = gpu->number("nvmlDeviceGetClockInfo", nvml::kSmClock);
+  clocks.max_sm_mhz = gpu->number("nvmlDeviceGetMaxClockInfo", nvml::kSmClock);
+  clocks.celsius = gpu->number("nvmlDeviceGetTemperature", nvml::kDieTemperature);
+  clocks.watts = gpu->power_watts();
+  if (const auto milliwatts = gpu->number("nvmlDeviceGetEnforcedPowerLimit")) {
     clocks.limit_watts = *milliwatts / 1000;
   }
   unsigned long long reasons = 0;
-  if (call(*gpu, "nvmlDeviceGetCurrentClocksThrottleReasons", &reasons)) {
+  if (gpu->call("nvmlDeviceGetCurrentClocksThrottleReasons", &reasons) == nvml::kSuccess) {
     clocks.throttle_reasons = reasons;
   }
   return clocks;

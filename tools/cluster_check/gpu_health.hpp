@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "train/metrics/ranks/device_sensors.hpp"
+#include "train/metrics/ranks/gpu_monitor.hpp"
 
 namespace cluster_check {
 

@@ -17,6 +17,8 @@
 #include <system_error>
 #include <vector>
 
+#include "core/control/wire/message_codec.hpp"
+#include "core/control/wire/tcp_socket.hpp"
 #include "core/files/file_ops.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
@@ -52,7 +54,7 @@ collectives over all GPUs, and training. Start it like a trainer, one rank per G
   device=auto|cpu|cuda
   thresholds=auto          auto: the shipped set of this GPU (a100, h100, h200) or of the CPU (cpu);
                            or the name of a set, none (no threshold), or a YAML file
-  output=runs/cluster_check  folder of report.json and report.html; empty: none
+  output=runs/cluster_check  folder of report.json; empty: none. tools/plot_check.py makes its page
 
 Rank 0 prints a table and names each failed row with its GPU and node. n/a: this host, container or
 device cannot tell. Exit code: 0 no row failed, 1 a row failed, 64 wrong arguments, 70 the check
@@ -156,13 +158,14 @@ void write_thresholds(const std::string& path, const std::string& text) {
   }
 }
 
-/// Finds paths that cannot be written before minutes of checks, and removes the report of an
-/// earlier run: a run that dies must not leave it as its own.
+/// Finds paths that cannot be written before minutes of checks, and removes report and page of an
+/// earlier run: a run that dies must not leave them as its own.
 void prepare_outputs(const Options& options) {
   if (!options.output.empty()) {
+    write_file("output=" + options.output, options.output + "/report.json", "");
     for (const char* name : {"/report.json", "/report.html"}) {
-      write_file("output=" + options.output, options.output + name, "");
-      std::filesystem::remove(options.output + name);
+      std::error_code ignored;  // a page that cannot be removed is no reason to stop
+      std::filesystem::remove(options.output + name, ignored);
     }
   }
   if (!options.write_thresholds.empty() && !is_device(options.write_thresholds)) {
@@ -229,13 +232,8 @@ int finish(Run& run, const Thresholds& thresholds) {
     }
   };
   if (!options.output.empty()) {
-    const auto setting = "output=" + options.output;
-    write(
-        [&] {
-          write_file(setting, options.output + "/report.json", to_json(report));
-          write_file(setting, options.output + "/report.html", to_html(report));
-        },
-        options.output + "/report.json and report.html");
+    const auto path = options.output + "/report.json";
+    write([&] { write_file("output=" + options.output, path, to_json(report)); }, path);
   }
   if (!options.write_thresholds.empty()) {
     write([&] { write_thresholds(options.write_thresholds, make_thresholds(report, thresholds)); },
@@ -262,23 +260,23 @@ void refuse_lost_gpus(const Options& options) {
     sign = "/dev/nvidiactl exists";
   }
   if (!sign.empty()) {
-    throw ddp::SettingsError("cluster_check: device=auto finds no usable GPU on " + host_name() +
-                             ", but " + sign +
+    throw ddp::SettingsError("cluster_check: device=auto finds no usable GPU on " +
+                             ddp::detail::host_name() + ", but " + sign +
                              "; fix: repair the GPU or the driver, or check the CPU by device=cpu");
   }
 }
 
 /// Runs `work` on rank 0, and returns its exit code on all ranks.
 int run_on_main(ddp::Context& context, const std::function<int()>& work) {
-  std::string code = "0";
+  int code = 0;
   if (context.is_main()) {
     try {
-      code = std::to_string(work());
+      code = work();
     } catch (const std::exception& error) {
-      code = std::to_string(explain(error));
+      code = explain(error);
     }
   }
-  return std::stoi(context.control_plane().broadcast(code));
+  return ddp::detail::broadcast_message(context.control_plane(), code);
 }
 
 int check(const Options& options) {

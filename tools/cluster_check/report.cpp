@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <iomanip>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "checks.hpp"
+#include "core/control/wire/message_codec.hpp"
+#include "core/control/wire/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
 
@@ -22,20 +24,41 @@ Json number_or_null(const std::optional<double>& value) {
   return value && std::isfinite(*value) ? Json(*value) : Json(nullptr);
 }
 
-Json json_of(const Row& row) {
-  return {{"group", row.group}, {"name", row.name}, {"value", number_or_null(row.value)},
-          {"unit", row.unit},   {"text", row.text}, {"rank", row.rank}};
+const char* json_verdict(Verdict verdict) {
+  return verdict == Verdict::Fail        ? "fail"
+         : verdict == Verdict::Unchecked ? "unchecked"
+                                         : to_string(verdict);
 }
 
-Row row_from(const Json& json) {
-  Row row{.group = json.at("group"), .name = json.at("name")};
-  if (!json.at("value").is_null()) {
-    row.value = json.at("value").get<double>();
-  }
-  row.unit = json.at("unit");
-  row.text = json.at("text");
-  row.rank = json.at("rank");
-  return row;
+Json json_of(const Report& report, const Row& row) {
+  return {{"group", row.group},
+          {"name", row.name},
+          {"value", number_or_null(row.value)},
+          {"unit", row.unit},
+          {"text", row.text},
+          {"rank", row.rank},
+          {"node", row.rank == kAllRanks
+                       ? Json(nullptr)
+                       : Json(report.ranks.at(static_cast<std::size_t>(row.rank)).host)},
+          {"percent_below_median", number_or_null(row.percent_below_median)},
+          {"threshold", row.threshold},
+          {"verdict", json_verdict(row.verdict)}};
+}
+
+Json json_of(const Report& report, const Line& line) {
+  const auto number = [&](double value) {
+    return number_or_null(line.num_values > 0 ? std::optional(value) : std::nullopt);
+  };
+  return {{"group", line.group},
+          {"name", line.name},
+          {"lowest", number(line.low)},
+          {"median", number(line.median)},
+          {"highest", number(line.high)},
+          {"unit", line.unit},
+          {"threshold", line.threshold},
+          {"verdict", json_verdict(line.verdict)},
+          {"worst", worst_of(report, line)},
+          {"text", line.text}};
 }
 
 Json json_of(const RankInfo& info) {
@@ -44,19 +67,16 @@ Json json_of(const RankInfo& info) {
           {"backend", info.backend}};
 }
 
-RankInfo info_from(const Json& json) {
-  return {.host = json.at("host"),
-          .node_rank = json.at("node_rank"),
-          .local_rank = json.at("local_rank"),
-          .device = json.at("device"),
-          .gpu_name = json.at("gpu"),
-          .launch = json.at("launch"),
-          .backend = json.at("backend")};
-}
+/// What a rank sends.
+struct RankReport {
+  RankInfo info;
+  std::vector<Row> rows;
+  friend auto message_fields(RankReport& report) { return std::tie(report.info, report.rows); }
+};
 
 RankInfo own_info(const Run& run) {
   const auto& context = run.context;
-  return {.host = host_name(),
+  return {.host = ddp::detail::host_name(),
           .node_rank = context.node_rank(),
           .local_rank = context.local_rank(),
           .device = context.device().str(),
@@ -127,7 +147,7 @@ std::string points_table(const Report& report) {
 }
 
 std::string pairs_table(const Report& report) {
-  constexpr std::size_t kMostRanks = 16;  // wider than a terminal: the page has all
+  constexpr std::size_t kMostRanks = 16;  // wider than a terminal: report.json has all
   ddp::detail::TextStream out;
   if (report.pairs.empty() || report.pairs.size() > kMostRanks) {
     return "";
@@ -149,26 +169,12 @@ std::string pairs_table(const Report& report) {
 
 }  // namespace
 
-std::string host_name() {
-  char host[256] = "";
-  gethostname(host, sizeof(host) - 1);
-  return host;
-}
-
 void gather_report(Run& run) {
-  Json own{{"info", json_of(own_info(run))}, {"rows", Json::array()}};
-  for (const auto& row : run.report.rows) {
-    own["rows"].push_back(json_of(row));
-  }
-  const auto replace = nlohmann::ordered_json::error_handler_t::replace;  // a driver's odd bytes
-  const auto all = run.context.control_plane().gather(own.dump(-1, ' ', false, replace));
+  const RankReport own{.info = own_info(run), .rows = run.report.rows};
   run.report.rows.clear();
-  for (const auto& text : all) {
-    const auto json = Json::parse(text);
-    run.report.ranks.push_back(info_from(json.at("info")));
-    for (const auto& row : json.at("rows")) {
-      run.report.rows.push_back(row_from(row));
-    }
+  for (auto& rank : ddp::detail::gather_messages(run.context.control_plane(), own)) {
+    run.report.ranks.push_back(std::move(rank.info));
+    std::move(rank.rows.begin(), rank.rows.end(), std::back_inserter(run.report.rows));
   }
 }
 
@@ -332,6 +338,7 @@ std::string to_table(const Report& report) {
 
 std::string to_json(const Report& report) {
   Json json{{"passed", failures_of(report).empty()},
+            {"summary", verdict_of(report)},
             {"started", report.started},
             {"seconds", report.seconds},
             {"quick", report.quick},
@@ -341,6 +348,7 @@ std::string to_json(const Report& report) {
             {"nccl_variables", report.nccl},
             {"versions", report.versions},
             {"ranks", Json::array()},
+            {"checks", Json::array()},
             {"rows", Json::array()},
             {"collectives", Json::array()},
             {"pairs", {{"bytes", report.pair_bytes}, {"gb_per_s", report.pairs}}},
@@ -348,17 +356,11 @@ std::string to_json(const Report& report) {
   for (const auto& info : report.ranks) {
     json["ranks"].push_back(json_of(info));
   }
+  for (const auto& line : lines_of(report)) {
+    json["checks"].push_back(json_of(report, line));
+  }
   for (const auto& row : report.rows) {
-    auto entry = json_of(row);
-    entry["node"] = row.rank == kAllRanks
-                        ? Json(nullptr)
-                        : Json(report.ranks.at(static_cast<std::size_t>(row.rank)).host);
-    entry["percent_below_median"] = number_or_null(row.percent_below_median);
-    entry["threshold"] = row.threshold;
-    entry["verdict"] = row.verdict == Verdict::Fail        ? "fail"
-                       : row.verdict == Verdict::Unchecked ? "unchecked"
-                                                           : to_string(row.verdict);
-    json["rows"].push_back(entry);
+    json["rows"].push_back(json_of(report, row));
   }
   for (const auto& point : report.points) {
     json["collectives"].push_back({{"operation", point.operation},
@@ -367,6 +369,7 @@ std::string to_json(const Report& report) {
                                    {"algbw_gb_per_s", point.algbw},
                                    {"busbw_gb_per_s", point.busbw}});
   }
+  // Drivers may name themselves in other bytes than UTF-8.
   return json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of all ranks: gathered on rank 0, as a table for a terminal, as JSON and as a page.
+// The report of all ranks: gathered on rank 0, as a table for a terminal, and as JSON, of which
+// tools/plot_check.py makes a page.
 #pragma once
 
 #include <string>
@@ -39,6 +40,5 @@ std::string format_number(double value);
 
 std::string to_table(const Report& report);
 std::string to_json(const Report& report);
-std::string to_html(const Report& report);
 
 }  // namespace cluster_check

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace cluster_check {
@@ -30,6 +31,10 @@ struct Row {
   std::optional<double> percent_below_median{};  ///< of the ranks' values
   std::string threshold{};                       ///< "at least 650"; empty: none
   Verdict verdict = Verdict::Unchecked;
+
+  friend auto message_fields(Row& row) {
+    return std::tie(row.group, row.name, row.value, row.unit, row.text, row.rank);
+  }
 };
 
 /// One size of one collective, defined as in nccl-tests.
@@ -52,6 +57,11 @@ struct RankInfo {
   std::string gpu_name;  ///< empty on the CPU
   std::string launch;    ///< who started it
   std::string backend;
+
+  friend auto message_fields(RankInfo& info) {
+    return std::tie(info.host, info.node_rank, info.local_rank, info.device, info.gpu_name,
+                    info.launch, info.backend);
+  }
 };
 
 struct Report {

@@ -8,16 +8,15 @@
 
 #include "ddp/comm/context.hpp"
 #include "row.hpp"
-#include "train/metrics/ranks/device_sensors.hpp"
+#include "train/metrics/ranks/gpu_monitor.hpp"
 
 namespace cluster_check {
 
 struct Options {
   ddp::DeviceChoice device = ddp::DeviceChoice::Auto;
   std::string thresholds = "auto";
-  std::string output =
-      "runs/cluster_check";      ///< folder of report.json and report.html; empty: none
-  std::string write_thresholds;  ///< file; empty: none
+  std::string output = "runs/cluster_check";  ///< folder of report.json; empty: none
+  std::string write_thresholds;               ///< file; empty: none
   bool quick = false;
 };
 
@@ -51,7 +50,6 @@ struct Run {
   void begin(const std::string& part);
 };
 
-std::string host_name();
 /// GPUs that Slurm gave this job on this node; 0 if it says nothing.
 double gpus_of_job();
 

@@ -55,7 +55,7 @@ class Axis:
             for power in range(math.floor(self.low), math.ceil(self.high)):
                 ticks += [factor * 10.0**power for factor in factors]
             ticks = [tick for tick in ticks if low <= tick <= high]
-            self.ticks = ticks[:: math.ceil(len(ticks) / num_ticks)]
+            self.ticks = ticks[:: max(1, math.ceil(len(ticks) / num_ticks))]
         else:
             rough = (high - low) / num_ticks
             power = 10 ** math.floor(math.log10(rough))
@@ -97,15 +97,9 @@ def value_axis(panel, values):
     return Axis(low if low == 0 else low - room, high + room, BOTTOM, TOP, 7)
 
 
-def draw(panel, runs, smooth):
-    """A figure. All figures of a page have the same steps."""
-    last = max(run.last for run in runs) or 1
-    x = Axis(0, last, LEFT, RIGHT, min(10, last))  # ticks at whole steps
-    values = []
-    for *_, points in panel.series:
-        values += [value for _, value in points]
-    y = value_axis(panel, values)
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(panel.title)}">']
+def frame(title, x, y, x_labels, x_title):
+    """The open <svg> with its axes."""
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(title)}">']
     parts += [
         f'<path class="grid" d="M{LEFT} {y.at(tick):.1f}H{RIGHT}"/><text x="{LEFT - 6}" '
         f'y="{y.at(tick) + 4:.1f}" '
@@ -115,12 +109,24 @@ def draw(panel, runs, smooth):
     parts += [
         f'<path class="axis" d="M{x.at(tick):.1f} {BOTTOM}v4"/><text x="{x.at(tick):.1f}" y="{BOTTOM + 17}" '
         f'text-anchor="middle">{label}</text>'
-        for tick, label in zip(x.ticks, x.labels())
+        for tick, label in zip(x.ticks, x_labels)
     ]
     parts.append(
         f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>'
-        f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 5}" text-anchor="middle">{runs[0].x}</text>'
+        f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 5}" text-anchor="middle">{text(x_title)}</text>'
     )
+    return parts
+
+
+def draw(panel, runs, smooth):
+    """A figure. All figures of a page have the same steps."""
+    last = max(run.last for run in runs) or 1
+    x = Axis(0, last, LEFT, RIGHT, min(10, last))  # ticks at whole steps
+    values = []
+    for *_, points in panel.series:
+        values += [value for _, value in points]
+    y = value_axis(panel, values)
+    parts = frame(panel.title, x, y, x.labels(), runs[0].x)
     for run, label, table, points in panel.series:
         stroke, dash = style(panel, run, label, runs)
         parts += lines(

@@ -7,4 +7,6 @@ extern "C" {
 /// Links that the one GPU has, and a bit for each link that is down.
 extern unsigned int fake_nvml_num_links;
 extern unsigned int fake_nvml_links_down;
+/// KiB that all links sent; they received three times as much.
+extern unsigned long long fake_nvml_sent;
 }

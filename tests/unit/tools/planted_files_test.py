@@ -16,9 +16,11 @@ from study_support import ToolTest, need, write_run
 
 import ddp_top
 import export_metrics
+import plot_check
 import plot_run
 import system_report
 from imitated_slurm import STUDY, StudyCase
+from plot_check_test import report
 from scaling import files
 from scaling.command_line import exit_code
 from scaling.terminal import Printable, printable
@@ -148,6 +150,14 @@ class Runs(Planted):
 
         self.each(RUN_FILES, check)
 
+    def test_plot_check_reads_no_planted_file(self):
+        self.each(
+            ["report.json"],
+            lambda name, kind, number: self.check_read(
+                plot_check.main, [f"{number}"], self.plant(f"{number}/{name}", kind), kind
+            ),
+        )
+
     def test_ddp_top_reads_no_planted_file(self):
         def check(name, kind, number):
             run = self.make_run(f"{number}/run")
@@ -162,6 +172,13 @@ class Runs(Planted):
         self.each(
             ["run.html"],
             lambda name, kind, _: self.check_written(plot_run.main, [run], self.plant(f"{run}/{name}", kind)),
+        )
+        self.write("check/report.json", json.dumps(report()))
+        self.each(
+            ["report.html"],
+            lambda name, kind, _: self.check_written(
+                plot_check.main, ["check"], self.plant(f"check/{name}", kind)
+            ),
         )
         self.each(
             ["SYSTEM.md"],
@@ -308,6 +325,7 @@ class Terminal(ToolTest):
             (plot_run.main, [bad], 0),
             (plot_run.main, [bad + "/none"], 65),
             (plot_run.main, [bad, "--" + bad], 64),
+            (plot_check.main, [bad], 65),
             (ddp_top.main, [bad, "--once"], 0),
             (ddp_top.main, [bad, "--json"], 0),
             (ddp_top.main, [bad + "/none", "--once"], 65),

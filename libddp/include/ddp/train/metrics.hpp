@@ -20,8 +20,8 @@
 
 #include "ddp/comm/context.hpp"
 #include "ddp/detail/metric_value.hpp"
+#include "ddp/train/custom_metrics.hpp"
 #include "ddp/train/options.hpp"
-#include "ddp/train/own_metrics.hpp"
 
 namespace ddp {
 
@@ -42,9 +42,9 @@ struct StepMetrics {
 
 /// What an evaluation found, for its line and row.
 struct EpochMetrics {
-  std::optional<double> test_loss = {};      ///< mean over the samples
-  std::optional<double> test_accuracy = {};  ///< 0..1
-  std::map<std::string, double> own = {};    ///< further numbers of the evaluation, not reduced
+  std::optional<double> test_loss = {};       ///< mean over the samples
+  std::optional<double> test_accuracy = {};   ///< 0..1
+  std::map<std::string, double> custom = {};  ///< further numbers of the evaluation, not reduced
 };
 
 /// What an epoch's row holds, on every rank.
@@ -53,7 +53,7 @@ struct EpochResult {
   std::optional<double> train_accuracy = {};  ///< 0..1
   double seconds = 0;                         ///< training time without ClockPause
   double samples_per_second = NAN;            ///< NaN if nothing was timed
-  std::map<std::string, double> own = {};     ///< log_epoch's metrics, over all ranks
+  std::map<std::string, double> custom = {};  ///< log_epoch's metrics, over all ranks
 };
 
 /// Collective methods are called by all ranks, in the same order, from the training thread.
@@ -85,8 +85,8 @@ class Metrics {
   /// in each line (0: unknown). A loop over epochs has `cfg.train.num_steps(steps_per_epoch)`
   /// steps.
   void begin(int64_t first_step, int64_t num_steps = 0, int64_t steps_per_epoch = 0);
-  /// Adds a value of an own metric to this step, before end_step. The next logging step's line and
-  /// row have the metric reduced over its interval and all ranks. All ranks must log the same
+  /// Adds a value of a custom metric to this step, before end_step. The next logging step's line
+  /// and row have the metric reduced over its interval and all ranks. All ranks must log the same
   /// names, with weight 0 where there is no value. Otherwise the logging step ends the job with
   /// MismatchError (70), which names the metric and a rank without it.
   void log(const std::string& name, const MetricValue& value, const LogOptions& options = {});

@@ -25,9 +25,9 @@ namespace {
 enum LossSum : std::size_t { kLossSum, kCorrectSum, kNumLossSums };
 
 /// Removes the metric of that name; nothing if there is none.
-std::optional<double> take_out(std::vector<OwnResult>& results, const std::string& name) {
+std::optional<double> take_out(std::vector<CustomResult>& results, const std::string& name) {
   const auto found = std::find_if(results.begin(), results.end(),
-                                  [&](const OwnResult& result) { return result.name == name; });
+                                  [&](const CustomResult& result) { return result.name == name; });
   if (found == results.end()) {
     return std::nullopt;
   }
@@ -51,8 +51,8 @@ void check_count(const char* field, int64_t count) {
   }
 }
 
-std::vector<OwnResult> results_of(const std::map<std::string, double>& values) {
-  std::vector<OwnResult> results;
+std::vector<CustomResult> results_of(const std::map<std::string, double>& values) {
+  std::vector<CustomResult> results;
   for (const auto& [name, value] : values) {
     results.push_back({.name = name, .value = value});
   }
@@ -70,8 +70,8 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
       set_progress_(std::move(set_progress)),
       files_(options, launch, is_main()),
       losses_(device),
-      own_(device, column_names(step_row({.sample_unit = options.run.sample_unit}, 0))),
-      own_of_epoch_(device, files_.columns_of_epochs()),
+      custom_(device, column_names(step_row({.sample_unit = options.run.sample_unit}, 0))),
+      custom_of_epoch_(device, files_.columns_of_epochs()),
       sensors_(pci_bus_id(device), SteadyClock::now()),
       place_{.host = host_name(),
              .name = device.str(),
@@ -136,7 +136,7 @@ void MetricsImpl::log(const std::string& name, const MetricValue& value,
                       const LogOptions& options) {
   // The first step's time is not measured, so a rate leaves out its values too.
   const bool counts = options.reduction != MetricReduction::Rate || clock_.has_started();
-  own_.add(name, counts ? value : MetricValue(), options);
+  custom_.add(name, counts ? value : MetricValue(), options);
 }
 
 void MetricsImpl::log_epoch(const std::string& name, const MetricValue& value,
@@ -145,7 +145,7 @@ void MetricsImpl::log_epoch(const std::string& name, const MetricValue& value,
     throw SettingsError(concat("metric \"", name, "\" of an epoch cannot be a rate, because an ",
                                "evaluation is not timed; fix: log its own number a second"));
   }
-  own_of_epoch_.add(name, value, options);
+  custom_of_epoch_.add(name, value, options);
 }
 
 void MetricsImpl::add_losses(const StepMetrics& metrics) {
@@ -161,8 +161,8 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   steps_done_ = step + 1;
   ++steps_in_epoch_;
   add_losses(metrics);
-  own_.poll();
-  own_of_epoch_.poll();
+  custom_.poll();
+  custom_of_epoch_.poll();
   counter_.add_step(metrics.num_samples, /*timed=*/clock_.has_started());
   if (!clock_.has_started()) {
     clock_.start(SteadyClock::now(), sensors_.energy_joules());
@@ -215,7 +215,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   const auto grad_norm = read_value("grad_norm", metrics.grad_norm);  // may throw, on any rank
   auto own = counter_.since_log();
   own.exposed_comm_ms = exposed_comm_ ? exposed_comm_() : NAN;
-  own.own = own_.take();
+  own.custom = custom_.take();
   own.device = place_;
   own.device->numbers = sensors_.latest();
   counter_.end_log();
@@ -239,7 +239,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
       .peak_memory_gib = if_measured(job.total.memory_gib),
       .interval_seconds = job.total.seconds,
       .energy_j = if_measured(job.total.energy_j),
-      .own = job.own,
+      .custom = job.custom,
       .sample_unit = options_.run.sample_unit};
   console_.log_step(numbers);
   files_.add_step(numbers);
@@ -259,7 +259,7 @@ void MetricsImpl::add_evaluation(int64_t step, const EpochMetrics& metrics) {
                                   .epoch = epochs_at(step),
                                   .loss = metrics.test_loss,
                                   .accuracy = metrics.test_accuracy,
-                                  .own = results_of(metrics.own)};
+                                  .custom = results_of(metrics.custom)};
   evaluated_steps_ = numbers.done;
   if (numbers.done == 0) {
     files_.begin(0);
@@ -274,23 +274,23 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
   const auto use = sensors_.end_epoch(SteadyClock::now());
   own.utilisation = use.utilisation;
   own.power_w = use.power_w;
-  own.own = own_of_epoch_.take();
+  own.custom = custom_of_epoch_.take();
   JobNumbers job(gather(own, /*to_all=*/true));
-  std::map<std::string, double> own_results;
-  for (const OwnResult& result : job.own) {
+  std::map<std::string, double> custom_results;
+  for (const CustomResult& result : job.custom) {
     if (result.value) {
-      own_results[result.name] = *result.value;
+      custom_results[result.name] = *result.value;
     }
   }
   EpochMetrics metrics = given;
-  if (const auto loss = take_out(job.own, "test_loss")) {
+  if (const auto loss = take_out(job.custom, "test_loss")) {
     metrics.test_loss = loss;
   }
-  if (const auto accuracy = take_out(job.own, "test_accuracy")) {
+  if (const auto accuracy = take_out(job.custom, "test_accuracy")) {
     metrics.test_accuracy = accuracy;
   }
-  for (const OwnResult& result : results_of(given.own)) {
-    job.own.push_back(result);
+  for (const CustomResult& result : results_of(given.custom)) {
+    job.custom.push_back(result);
   }
   counter_.end_epoch();
   sensors_.begin_epoch(SteadyClock::now());
@@ -304,19 +304,19 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
                       .test_loss = metrics.test_loss,
                       .test_accuracy = metrics.test_accuracy},
                      job);
-    const bool is_shown = evaluated_steps_ == steps_done_ && job.own.empty();
-    if (!is_shown && (metrics.test_loss || metrics.test_accuracy || !job.own.empty())) {
+    const bool is_shown = evaluated_steps_ == steps_done_ && job.custom.empty();
+    if (!is_shown && (metrics.test_loss || metrics.test_accuracy || !job.custom.empty())) {
       console_.log_evaluation({.done = steps_done_,
                                .loss = metrics.test_loss,
                                .accuracy = metrics.test_accuracy,
-                               .own = job.own});
+                               .custom = job.custom});
     }
   }
   return {.train_loss = job.loss(),
           .train_accuracy = job.accuracy(),
           .seconds = job.total.seconds,
           .samples_per_second = job.samples_per_second(),
-          .own = std::move(own_results)};
+          .custom = std::move(custom_results)};
 }
 
 }  // namespace detail

@@ -34,7 +34,7 @@ std::string shortest(double number) {
 }
 
 // "d_loss 0.1234", "1520.3 tokens/s"; empty if unknown
-std::string own_text(const OwnResult& result) {
+std::string custom_text(const CustomResult& result) {
   if (!result.value) {
     return "";
   }
@@ -188,8 +188,8 @@ std::string json_line(const Row& row) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-void add_own(Row& row, const std::vector<OwnResult>& own) {
-  for (const OwnResult& result : own) {
+void add_custom(Row& row, const std::vector<CustomResult>& custom) {
+  for (const CustomResult& result : custom) {
     const auto name = result.column();
     if (std::any_of(row.begin(), row.end(), [&](const Cell& cell) { return cell.name == name; })) {
       throw SettingsError(concat("metric \"", result.name, "\" would have a second column ", name,
@@ -215,7 +215,7 @@ Row step_row(const LoggedNumbers& n, double unix_time) {
       {.name = "peak_memory_gib", .number = n.peak_memory_gib},
       {.name = "interval_seconds", .number = n.interval_seconds},
       {.name = "energy_j", .number = n.energy_j}};
-  add_own(row, n.own);
+  add_custom(row, n.custom);
   row.push_back({.name = "time", .number = unix_time});
   return row;
 }
@@ -235,8 +235,8 @@ std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_secon
   parts.add(4, "epoch %.2f", n.epoch);
   parts.add(0, "loss %.4f", n.loss);
   parts.add(0, "accuracy %.2f %%", n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
-  for (const OwnResult& result : n.own) {
-    parts.add(0, own_text(result));
+  for (const CustomResult& result : n.custom) {
+    parts.add(0, custom_text(result));
   }
   parts.add(5, "lr %.3g", n.lr == previous.lr ? std::nullopt : n.lr);
   parts.add(3, "grad_norm %.3g", n.grad_norm);
@@ -261,8 +261,8 @@ std::string evaluation_line(const EvaluationNumbers& n, int64_t max_steps) {
   parts.add(0, "eval loss %.4f", n.loss);
   parts.add(0, "eval accuracy %.2f %%",
             n.accuracy ? std::optional(100 * *n.accuracy) : std::nullopt);
-  for (const OwnResult& result : n.own) {
-    parts.add(0, own_text(result));
+  for (const CustomResult& result : n.custom) {
+    parts.add(0, custom_text(result));
   }
   return parts.joined();
 }

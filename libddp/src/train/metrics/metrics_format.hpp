@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "train/metrics/own_numbers.hpp"
+#include "train/metrics/custom_numbers.hpp"
 
 namespace ddp::detail {
 
@@ -43,7 +43,7 @@ struct LoggedNumbers {
   std::optional<double> peak_memory_gib = {};
   std::optional<double> interval_seconds = {};
   std::optional<double> energy_j = {};
-  std::vector<OwnResult> own = {};
+  std::vector<CustomResult> custom = {};
   std::string sample_unit = "samples";  ///< unit of the rates
 };
 /// For measured numbers: NaN means not measured.
@@ -51,7 +51,7 @@ inline std::optional<double> if_measured(double number) {
   return std::isnan(number) ? std::nullopt : std::optional(number);
 }
 /// Appends a cell for each metric. Throws SettingsError for a name that the row has.
-void add_own(Row& row, const std::vector<OwnResult>& own);
+void add_custom(Row& row, const std::vector<CustomResult>& custom);
 Row step_row(const LoggedNumbers& numbers, double unix_time);
 std::vector<std::string> column_names(const Row& row);
 
@@ -68,7 +68,7 @@ struct EvaluationNumbers {
   std::optional<double> epoch = {};
   std::optional<double> loss = {};
   std::optional<double> accuracy = {};
-  std::vector<OwnResult> own = {};
+  std::vector<CustomResult> custom = {};
 };
 /// "step 120/1000 | eval loss 1.2345 | eval accuracy 50.00 %".
 std::string evaluation_line(const EvaluationNumbers& numbers, int64_t max_steps);

@@ -9,8 +9,8 @@
 
 #include "ddp/train/metrics.hpp"
 #include "train/metrics/console/metrics_console.hpp"
+#include "train/metrics/custom_metrics.hpp"
 #include "train/metrics/files/metrics_files.hpp"
-#include "train/metrics/own_metrics.hpp"
 #include "train/metrics/ranks/device_sensors.hpp"
 #include "train/metrics/ranks/metrics_ranks.hpp"
 #include "train/metrics/ranks/rank_counter.hpp"
@@ -64,7 +64,7 @@ class MetricsImpl {
   int64_t num_steps_ = 0, steps_per_epoch_ = 0;
 
   MetricsFiles files_;
-  OwnMetrics losses_, own_, own_of_epoch_;
+  CustomMetrics losses_, custom_, custom_of_epoch_;
   DeviceSensors sensors_;
   const RankDevice place_;
   RankCounter counter_;

@@ -80,10 +80,11 @@ TEST_CASE("a log line fits 120 columns with its time, and leaves out what did no
   numbers.exposed_comm_ms = 1.5;
   numbers.loss = std::nullopt;
   CHECK_THAT(log_line(numbers, 186, 5, numbers), Catch::Contains("exposed comm 1.50 ms"));
-  numbers.own = {{.name = "d_loss", .value = 0.25}, {.name = "pairs", .is_rate = true, .value = 7}};
+  numbers.custom = {{.name = "d_loss", .value = 0.25},
+                    {.name = "pairs", .is_rate = true, .value = 7}};
   CHECK_THAT(log_line(numbers, 186, 5, numbers), Catch::Contains(" | d_loss 0.25 | 7.0 pairs/s"));
   CHECK(log_line(numbers, 186, 5, numbers).size() <= 90);
-  CHECK(evaluation_line({.done = 5, .own = numbers.own}, 0) ==
+  CHECK(evaluation_line({.done = 5, .custom = numbers.custom}, 0) ==
         "step 5 | d_loss 0.25 | 7.0 pairs/s");
 }
 

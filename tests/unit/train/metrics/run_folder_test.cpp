@@ -17,7 +17,6 @@
 #include "support/named_pipe.hpp"
 #include "support/stderr_of.hpp"
 #include "train/metrics/files/metrics_files.hpp"
-#include "train/metrics/files/outdated_rows.hpp"
 #include "train/metrics/metrics_format.hpp"
 #include "unit/train/temporary_folder.hpp"
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Event files: framing, and which records a resumed run keeps. tensorboard_files.py reads the
-// events by TensorBoard's own package.
+// Event files: framing, and the file of each start. tensorboard_files.py reads the events by
+// TensorBoard's own package.
 #include "train/metrics/files/tensorboard_writer.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 
 #include "support/catch.hpp"
@@ -18,9 +19,11 @@ using ddp::detail::MetricsFiles;
 using testing::read_file;
 using testing::TemporaryFolder;
 
-std::string scalar_record(int64_t step) {
-  return tensorboard::framed(
-      tensorboard::scalars_event({.unix_time = 1, .step = step}, {{"steps/loss", 0.5}}));
+// Of the first event: behind the record's head and the field's key.
+double unix_time_of(const std::string& file) {
+  double time = 0;
+  std::memcpy(&time, file.data() + 12 + 1, sizeof time);
+  return time;
 }
 
 std::vector<std::string> event_files(const std::string& folder) {
@@ -48,27 +51,6 @@ TEST_CASE("a record is its length, its data and their masked checksums") {
   REQUIRE(record.substr(12, 3) == "abc");
 }
 
-TEST_CASE("records of later steps are dropped, and the file version stays") {
-  const auto version = tensorboard::framed(tensorboard::file_version_event({}));
-  const auto file = version + scalar_record(10) + scalar_record(300) + scalar_record(20);
-  REQUIRE(tensorboard::records_before(file, 1000) == file);
-  REQUIRE(tensorboard::records_before(file, 300) ==
-          version + scalar_record(10) + scalar_record(20));
-  REQUIRE(tensorboard::records_before(file, 20) == version + scalar_record(10));
-  REQUIRE(tensorboard::records_before(file, 0) == version);
-}
-
-TEST_CASE("records end where a crash cut the file or damaged it") {
-  const auto version = tensorboard::framed(tensorboard::file_version_event({}));
-  const auto whole = version + scalar_record(10);
-  const auto cut = GENERATE(1, 4, 11, 20);
-  REQUIRE(tensorboard::records_before(whole + scalar_record(20).substr(0, cut), 1000) == whole);
-  auto damaged = whole + scalar_record(20) + scalar_record(30);
-  damaged[whole.size() + 14] ^= 1;
-  REQUIRE(tensorboard::records_before(damaged, 1000) == whole);
-  REQUIRE(tensorboard::records_before("", 1000).empty());
-}
-
 TEST_CASE("metrics.tensorboard adds one event file for each start") {
   TemporaryFolder folder;
   ddp::MetricsOptions options;
@@ -83,24 +65,27 @@ TEST_CASE("metrics.tensorboard adds one event file for each start") {
     }
   };
   make_start(0, {10, 20, 30});
-  // Of another writer: its events are not this run's.
-  const auto other = folder.file("run") + "/of_torch.tfevents.1";
-  const auto others = tensorboard::framed(tensorboard::file_version_event({})) + scalar_record(24);
-  testing::write_file(other, others);
-  std::filesystem::rename(other, folder.file("run") + "/events.out.tfevents.9999999999.host.1.0");
-  auto first = event_files(folder.file("run"));
-  REQUIRE(read_file(first.back()) == others);
-  const auto foreign = first.back();
-  first.pop_back();
+  const auto first = event_files(folder.file("run"));
   REQUIRE(first.size() == (options.tensorboard ? 1 : 0));
   if (options.tensorboard) {
     const auto before = read_file(first[0]);
     make_start(20, {30});
-    REQUIRE(event_files(folder.file("run")).size() == 3);
-    REQUIRE(read_file(foreign) == others);
-    REQUIRE(read_file(first[0]) == tensorboard::records_before(before, 21));
-    REQUIRE(read_file(first[0]).size() < before.size());
-    make_start(0, {});  // repeats everything
-    REQUIRE(read_file(first[0]) == tensorboard::records_before(before, 0));
+    const auto files = event_files(folder.file("run"));
+    REQUIRE(files.size() == 2);
+    REQUIRE(files[0] == first[0]);  // names sort by time
+    REQUIRE(read_file(files[0]) == before);
   }
+}
+
+TEST_CASE("a start's file begins with the version and the first step that it may write") {
+  TemporaryFolder folder;
+  const auto [done, first] = GENERATE(std::pair(0, 0), std::pair(20, 21));
+  ddp::detail::RunFolder run(folder.path(), "run");
+  ddp::detail::TensorboardWriter writer(run);
+  writer.start(done);
+  const auto bytes = read_file(event_files(folder.file("run")).at(0));
+  const auto time = unix_time_of(bytes);
+  CHECK(bytes ==
+        tensorboard::framed(tensorboard::file_version_event({.unix_time = time})) +
+            tensorboard::framed(tensorboard::restart_event({.unix_time = time, .step = first})));
 }

@@ -6,9 +6,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
-#include "ddp/core/logging.hpp"
 #include "train/metrics/files/metrics_writers.hpp"
-#include "train/metrics/files/outdated_rows.hpp"
 #include "train/metrics/files/tensorboard_writer.hpp"
 #include "train/metrics/ranks/rank_devices.hpp"
 
@@ -91,20 +89,12 @@ void MetricsFiles::write(const std::string& table, const Row& row) {
   }
 }
 
-void MetricsFiles::remove_rows(const std::string& table, const std::string& column, int64_t first) {
-  const bool is_first = folder_.aside().empty();
-  if (remove_rows_from(folder_, table, column, first) && is_first) {
-    log_info(concat("the run folder ", path(), " has rows of an earlier start, which this one ",
-                    "repeats: its files are copied to ", folder_.aside()));
-  }
-}
-
 // A run that begins at step 0 also repeats the evaluation before the first step.
 void MetricsFiles::begin(int64_t steps_done) {
   if (!path().empty() && !std::exchange(has_begun_, true)) {
     const int64_t first = steps_done > 0 ? steps_done + 1 : 0;
-    remove_rows("steps", "step", first);
-    remove_rows("evals", "step", first);
+    remove_rows_from(folder_, "steps", "step", first);
+    remove_rows_from(folder_, "evals", "step", first);
     if (tensorboard_ != nullptr) {
       tensorboard_->start(steps_done);
     }
@@ -133,14 +123,14 @@ void MetricsFiles::add_evaluation(const EvaluationNumbers& evaluation) {
              {.name = "epoch", .number = evaluation.epoch},
              {.name = "eval_loss", .number = evaluation.loss},
              {.name = "eval_accuracy", .number = evaluation.accuracy}};
-  add_own(row, evaluation.own);
+  add_custom(row, evaluation.custom);
   row.push_back({.name = "time", .number = unix_time()});
   write("evals", row);
 }
 
 void MetricsFiles::add_epoch(const Epoch& epoch, const JobNumbers& job) {
   if (!path().empty() && !std::exchange(has_epochs_, true)) {
-    remove_rows("epochs", "epoch", epoch.epoch);
+    remove_rows_from(folder_, "epochs", "epoch", epoch.epoch);
   }
   if (tensorboard_ != nullptr) {
     tensorboard_->set_step(epoch.steps_done);
@@ -189,7 +179,7 @@ Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
       {.name = "power_w", .number = if_measured(job.total.power_w)},
       {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
       {.name = "energy_j", .number = if_measured(job.total.energy_j)}};
-  add_own(row, job.own);
+  add_custom(row, job.custom);
   row.push_back({.name = "time", .number = unix_time()});
   return row;
 }

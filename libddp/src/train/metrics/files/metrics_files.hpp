@@ -31,8 +31,8 @@ class MetricsFiles {
   const std::string& path() const { return folder_.path(); }
   void add_writer(std::shared_ptr<MetricsWriter> writer);
   void write_settings(const std::string& text) { folder_.write("settings.txt", text); }
-  /// Call it before the first row of training, with the steps done so far. Moves rows of later
-  /// steps aside: an earlier start wrote them, and this run repeats them. Later calls do nothing.
+  /// Call it before the first row of training, with the steps done so far. Removes rows of later
+  /// steps: an earlier start wrote them, and this run repeats them. Later calls do nothing.
   void begin(int64_t steps_done);
   void add_step(const LoggedNumbers& numbers);
   /// Replaces ranks.json: at most once a second, and at the last step.
@@ -49,15 +49,15 @@ class MetricsFiles {
     std::optional<double> test_loss = {};
     std::optional<double> test_accuracy = {};
   };
-  /// Of a row without own metrics, apart from test_loss and test_accuracy, which log_epoch() fills.
+  /// Of a row without custom metrics, apart from test_loss and test_accuracy, which log_epoch()
+  /// fills.
   std::vector<std::string> columns_of_epochs() const;
-  /// The first call moves rows of the same and later epochs aside.
+  /// The first call removes rows of the same and later epochs.
   void add_epoch(const Epoch& epoch, const JobNumbers& job);
 
  private:
   Row epoch_row(const Epoch& epoch, const JobNumbers& job) const;
   void write(const std::string& table, const Row& row);
-  void remove_rows(const std::string& table, const std::string& column, int64_t first);
 
   const MetricsOptions options_;
   const LaunchEnvironment launch_;

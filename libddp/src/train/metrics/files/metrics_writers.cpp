@@ -2,8 +2,14 @@
 #include "train/metrics/files/metrics_writers.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
+#include "core/settings/parse_number.hpp"
+#include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "train/metrics/metrics_format.hpp"
 
 namespace ddp {
@@ -26,6 +32,27 @@ MetricsRow ordered(const std::vector<std::string>& columns, const MetricsRow& ro
     result.push_back(found == row.end() ? MetricsCell{.name = column} : *found);
   }
   return result;
+}
+
+/// A line's number in the column; nothing if it has none.
+using NumberOf = std::function<std::optional<double>(const std::string& line)>;
+
+/// Whether there was a line to remove.
+bool remove_lines(RunFolder& folder, const std::string& file, const NumberOf& number_of,
+                  int64_t first) {
+  const std::string text = folder.read(file);
+  std::string kept;
+  size_t begin = 0;
+  for (auto end = text.find('\n'); end != std::string::npos; end = text.find('\n', begin)) {
+    const auto line = text.substr(begin, end - begin);
+    kept += number_of(line).value_or(-1) < static_cast<double>(first) ? line + "\n" : "";
+    begin = end + 1;
+  }
+  if (kept.size() == text.size()) {
+    return false;
+  }
+  folder.write(file, kept, Durability::Synced);
+  return true;
 }
 
 }  // namespace
@@ -70,6 +97,28 @@ void CsvWriter::add_columns(const std::string& table, Columns& columns, const Me
 
 void JsonlWriter::write(const std::string& table, const MetricsRow& row) {
   folder_.append(table + ".jsonl", json_line(row));
+}
+
+void remove_rows_from(RunFolder& folder, const std::string& table, const std::string& column,
+                      int64_t first) {
+  const std::string csv = folder.read(table + ".csv");
+  const auto columns = csv_fields(csv.substr(0, csv.find('\n')));
+  const auto place =
+      static_cast<size_t>(std::find(columns.begin(), columns.end(), column) - columns.begin());
+  const NumberOf in_csv = [place](const std::string& line) -> std::optional<double> {
+    const auto fields = csv_fields(line);
+    return place < fields.size() ? parse_number<double>(fields[place]) : std::nullopt;
+  };
+  const NumberOf in_jsonl = [&column](const std::string& line) -> std::optional<double> {
+    const auto row = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const bool has_it = row.is_object() && row.contains(column) && row[column].is_number();
+    return has_it ? std::optional(row[column].get<double>()) : std::nullopt;
+  };
+  const bool in_csv_file = remove_lines(folder, table + ".csv", in_csv, first);
+  if (remove_lines(folder, table + ".jsonl", in_jsonl, first) || in_csv_file) {
+    log_info(concat("the run folder ", folder.path(), " had ", table, " of an earlier start from ",
+                    column, " ", first, " on: they were removed, because this run writes them"));
+  }
 }
 
 }  // namespace detail

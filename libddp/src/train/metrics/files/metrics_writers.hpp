@@ -2,11 +2,12 @@
 // The rows of a run's metrics as files of its folder. Torch-free.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "ddp/train/own_metrics.hpp"
+#include "ddp/train/custom_metrics.hpp"
 #include "train/metrics/files/run_folder.hpp"
 
 namespace ddp::detail {
@@ -36,5 +37,11 @@ class JsonlWriter : public MetricsWriter {
  private:
   RunFolder& folder_;
 };
+
+/// Removes the rows of `table` (CSV and JSONL) whose `column` is at least `first`, and an
+/// unfinished last line, and logs that. A file is replaced atomically, so a crash loses no other
+/// row.
+void remove_rows_from(RunFolder& folder, const std::string& table, const std::string& column,
+                      int64_t first);
 
 }  // namespace ddp::detail

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/metrics/files/run_folder.hpp"
 
-#include <cerrno>
 #include <cstdint>
 #include <ctime>
 #include <filesystem>
@@ -31,7 +30,9 @@ void remove_unfinished(const std::string& folder) {
 
 }  // namespace
 
-RunFolder::RunFolder(const std::string& dir, const std::string& name, const std::string& job) {
+RunFolder::RunFolder(const std::string& dir, const std::string& name, const std::string& job,
+                     FileOps& ops)
+    : ops_(&ops) {
   if (name.empty() || name.find('/') != std::string::npos || name == "." || name == "..") {
     throw SettingsError("metrics.run_name=" + name +
                         " is not the name of a folder; fix: leave out '/'");
@@ -92,42 +93,16 @@ std::string RunFolder::read(const std::string& file) const {
   return read_start(path_ + "/" + file, SIZE_MAX, why, Links::Refuse).value_or("");
 }
 
-void RunFolder::write(const std::string& file, const std::string& text) {
+void RunFolder::write(const std::string& file, const std::string& text, Durability durability) {
   if (!is_ours()) {
     return;
   }
   open_.erase(file);
   try {
-    replace_file(system_file_ops(), path_ + "/" + file, {text}, Durability::Cached);
+    replace_file(*ops_, path_ + "/" + file, {text}, durability);
   } catch (const WriteError& error) {
     warn_once(file, error.what());
   }
-}
-
-bool RunFolder::keep_copy(const std::string& file) {
-  if (!is_ours()) {
-    return false;
-  }
-  std::string why;
-  const auto text = read_start(path_ + "/" + file, SIZE_MAX, why, Links::Refuse);
-  try {
-    if (!text) {
-      throw WriteError(why);
-    }
-    for (int n = 1; aside_.empty(); ++n) {
-      const auto path = concat(path_, "/attempt-", n);
-      if (system_file_ops().mkdir(path.c_str(), 0777) == 0) {
-        aside_ = path;
-      } else if (errno != EEXIST) {
-        throw FileError("cannot make the folder " + path, errno);
-      }
-    }
-    write_new_file(system_file_ops(), aside_, file, {*text}, kPublicFile, Durability::Cached);
-  } catch (const WriteError& error) {
-    warn_once(file, error.what());
-    return false;
-  }
-  return true;
 }
 
 bool RunFolder::is_ours() {

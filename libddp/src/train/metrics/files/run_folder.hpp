@@ -18,7 +18,8 @@ class RunFolder {
   /// Makes `dir`/`name` if needed and takes it like FolderOwner; `job` is the scheduler's id.
   /// Throws WriteError, FolderTakenError, and SettingsError for a name with a '/', a link, and the
   /// folder of another user, who could plant links in it.
-  RunFolder(const std::string& dir, const std::string& name, const std::string& job = "");
+  RunFolder(const std::string& dir, const std::string& name, const std::string& job = "",
+            FileOps& ops = system_file_ops());
 
   const std::string& path() const { return path_; }
   /// Appends a line and flushes it; a new file starts with `header`.
@@ -28,12 +29,8 @@ class RunFolder {
   /// A whole file; empty if it cannot be read, or is no regular file.
   std::string read(const std::string& file) const;
   /// Replaces a whole file: readers see the old text or the new.
-  void write(const std::string& file, const std::string& text);
-  /// Puts a copy of a file into the folder attempt-<n> in this one, with the first n that is free
-  /// when this object first copies a file. Returns whether it is there.
-  bool keep_copy(const std::string& file);
-  /// That folder; empty if no file was copied.
-  const std::string& aside() const { return aside_; }
+  void write(const std::string& file, const std::string& text,
+             Durability durability = Durability::Cached);
 
  private:
   void warn_once(const std::string& file, const std::string& reason = "");
@@ -41,10 +38,10 @@ class RunFolder {
   /// Nothing, after a warning, if it cannot be opened.
   AppendedFile* open(const std::string& file);
 
+  FileOps* ops_ = &system_file_ops();  // of write()
   std::string path_;
   std::shared_ptr<FolderOwner> owner_;
   std::map<std::string, std::unique_ptr<AppendedFile>> open_;
-  std::string aside_;
   bool warned_ = false;
 };
 

@@ -76,20 +76,6 @@ Message event(const EventTime& time) {
   return event;
 }
 
-/// Of an event made by event() above.
-int64_t step_of(std::string_view event) {
-  ByteReader reader(event);
-  reader.raw(1 + sizeof(double));  // wall_time
-  reader.number<uint8_t>();        // the key of the step
-  uint64_t step = 0;
-  uint8_t part = 0x80;
-  for (int shift = 0; (part & 0x80) != 0 && shift < 64; shift += 7) {
-    part = reader.number<uint8_t>();
-    step |= static_cast<uint64_t>(part & 0x7f) << shift;
-  }
-  return static_cast<int64_t>(step);
-}
-
 /// TensorProto of one dimension: dtype 1, tensor_shape 2 (dim 2, size 1), string_val 8.
 Message tensor(DataType type, const std::vector<std::string>& strings) {
   Message dim, shape, tensor;
@@ -146,27 +132,6 @@ std::string framed(std::string_view data) {
       .raw(data)
       .number(masked_crc(data))
       .take();
-}
-
-std::string records_before(std::string_view file, int64_t first) {
-  std::string kept;
-  ByteReader reader(file);
-  while (!reader.finished()) {
-    const auto length = reader.raw(sizeof(uint64_t));
-    const auto length_crc = reader.number<uint32_t>();
-    if (!reader.ok() || masked_crc(length) != length_crc) {
-      break;
-    }
-    const auto data = reader.raw(ByteReader(length).number<uint64_t>());
-    const auto data_crc = reader.number<uint32_t>();
-    if (!reader.ok() || masked_crc(data) != data_crc) {
-      break;
-    }
-    if (kept.empty() || step_of(data) < first) {
-      kept += framed(data);
-    }
-  }
-  return kept;
 }
 
 std::string file_version_event(const EventTime& time) {

@@ -15,9 +15,6 @@ namespace ddp::detail::tensorboard {
 uint32_t crc32c(std::string_view bytes);
 /// A record of TFRecord: length, data, and the masked checksum of each.
 std::string framed(std::string_view data);
-/// The records of a file whose events are of steps before `first`, and its first record, which is
-/// the file version. Drops all from the first damaged record on, which a crash cut.
-std::string records_before(std::string_view file, int64_t first);
 
 /// A settings value as TensorBoard shows it: a number, true, false, or text.
 struct Hparam {
@@ -31,7 +28,8 @@ struct EventTime {
   int64_t step = 0;
 };
 std::string file_version_event(const EventTime& time);
-/// A running TensorBoard drops what it has read of this step and later ones.
+/// SessionLog START: TensorBoard drops events of this step and later ones that it read before. It
+/// ignores the first such event of a run.
 std::string restart_event(const EventTime& time);
 std::string scalars_event(const EventTime& time,
                           const std::vector<std::pair<std::string, double>>& scalars);

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <sstream>
@@ -19,9 +18,6 @@ namespace ddp::detail {
 namespace {
 
 using tensorboard::Hparam;
-
-constexpr auto kFilePrefix = "events.out.tfevents.";
-constexpr auto kFileSuffix = ".ddp";  // files of other writers are left alone
 
 // Sections that say where a run runs and what it writes.
 constexpr const char* kOtherSections[] = {"checkpoint.", "context.", "metrics."};
@@ -92,10 +88,10 @@ std::vector<Hparam> hparams_of(const std::vector<Setting>& settings) {
   return hparams;
 }
 
+// TensorBoard reads the files of a folder in the order of their names.
 std::string file_name() {
-  static std::atomic<int> number{0};  // distinguishes files of one second and process
-  return concat(kFilePrefix, static_cast<int64_t>(time_of_event()), ".", host_name(), ".",
-                ::getpid(), ".", number++, kFileSuffix);
+  return concat("events.out.tfevents.", static_cast<int64_t>(1e6 * time_of_event()), ".",
+                host_name(), ".", ::getpid());
 }
 
 std::optional<double> number_of(const MetricsCell& cell) {
@@ -111,30 +107,11 @@ void TensorboardWriter::begin(const std::string& folder, const std::string& sett
 
 void TensorboardWriter::start(int64_t steps_done) {
   const double now = time_of_event();
-  const int64_t first = steps_done > 0 ? steps_done + 1 : 0;
   step_ = steps_done;
-  remove_rows_from(first);
   // It also drops what stands in front of it in this file, so it comes first.
-  add(now, tensorboard::restart_event({.unix_time = now, .step = first}));
+  add(now,
+      tensorboard::restart_event({.unix_time = now, .step = steps_done > 0 ? steps_done + 1 : 0}));
   add_settings(now);
-}
-
-void TensorboardWriter::remove_rows_from(int64_t first) {
-  std::error_code error;
-  std::filesystem::directory_iterator files(folder_.path(), error);
-  std::vector<std::string> names;
-  for (; !error && files != std::filesystem::directory_iterator(); files.increment(error)) {
-    names.push_back(files->path().filename());
-  }
-  for (const std::string& name : names) {
-    if (name.starts_with(kFilePrefix) && name.ends_with(kFileSuffix)) {
-      const auto old = folder_.read(name);
-      const auto kept = tensorboard::records_before(old, first);
-      if (kept.size() != old.size()) {
-        folder_.write(name, kept);
-      }
-    }
-  }
 }
 
 void TensorboardWriter::add_settings(double unix_time) {

@@ -6,20 +6,20 @@
 #include <optional>
 #include <string>
 
-#include "ddp/train/own_metrics.hpp"
+#include "ddp/train/custom_metrics.hpp"
 #include "train/metrics/files/run_folder.hpp"
 
 namespace ddp::detail {
 
-/// events.out.tfevents.<time>.<host>.<process>.<n>.ddp, a new file for each start. Tags are
+/// events.out.tfevents.<microseconds>.<host>.<process>, a new file for each start. Tags are
 /// "<table>/<column>". The folder must outlive the writer.
 class TensorboardWriter : public MetricsWriter {
  public:
   explicit TensorboardWriter(RunFolder& folder) : folder_(folder) {}
 
-  /// Call it before the first row of training, with the steps done so far. Removes rows of later
-  /// steps from earlier files of the folder, because this run repeats them. A run that begins at
-  /// step 0 removes all rows.
+  /// Call it before the first row of training, with the steps done so far. TensorBoard then drops
+  /// rows of later steps in earlier files of the folder, because this run repeats them. For a run
+  /// that begins at step 0 it drops all rows.
   void start(int64_t steps_done);
   /// The step of rows that do not name one.
   void set_step(int64_t steps_done) { step_ = steps_done; }
@@ -30,7 +30,6 @@ class TensorboardWriter : public MetricsWriter {
   /// The first call also makes the file.
   void add(double unix_time, const std::string& event);
   void add_settings(double unix_time);
-  void remove_rows_from(int64_t first);
 
   RunFolder& folder_;
   std::string name_;  ///< of the run

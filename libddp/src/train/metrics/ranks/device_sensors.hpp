@@ -13,42 +13,9 @@
 #include <utility>
 
 #include "train/background_task.hpp"
+#include "train/metrics/ranks/gpu_monitor.hpp"
 
 namespace ddp::detail {
-
-/// Reads NVML's data of one GPU. NVML is loaded at run time: machines without a driver lack it.
-class GpuMonitor {
- public:
-  /// Opens the GPU at `pci_bus_id` ("0000:65:00.0"); nullptr if NVML or the GPU is missing.
-  static std::unique_ptr<GpuMonitor> open(const std::string& pci_bus_id);
-  ~GpuMonitor();
-  GpuMonitor(const GpuMonitor&) = delete;
-  GpuMonitor& operator=(const GpuMonitor&) = delete;
-
-  std::string name() const;
-  /// NaN if the GPU does not report it.
-  double utilisation_percent() const;
-  double power_watts() const;
-  double energy_joules() const;  ///< since the driver was loaded
-  double memory_total_gib() const;
-  double temperature_celsius() const;
-  double sm_clock_mhz() const;
-  double memory_clock_mhz() const;
-  double pcie_mb_per_second() const;  ///< both directions; takes 40 ms
-  double nvlink_bytes() const;        ///< of all links and both directions, since a driver's load
-
-  /// For calls that only one program makes: NVML's function `symbol` (nullptr if this driver lacks
-  /// it), and its handle of the GPU.
-  void* find(const char* symbol) const;
-  void* handle() const { return device_; }
-
- private:
-  double clock_mhz(int type) const;
-  struct Library;
-  GpuMonitor(std::unique_ptr<Library> library, void* device);
-  std::unique_ptr<Library> library_;
-  void* device_;
-};
 
 /// Polled numbers of a GPU; NaN if not reported.
 struct GpuNumbers {
@@ -75,8 +42,7 @@ class GpuReader {
   using TimePoint = std::chrono::steady_clock::time_point;
   static constexpr std::chrono::seconds kOthersPeriod{1};
 
-  GpuReader(const GpuMonitor& gpu, TimePoint now)
-      : gpu_(gpu), nvlink_bytes_(gpu.nvlink_bytes()), others_at_(now) {}
+  GpuReader(const GpuMonitor& gpu, TimePoint now);
   GpuNumbers read(TimePoint now);
 
  private:
@@ -160,8 +126,8 @@ class DeviceSensors {
     const double energy = energy_joules();
     const EpochUse use{
         .utilisation = utilisation_samples_ > 0 ? utilisation_sum_ / utilisation_samples_ : NAN,
-        .power_w =
-            std::isnan(energy) && gpu_ ? gpu_->power_watts() : (energy - epoch_energy_) / seconds};
+        .power_w = std::isnan(energy) && gpu_ ? gpu_->power_watts().value_or(NAN)
+                                              : (energy - epoch_energy_) / seconds};
     utilisation_sum_ = 0;
     utilisation_samples_ = 0;
     epoch_energy_ = energy;

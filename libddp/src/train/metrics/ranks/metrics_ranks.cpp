@@ -44,11 +44,11 @@ JobNumbers::JobNumbers(const std::vector<RankNumbers>& ranks)
   total.loader_wait_ms = wait.value();
   total.utilisation = utilisation.value();
   total.power_w = power.value();
-  std::vector<std::vector<OwnNumber>> numbers;
+  std::vector<std::vector<CustomNumber>> numbers;
   for (const auto& rank : ranks) {
-    numbers.push_back(rank.own);
+    numbers.push_back(rank.custom);
   }
-  own = reduce_own(numbers, total.seconds);
+  custom = reduce_custom(numbers, total.seconds);
 }
 
 }  // namespace ddp::detail

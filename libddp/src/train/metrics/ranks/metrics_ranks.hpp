@@ -7,7 +7,7 @@
 #include <tuple>
 #include <vector>
 
-#include "train/metrics/own_numbers.hpp"
+#include "train/metrics/custom_numbers.hpp"
 #include "train/metrics/ranks/rank_devices.hpp"
 
 namespace ddp::detail {
@@ -27,24 +27,24 @@ struct RankNumbers {
   double utilisation = NAN;
   double power_w = NAN;
   double energy_j = NAN;  ///< in `seconds`
-  std::vector<OwnNumber> own = {};
+  std::vector<CustomNumber> custom = {};
   std::optional<RankDevice> device = {};  ///< of a line
 
   friend auto message_fields(RankNumbers& n) {
     return std::tie(n.loss_sum, n.loss_samples, n.correct, n.correct_samples, n.samples, n.seconds,
                     n.steps, n.exposed_comm_ms, n.loader_wait_ms, n.memory_gib, n.utilisation,
-                    n.power_w, n.energy_j, n.own, n.device);
+                    n.power_w, n.energy_j, n.custom, n.device);
   }
 };
 
 /// Sums, maxima and means over ranks; means omit ranks without the value.
 struct JobNumbers {
-  /// Throws as reduce_own() does.
+  /// Throws as reduce_custom() does.
   explicit JobNumbers(const std::vector<RankNumbers>& ranks);
   RankNumbers total;  ///< sums (energy too; NaN if unknown on a rank); seconds, steps and memory:
                       ///< the maximum
   int world_size;
-  std::vector<OwnResult> own;
+  std::vector<CustomResult> custom;
 
   std::optional<double> loss() const { return ratio(total.loss_sum, total.loss_samples); }
   std::optional<double> accuracy() const { return ratio(total.correct, total.correct_samples); }

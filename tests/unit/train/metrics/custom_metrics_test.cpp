@@ -43,7 +43,7 @@ ddp::MetricValue as(int way, double value) {
 
 }  // namespace
 
-TEST_CASE("own metrics of an interval are reduced over its steps and all ranks") {
+TEST_CASE("custom metrics of an interval are reduced over its steps and all ranks") {
   const int way = GENERATE(0, 1, 2);
   CAPTURE(way);
   TemporaryFolder folder;
@@ -79,7 +79,7 @@ TEST_CASE("own metrics of an interval are reduced over its steps and all ranks")
 }
 
 // An epoch's end leaves the interval of the log line open: every step is in one row.
-TEST_CASE("loss and own metrics of a line cover the same steps over an epoch's end") {
+TEST_CASE("loss and custom metrics of a line cover the same steps over an epoch's end") {
   TemporaryFolder folder;
   rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
     auto metrics = testing::metrics_on(plane, metrics_in(folder));
@@ -127,7 +127,7 @@ TEST_CASE("a tensor may be overwritten after the call, as a replayed graph does"
   CHECK(rows.at(0).at("least") == 0);
 }
 
-TEST_CASE("an epoch's own metrics are in its row, and in its result on all ranks") {
+TEST_CASE("an epoch's custom metrics are in its row, and in its result on all ranks") {
   TemporaryFolder folder;
   rethrow(run_ranks(2, [&](ddp::ControlPlane& plane) {
     auto metrics = testing::metrics_on(plane, metrics_in(folder));
@@ -135,7 +135,7 @@ TEST_CASE("an epoch's own metrics are in its row, and in its result on all ranks
       const double samples = plane.rank() == 0 ? 3 : 1;
       metrics.log_epoch("accuracy@5", 0.5 * plane.rank() + epoch, {.weight = samples});
       const auto result = metrics.end_epoch(epoch);
-      REQUIRE(result.own.at("accuracy@5") == 0.125 + epoch);
+      REQUIRE(result.custom.at("accuracy@5") == 0.125 + epoch);
     }
   }));
   const auto rows = rows_of(folder.file("run/epochs.jsonl"));
@@ -149,7 +149,7 @@ TEST_CASE("test_loss and test_accuracy of an epoch fill their own columns") {
     auto metrics = testing::metrics_on(plane, metrics_in(folder));
     metrics.log_epoch("test_loss", 1.0 + plane.rank());
     metrics.log_epoch("test_accuracy", 0.5);
-    REQUIRE(metrics.end_epoch(0, {.test_accuracy = 0.75}).own.at("test_loss") == 1.5);
+    REQUIRE(metrics.end_epoch(0, {.test_accuracy = 0.75}).custom.at("test_loss") == 1.5);
   }));
   const auto row = rows_of(folder.file("run/epochs.jsonl")).at(0);
   CHECK(row.at("test_loss") == 1.5);
@@ -173,7 +173,7 @@ TEST_CASE("a metric that a rank lacks ends the logging step with its name") {
                     Catch::Contains("metric \"fid\" was logged on rank 0 but not on rank 1"));
 }
 
-TEST_CASE("own metrics that cannot be used are refused") {
+TEST_CASE("custom metrics that cannot be used are refused") {
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
     auto metrics = testing::metrics_on(plane, {});
     CHECK_THROWS_AS(metrics.log("", 1.0), ddp::SettingsError);
@@ -244,11 +244,11 @@ TEST_CASE("a rank that stops logging a metric is named") {
   CHECK(rows_of(folder.file("run/steps.jsonl")).size() == 1);
 }
 
-TEST_CASE("an evaluation between epochs may have own metrics") {
+TEST_CASE("an evaluation between epochs may have custom metrics") {
   TemporaryFolder folder;
   rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
     auto metrics = testing::metrics_on(plane, metrics_in(folder));
-    metrics.add_evaluation(1, {.test_loss = 2, .own = {{"perplexity", 7.5}}});
+    metrics.add_evaluation(1, {.test_loss = 2, .custom = {{"perplexity", 7.5}}});
   }));
   CHECK(rows_of(folder.file("run/evals.jsonl")).at(0).at("perplexity") == 7.5);
 }
@@ -352,7 +352,7 @@ TEST_CASE("a number that few steps log is read before its memory is reused") {
     if (logs_others) {
       metrics.end_step(399, {.num_samples = 1});
     }
-    CHECK(metrics.end_epoch(0).own.at("test_fid") == 7);
+    CHECK(metrics.end_epoch(0).custom.at("test_fid") == 7);
   }));
   CHECK(rows_of(folder.file("run/steps.jsonl")).at(0).at("fid") == 7);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/metrics/own_metrics.hpp"
+#include "train/metrics/custom_metrics.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -19,7 +19,8 @@ void check_one_element(const std::string& name, const at::Tensor& value) {
   }
 }
 
-void OwnMetrics::add(const std::string& name, const MetricValue& value, const LogOptions& options) {
+void CustomMetrics::add(const std::string& name, const MetricValue& value,
+                        const LogOptions& options) {
   if (!(options.weight >= 0) || std::isinf(options.weight)) {
     throw SettingsError(concat("the weight of metric \"", name, "\" is ", options.weight,
                                ": it must be at least 0 and finite"));
@@ -39,11 +40,11 @@ void OwnMetrics::add(const std::string& name, const MetricValue& value, const Lo
   }
 }
 
-OwnMetrics::Entry& OwnMetrics::find(const std::string& name, MetricReduction reduction) {
+CustomMetrics::Entry& CustomMetrics::find(const std::string& name, MetricReduction reduction) {
   const auto found = std::find_if(entries_.begin(), entries_.end(),
                                   [&](const Entry& entry) { return entry.total.name == name; });
   if (found == entries_.end()) {
-    const OwnNumber number{.name = name, .reduction = reduction};
+    const CustomNumber number{.name = name, .reduction = reduction};
     check_new(number);
     Entry& entry = entries_.emplace_back();
     entry.total = number;
@@ -56,7 +57,7 @@ OwnMetrics::Entry& OwnMetrics::find(const std::string& name, MetricReduction red
   return *found;
 }
 
-void OwnMetrics::check_new(const OwnNumber& number) const {
+void CustomMetrics::check_new(const CustomNumber& number) const {
   if (number.name.empty()) {
     throw SettingsError("a metric has an empty name");
   }
@@ -78,8 +79,8 @@ void OwnMetrics::check_new(const OwnNumber& number) const {
   }
 }
 
-void OwnMetrics::add_tensor(Entry& entry, const at::Tensor& value, double weight) const {
-  OwnNumber& total = entry.total;
+void CustomMetrics::add_tensor(Entry& entry, const at::Tensor& value, double weight) const {
+  CustomNumber& total = entry.total;
   check_one_element(total.name, value);
   if (value.is_cpu() && !device_.is_cpu()) {  // a copy to the device would make the host wait
     return total.add(value.item<double>(), weight);
@@ -91,7 +92,7 @@ void OwnMetrics::add_tensor(Entry& entry, const at::Tensor& value, double weight
     sum = at::empty({}, number.options().dtype(at::kDouble));
   }
   if (!std::exchange(entry.has_tensors, true)) {
-    OwnNumber start{.name = total.name, .reduction = total.reduction};
+    CustomNumber start{.name = total.name, .reduction = total.reduction};
     start.clear();
     sum.fill_(start.value);
   }
@@ -112,7 +113,7 @@ void OwnMetrics::add_tensor(Entry& entry, const at::Tensor& value, double weight
   ++total.count;
 }
 
-void OwnMetrics::read_logged(Entry& entry, bool all) {
+void CustomMetrics::read_logged(Entry& entry, bool all) {
   while (!entry.logged.empty() && (all || entry.logged.front().first.is_ready())) {
     const auto& [scalar, weight] = entry.logged.front();
     entry.total.add(scalar.value(), weight);
@@ -120,13 +121,13 @@ void OwnMetrics::read_logged(Entry& entry, bool all) {
   }
 }
 
-void OwnMetrics::poll() {
+void CustomMetrics::poll() {
   for (Entry& entry : entries_) {
     read_logged(entry, /*all=*/false);
   }
 }
 
-std::vector<OwnNumber> OwnMetrics::take() {
+std::vector<CustomNumber> CustomMetrics::take() {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> on_device;
   for (Entry& entry : entries_) {
@@ -136,7 +137,7 @@ std::vector<OwnNumber> OwnMetrics::take() {
     }
   }
   const auto host = on_device.empty() ? at::Tensor() : at::stack(on_device).cpu();
-  std::vector<OwnNumber> numbers;
+  std::vector<CustomNumber> numbers;
   int64_t next = 0;
   for (Entry& entry : entries_) {
     if (std::exchange(entry.has_tensors, false)) {

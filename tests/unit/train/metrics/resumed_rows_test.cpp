@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows that an earlier start wrote and a resumed run writes again.
-#include "train/metrics/files/outdated_rows.hpp"
-
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
 
 #include "support/catch.hpp"
+#include "support/stderr_of.hpp"
 #include "train/metrics/files/metrics_files.hpp"
+#include "train/metrics/files/metrics_writers.hpp"
 #include "train/metrics/metrics_format.hpp"
+#include "unit/train/checkpoint/crash_model.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace {
@@ -61,8 +62,7 @@ int64_t num_lines(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE(
-    "a resumed run has no step, evaluation or epoch twice, and keeps the files as they were") {
+TEST_CASE("a resumed run has no step, evaluation or epoch twice") {
   TemporaryFolder folder;
   const auto file = [&](const std::string& name) { return folder.file("run/" + name); };
   run_steps(folder, 0, 10);  // killed; the newest checkpoint has 5 steps
@@ -75,17 +75,16 @@ TEST_CASE(
   CHECK(num_lines(file("steps.jsonl")) == 6);
   CHECK(num_lines(file("evals.jsonl")) == 3);
   CHECK(num_lines(file("epochs.jsonl")) == 3);
-  CHECK(column(file("attempt-1/steps.csv"), "step") == "2 4 6 8 10");
-  CHECK(column(file("attempt-1/epochs.csv"), "epoch") == "0 1");
 
   run_steps(folder, 12, 16);  // after a clean stop nothing is repeated
   CHECK(column(file("steps.csv"), "step") == "2 4 6 8 10 12 14 16");
-  CHECK_FALSE(std::filesystem::exists(file("attempt-2")));
 
   run_steps(folder, 0, 4);  // another run of that name
   CHECK(column(file("steps.csv"), "step") == "2 4");
   CHECK(num_lines(file("epochs.jsonl")) == 1);
-  CHECK(column(file("attempt-2/steps.csv"), "step") == "2 4 6 8 10 12 14 16");
+  for (const auto& entry : std::filesystem::directory_iterator(folder.file("run"))) {
+    CHECK_FALSE(entry.is_directory());
+  }
 }
 
 TEST_CASE("lines without a number stay, and an unfinished last line goes") {
@@ -95,9 +94,55 @@ TEST_CASE("lines without a number stay, and an unfinished last line goes") {
                     jsonl = "{\"step\":1}\n[]\n{\"step\":\"x\"}\n";
   write_file(folder.file("run/steps.csv"), csv);
   write_file(folder.file("run/steps.jsonl"), jsonl + "{\"st");
-  CHECK(remove_rows_from(run, "steps", "step", 3));
+  const auto said = testing::stderr_of([&] { remove_rows_from(run, "steps", "step", 3); });
+  CHECK_THAT(said, Catch::Contains("/run had steps of an earlier start from step 3 on"));
   CHECK(read_file(folder.file("run/steps.csv")) == "job,step\n\"a,b\",1\nc,\n");
   CHECK(read_file(folder.file("run/steps.jsonl")) == jsonl);
-  CHECK_FALSE(remove_rows_from(run, "steps", "step", 3));
-  CHECK_FALSE(remove_rows_from(run, "evals", "step", 0));  // no such files
+  const auto nothing = testing::stderr_of([&] {
+    remove_rows_from(run, "steps", "step", 3);
+    remove_rows_from(run, "evals", "step", 0);
+  });
+  CHECK(nothing.empty());
+  CHECK_FALSE(std::filesystem::exists(folder.file("run/evals.csv")));
+}
+
+TEST_CASE("a crash at any call of the removal leaves the rows of before or after it") {
+  const std::string before = "step,loss\n1,4\n2,3\n3,2\n4,1", after = "step,loss\n1,4\n2,3\n";
+  TemporaryFolder folder;
+  const auto path = folder.file("run");
+  std::filesystem::create_directory(path);
+  write_file(path + "/steps.csv", before);
+  testing::RecordingOps recording;
+  testing::CrashModel model(path);
+  {
+    RunFolder run(folder.path(), "run", "", recording);
+    remove_rows_from(run, "steps", "step", 3);
+    CHECK(read_file(path + "/steps.csv") == after);
+  }
+  int before_seen = 0, after_seen = 0;
+  const auto check = [&](const std::set<std::size_t>& kept, double data_kept) {
+    TemporaryFolder state;
+    model.write_state(state.file("run"), kept, data_kept);
+    const auto rows = read_file(state.file("run/steps.csv"));
+    REQUIRE((rows == before || rows == after));
+    ++(rows == before ? before_seen : after_seen);
+    RunFolder resumed(state.path(), "run");
+    remove_rows_from(resumed, "steps", "step", 3);
+    REQUIRE(read_file(state.file("run/steps.csv")) == after);
+  };
+  for (std::size_t call = 0; call <= recording.calls.size(); ++call) {
+    const auto open = model.open_changes();
+    for (const double data_kept : {1.0, 0.5, 0.0}) {
+      check({open.begin(), open.end()}, data_kept);
+      check({}, data_kept);
+      for (const auto one : open) {
+        check({one}, data_kept);
+      }
+    }
+    if (call < recording.calls.size()) {
+      model.apply(recording.calls[call]);
+    }
+  }
+  CHECK(before_seen > 10);
+  CHECK(after_seen > 5);
 }

@@ -8,11 +8,11 @@
 #include <tuple>
 #include <vector>
 
-#include "ddp/train/own_metrics.hpp"
+#include "ddp/train/custom_metrics.hpp"
 
 namespace ddp::detail {
 
-struct OwnNumber {
+struct CustomNumber {
   std::string name;
   MetricReduction reduction = MetricReduction::Mean;
   double value = 0;        ///< a mean's sum of values times weights
@@ -20,7 +20,7 @@ struct OwnNumber {
   int64_t count = 0;       ///< of values with a weight above 0
   bool is_logged = false;  ///< also without a value
 
-  friend auto message_fields(OwnNumber& n) {
+  friend auto message_fields(CustomNumber& n) {
     return std::tie(n.name, n.reduction, n.value, n.weight, n.count, n.is_logged);
   }
   bool is_valid() const { return reduction <= MetricReduction::Rate && count >= 0; }
@@ -35,7 +35,7 @@ struct OwnNumber {
 };
 
 /// A metric over all ranks; no value: none was logged.
-struct OwnResult {
+struct CustomResult {
   std::string name;
   bool is_rate = false;
   std::optional<double> value;
@@ -45,6 +45,7 @@ struct OwnResult {
 
 /// Throws MismatchError that names the first metric which not all ranks logged in the same way.
 /// Ranks without a value count as ranks that logged it.
-std::vector<OwnResult> reduce_own(const std::vector<std::vector<OwnNumber>>& ranks, double seconds);
+std::vector<CustomResult> reduce_custom(const std::vector<std::vector<CustomNumber>>& ranks,
+                                        double seconds);
 
 }  // namespace ddp::detail

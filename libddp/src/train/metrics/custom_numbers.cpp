@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "train/metrics/own_numbers.hpp"
+#include "train/metrics/custom_numbers.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ double start_of(MetricReduction reduction) {
                                              : 0.0;
 }
 
-std::optional<double> result_of(const OwnNumber& total, double seconds) {
+std::optional<double> result_of(const CustomNumber& total, double seconds) {
   if (total.count == 0) {
     return std::nullopt;
   }
@@ -41,46 +41,46 @@ const char* name_of(MetricReduction reduction) {
 }
 
 /// The number of that name; null: none.
-const OwnNumber* find(const std::vector<OwnNumber>& numbers, const std::string& name) {
+const CustomNumber* find(const std::vector<CustomNumber>& numbers, const std::string& name) {
   const auto found = std::find_if(numbers.begin(), numbers.end(),
-                                  [&](const OwnNumber& number) { return number.name == name; });
+                                  [&](const CustomNumber& number) { return number.name == name; });
   return found == numbers.end() ? nullptr : &*found;
 }
 
-void check_has_all(const std::vector<OwnNumber>& numbers, int rank,
-                   const std::vector<OwnNumber>& wanted, int other) {
-  for (const OwnNumber& number : wanted) {
-    const OwnNumber* own = find(numbers, number.name);
-    if (own == nullptr || (number.is_logged && !own->is_logged)) {
+void check_has_all(const std::vector<CustomNumber>& numbers, int rank,
+                   const std::vector<CustomNumber>& wanted, int other) {
+  for (const CustomNumber& number : wanted) {
+    const CustomNumber* found = find(numbers, number.name);
+    if (found == nullptr || (number.is_logged && !found->is_logged)) {
       throw MismatchError(concat("metric \"", number.name, "\" was logged on rank ", other,
                                  " but not on rank ", rank,
                                  "; fix: log it on all ranks, with weight 0 where there is none"));
     }
-    if (own->reduction != number.reduction) {
+    if (found->reduction != number.reduction) {
       throw MismatchError(concat("metric \"", number.name, "\" has reduction ",
                                  name_of(number.reduction), " on rank ", other, " but ",
-                                 name_of(own->reduction), " on rank ", rank));
+                                 name_of(found->reduction), " on rank ", rank));
     }
   }
 }
 
 }  // namespace
 
-void OwnNumber::clear() {
+void CustomNumber::clear() {
   value = start_of(reduction);
   weight = 0;
   count = 0;
   is_logged = false;
 }
 
-void OwnNumber::add(double number, double number_weight) {
+void CustomNumber::add(double number, double number_weight) {
   const bool is_mean = reduction == MetricReduction::Mean;
   combine(is_mean ? number * number_weight : number);
   weight += number_weight;
   ++count;
 }
 
-void OwnNumber::combine(double total) {
+void CustomNumber::combine(double total) {
   const bool is_nan = std::isnan(value) || std::isnan(total);
   switch (reduction) {
     case MetricReduction::Min:
@@ -94,19 +94,19 @@ void OwnNumber::combine(double total) {
   }
 }
 
-std::vector<OwnResult> reduce_own(const std::vector<std::vector<OwnNumber>>& ranks,
-                                  double seconds) {
+std::vector<CustomResult> reduce_custom(const std::vector<std::vector<CustomNumber>>& ranks,
+                                        double seconds) {
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
     check_has_all(ranks[rank], static_cast<int>(rank), ranks[0], 0);
     check_has_all(ranks[0], 0, ranks[rank], static_cast<int>(rank));
   }
-  std::vector<OwnResult> results;
+  std::vector<CustomResult> results;
   if (ranks.empty()) {
     return results;  // only rank 0 gathered
   }
-  for (OwnNumber total : ranks[0]) {
+  for (CustomNumber total : ranks[0]) {
     for (size_t rank = 1; rank < ranks.size(); ++rank) {
-      const OwnNumber& other = *find(ranks[rank], total.name);
+      const CustomNumber& other = *find(ranks[rank], total.name);
       total.combine(other.value);
       total.weight += other.weight;
       total.count += other.count;

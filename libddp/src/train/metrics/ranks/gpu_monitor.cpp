@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "train/metrics/ranks/gpu_monitor.hpp"
+
+#include <dlfcn.h>
+
+#include <utility>
+
+namespace ddp::detail {
+
+namespace nvml {
+
+std::unique_ptr<Library> Library::load() {
+  void* handle = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) {
+    return nullptr;
+  }
+  std::unique_ptr<Library> library(new Library(handle));
+  library->is_started_ = library->call("nvmlInit_v2") == kSuccess;
+  return library->is_started_ ? std::move(library) : nullptr;
+}
+
+Library::~Library() {
+  if (is_started_) {
+    call("nvmlShutdown");
+  }
+  ::dlclose(handle_);
+}
+
+void* Library::find(const char* function) const {
+  return ::dlsym(handle_, function);
+}
+
+}  // namespace nvml
+
+GpuMonitor::GpuMonitor(std::unique_ptr<nvml::Library> library, void* device)
+    : library_(std::move(library)), device_(device) {}
+
+std::unique_ptr<GpuMonitor> GpuMonitor::open(const std::string& pci_bus_id) {
+  auto library = nvml::Library::load();
+  void* device = nullptr;
+  const bool is_found =
+      library != nullptr && library->call("nvmlDeviceGetHandleByPciBusId_v2", pci_bus_id.c_str(),
+                                          &device) == nvml::kSuccess;
+  return std::unique_ptr<GpuMonitor>(is_found ? new GpuMonitor(std::move(library), device)
+                                              : nullptr);
+}
+
+std::string GpuMonitor::name() const {
+  char text[nvml::kNameBytes] = "";
+  const int status = call("nvmlDeviceGetName", &text[0], nvml::kNameBytes);
+  return status == nvml::kSuccess ? text : "";
+}
+
+std::optional<double> GpuMonitor::power_watts() const {
+  const auto milliwatts = number("nvmlDeviceGetPowerUsage");
+  return milliwatts ? std::optional(*milliwatts / 1000) : std::nullopt;
+}
+
+}  // namespace ddp::detail
