@@ -74,15 +74,16 @@ const ddp::SettingRow* find_row(const ddp::SettingRows& rows, const std::string&
 }
 
 /// Describes the sections that a program adds to the library's, and its changes to those.
-std::string own_sections_of(const std::string& program, const std::vector<ddp::Section>& sections) {
+std::string program_sections(const std::string& program,
+                             const std::vector<ddp::Section>& sections) {
   const auto library = ddp::Config::default_rows({ddp::uses({"train"})});
   const auto rows = ddp::Config::default_rows(sections);
-  ddp::SettingRows own;
+  ddp::SettingRows custom;
   std::string changed, unused;
   for (const auto& row : rows) {
     const auto* const usual = find_row(library, row.key);
     if (usual == nullptr) {
-      own.push_back(row);
+      custom.push_back(row);
     } else if (usual->text() != row.text()) {
       changed += "| `" + row.key + "` | `" + row.text() + "` |\n";
     }
@@ -97,7 +98,7 @@ std::string own_sections_of(const std::string& program, const std::vector<ddp::S
       unused += (unused.empty() ? "`" : ", `") + name + '`';
     }
   }
-  std::string text = "\n# Sections of " + program + "\n" + ddp::settings_markdown(own);
+  std::string text = "\n# Sections of " + program + "\n" + ddp::settings_markdown(custom);
   if (!changed.empty()) {
     text +=
         "\n## Different defaults of " + program + "\n\n| key | default |\n|---|---|\n" + changed;
@@ -128,11 +129,11 @@ int main(int argc, char** argv) {
   const std::string page =
       kIntroduction +
       ddp::settings_markdown(ddp::Config::default_rows(examples::resnet_sections())) +
-      own_sections_of("vit_ddp", examples::vit_sections()) +
-      own_sections_of("lora_ddp", examples::lora_sections()) +
-      own_sections_of("gpt2_ddp", examples::gpt2_sections()) +
-      own_sections_of("bert_ddp", examples::bert_sections()) +
-      own_sections_of("exported_ddp", examples::exported_sections());
+      program_sections("vit_ddp", examples::vit_sections()) +
+      program_sections("lora_ddp", examples::lora_sections()) +
+      program_sections("gpt2_ddp", examples::gpt2_sections()) +
+      program_sections("bert_ddp", examples::bert_sections()) +
+      program_sections("exported_ddp", examples::exported_sections());
   if (check) {
     if (read_all(path) == page) {
       return 0;

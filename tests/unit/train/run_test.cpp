@@ -21,7 +21,7 @@
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
-#include "train/program/answers.hpp"
+#include "train/program/help_version.hpp"
 #include "unit/train/child_process.hpp"
 
 namespace ddp {

@@ -19,7 +19,7 @@
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/checkpoint/save_history.hpp"
-#include "train/program/answers.hpp"
+#include "train/program/help_version.hpp"
 #include "train/program/stop_before_training.hpp"
 
 namespace ddp {
@@ -256,7 +256,7 @@ int run(int argc, const char* const* argv, const RunFunction& function,
   ignore_broken_pipes();
   try {
     const CommandLine line = parse_command_line(argc, argv);
-    if (detail::print_answer(line, program_name(argc, argv), own_sections)) {
+    if (detail::print_help_or_version(line, program_name(argc, argv), own_sections)) {
       return 0;
     }
     const StopSignalHandlers handlers;
