@@ -43,14 +43,14 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   message names the file and line (or the argument), the allowed values and the nearest key.
 - `--help` prints options and the most used settings, `--help train` the settings of a section, `--help train.epochs`
   one setting, and `--help all` every setting of the program. On a terminal they are shown by `$PAGER`, or by `less`.
-- A setting without effect also ends the program with 64. A section has an effect if the program passed its options to
-  an object of the library.
+- A setting without effect also ends the program with 64, at the latest in the first step. A section has an effect if
+  the program passed its options to an object of the library.
 - Some fields need a training loop: `train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`,
   `mixup`, `cutmix`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
-- A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. The
-  sections of vit_ddp, lora_ddp, gpt2_ddp, bert_ddp and exported_ddp (examples/) follow at the end, with the library's
-  settings whose default differs there.
+- A program may declare its own sections, `ddp::declare_section<T>("mine")`, and reads them by `cfg.section<T>("mine")`.
+  `model` below belongs to examples/resnet_ddp. The sections of vit_ddp, lora_ddp, gpt2_ddp, bert_ddp and exported_ddp
+  (examples/) follow at the end, with the library's settings whose default differs there.
 - At the start, rank 0 prints the settings that differ from their defaults, with `--show-settings` all. The run folder
   and every checkpoint store all of them. They must be equal on all ranks.
 

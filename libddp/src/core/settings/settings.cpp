@@ -123,16 +123,6 @@ void Settings::read_section(const std::string& section,
   }
 }
 
-void Settings::refuse_misspelled() const {
-  for (const auto& [key, given] : user_values_) {
-    const bool bare = key.find('.') == std::string::npos;
-    if (!given.was_read &&
-        (bare || !detail::nearest(detail::section_of(key), known_sections_).empty())) {
-      fail_unknown(key);
-    }
-  }
-}
-
 SettingRows Settings::unread_rows() const {
   SettingRows rows;
   for (const auto& [key, given] : user_values_) {

@@ -43,9 +43,6 @@ class Settings {
   }
   void read_section(const std::string& section, const std::function<void(FieldVisitor&)>& describe);
 
-  /// Refuses keys that no later section can own: keys without a section, and sections whose name is
-  /// nearly that of a section already read.
-  void refuse_misspelled() const;
   /// Refuses every key that was not read.
   void require_all_read() const;
 

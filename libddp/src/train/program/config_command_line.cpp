@@ -26,11 +26,11 @@ bool is_first_rank() {
 }
 
 std::string requested_text(const CommandLine& line, const std::string& program,
-                           const std::vector<Section>& own_sections) {
+                           const std::vector<Section>& sections) {
   if (line.version) {
     return detail::version_text();
   }
-  const SettingRows defaults = Config::default_rows(own_sections);
+  const SettingRows defaults = Config::default_rows(sections);
   if (!line.completion.empty()) {
     return completion_script(line.completion, program, defaults);
   }
@@ -41,11 +41,11 @@ std::string requested_text(const CommandLine& line, const std::string& program,
 }  // namespace
 
 bool detail::print_help_or_version(const CommandLine& line, const std::string& program,
-                                   const std::vector<Section>& own_sections) {
+                                   const std::vector<Section>& sections) {
   if (!line.help && !line.version && line.completion.empty()) {
     return false;
   }
-  const std::string answer = requested_text(line, program, own_sections);
+  const std::string answer = requested_text(line, program, sections);
   if (is_first_rank()) {
     print_paged(answer);
   }
