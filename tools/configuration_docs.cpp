@@ -43,14 +43,14 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   message names the file and line (or the argument), the allowed values and the nearest key.
 - `--help` prints options and the most used settings, `--help train` the settings of a section, `--help train.epochs`
   one setting, and `--help all` every setting of the program. On a terminal they are shown by `$PAGER`, or by `less`.
-- A setting without effect also ends the program with 64. A section has an effect if the program passed its options to
-  an object of the library.
+- A setting without effect also ends the program with 64, at the latest in the first step. A section has an effect if
+  the program passed its options to an object of the library.
 - Some fields need a training loop: `train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`,
   `mixup`, `cutmix`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
-- A program may have its own sections: `cfg.section<T>("mine")`. `model` below belongs to examples/resnet_ddp. The
-  sections of vit_ddp, lora_ddp, gpt2_ddp, bert_ddp and exported_ddp (examples/) follow at the end, with the library's
-  settings whose default differs there.
+- A program may declare its own sections, `ddp::declare_section<T>("mine")`, and reads them by `cfg.section<T>("mine")`.
+  `model` below belongs to examples/resnet_ddp. The sections of vit_ddp, lora_ddp, gpt2_ddp, bert_ddp and exported_ddp
+  (examples/) follow at the end, with the library's settings whose default differs there.
 - At the start, rank 0 prints the settings that differ from their defaults, with `--show-settings` all. The run folder
   and every checkpoint store all of them. They must be equal on all ranks.
 
@@ -74,15 +74,16 @@ const ddp::SettingRow* find_row(const ddp::SettingRows& rows, const std::string&
 }
 
 /// Describes the sections that a program adds to the library's, and its changes to those.
-std::string own_sections_of(const std::string& program, const std::vector<ddp::Section>& sections) {
+std::string program_sections(const std::string& program,
+                             const std::vector<ddp::Section>& sections) {
   const auto library = ddp::Config::default_rows({ddp::uses({"train"})});
   const auto rows = ddp::Config::default_rows(sections);
-  ddp::SettingRows own;
+  ddp::SettingRows custom;
   std::string changed, unused;
   for (const auto& row : rows) {
     const auto* const usual = find_row(library, row.key);
     if (usual == nullptr) {
-      own.push_back(row);
+      custom.push_back(row);
     } else if (usual->text() != row.text()) {
       changed += "| `" + row.key + "` | `" + row.text() + "` |\n";
     }
@@ -97,7 +98,7 @@ std::string own_sections_of(const std::string& program, const std::vector<ddp::S
       unused += (unused.empty() ? "`" : ", `") + name + '`';
     }
   }
-  std::string text = "\n# Sections of " + program + "\n" + ddp::settings_markdown(own);
+  std::string text = "\n# Sections of " + program + "\n" + ddp::settings_markdown(custom);
   if (!changed.empty()) {
     text +=
         "\n## Different defaults of " + program + "\n\n| key | default |\n|---|---|\n" + changed;
@@ -128,11 +129,11 @@ int main(int argc, char** argv) {
   const std::string page =
       kIntroduction +
       ddp::settings_markdown(ddp::Config::default_rows(examples::resnet_sections())) +
-      own_sections_of("vit_ddp", examples::vit_sections()) +
-      own_sections_of("lora_ddp", examples::lora_sections()) +
-      own_sections_of("gpt2_ddp", examples::gpt2_sections()) +
-      own_sections_of("bert_ddp", examples::bert_sections()) +
-      own_sections_of("exported_ddp", examples::exported_sections());
+      program_sections("vit_ddp", examples::vit_sections()) +
+      program_sections("lora_ddp", examples::lora_sections()) +
+      program_sections("gpt2_ddp", examples::gpt2_sections()) +
+      program_sections("bert_ddp", examples::bert_sections()) +
+      program_sections("exported_ddp", examples::exported_sections());
   if (check) {
     if (read_all(path) == page) {
       return 0;

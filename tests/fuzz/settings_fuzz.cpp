@@ -44,7 +44,6 @@ void read_settings(const std::vector<std::string>& parts) {
   }
   read_back(settings.unread_rows());
   const auto rows = read_all(settings);
-  (void)fuzz::accepts([&] { settings.refuse_misspelled(); });
   (void)fuzz::accepts([&] { settings.require_all_read(); });
 
   ddp::Settings saved;

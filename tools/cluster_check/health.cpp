@@ -19,7 +19,7 @@
 #include "ddp/detail/text.hpp"
 #include "gpu_health.hpp"
 #include "run.hpp"
-#include "train/program/answers.hpp"
+#include "train/program/help_version.hpp"
 #include "train/trace/trace.hpp"
 
 namespace cluster_check {

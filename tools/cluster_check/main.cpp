@@ -26,7 +26,7 @@
 #include "report.hpp"
 #include "run.hpp"
 #include "thresholds.hpp"
-#include "train/program/answers.hpp"
+#include "train/program/help_version.hpp"
 #include "train/trace/trace.hpp"
 
 #if DDP_HAS_CUDA

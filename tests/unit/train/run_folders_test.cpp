@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/launch/training_state.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"
@@ -129,9 +130,8 @@ TEST_CASE("a checkpointer and metrics report to a context that moved after their
   const Ended ended = end_of(testing::start_child([&] {
     ContextOptions on_cpu;
     on_cpu.device = DeviceChoice::Cpu;
-    on_cpu.before_step = [](int64_t step) {
-      std::printf("announced %d\n", static_cast<int>(step));
-    };
+    detail::set_step_hook(
+        [](int64_t step) { std::printf("announced %d\n", static_cast<int>(step)); });
     MetricsOptions no_files;
     no_files.dir = "";
     auto model = testing::small_model();

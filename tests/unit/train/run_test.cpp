@@ -21,7 +21,7 @@
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/run.hpp"
-#include "train/program/answers.hpp"
+#include "train/program/help_version.hpp"
 #include "unit/train/child_process.hpp"
 
 namespace ddp {
@@ -94,19 +94,18 @@ TEST_CASE("wrong settings end the program before the function is called") {
   }
 }
 
-TEST_CASE("keys that nobody reads are refused when the first step begins") {
-  const RunFunction program = [](Context& context, const Config& config) {
+TEST_CASE("keys that nobody reads are refused before the function is called") {
+  const RunFunction program = [](Context&, const Config& config) {
     std::printf("depth %d\n", static_cast<int>(config.section<Mine>("mine").depth));
-    context.set_progress(0, "forward");
-    std::puts("stepped");
   };
-  const Ended good = run_program(program, {"mine.depth=5"});
+  const std::vector<Section> sections{declare_section<Mine>("mine")};
+  const Ended good = run_program(program, {"mine.depth=5"}, sections);
   CHECK(good.code() == 0);
   CHECK(good.says("depth 5"));
-  const Ended bad = run_program(program, {"mien.depth=5"});
+  const Ended bad = run_program(program, {"mien.depth=5"}, sections);
   CHECK(bad.code() == 64);
   CHECK(bad.says("argument: unknown setting 'mien.depth'; did you mean mine.depth?"));
-  CHECK_FALSE(bad.says("stepped"));
+  CHECK_FALSE(bad.says("depth 3"));
   CHECK(run_program([](Context&, const Config&) {}, {"far.off=5"}).code() == 64);
 }
 
@@ -148,6 +147,36 @@ TEST_CASE("settings without an effect end the program with 64") {
   CHECK(run_program([](Context&, const Config&) {}, {"amp.dtype=bf16"}).code() == 64);
 }
 
+TEST_CASE("settings without an effect end the program before its first backward") {
+  const RunFunction program = [](Context& context, const Config& config) {
+    DistributedDataParallel model(torch::nn::Linear(1, 1), context.communicator(), config.ddp);
+    {
+      const torch::NoGradGuard evaluation;  // is no step
+      model.forward(torch::ones({1, 1}));
+    }
+    context.set_progress(0, "training");
+    const LrSchedule lr_schedule(config.lr_schedule);
+    torch::Tensor loss;
+    {
+      const Autocast autocast(config.amp);
+      std::puts("forward");
+      loss = model.forward(torch::ones({1, 1})).sum();
+    }
+    std::puts("backward");
+    loss.backward();
+  };
+  const Ended used = run_program(program, {"lr_schedule.lr=0.5", "amp.dtype=bf16"});
+  INFO(used.output);
+  CHECK(used.code() == 0);
+  CHECK(used.says("backward"));
+  const Ended unused = run_program(program, {"lr_schedule.lr=0.5", "sampler.seed=3"});
+  INFO(unused.output);
+  CHECK(unused.code() == 64);
+  CHECK(unused.says("argument: sampler.seed=3 has no effect"));
+  CHECK(unused.says("forward"));
+  CHECK_FALSE(unused.says("backward"));
+}
+
 TEST_CASE("a program that ends without a training step says so") {
   const RunFunction program = [](Context& context, const Config& config) {
     Metrics metrics(context, config.metrics);
@@ -180,13 +209,15 @@ TEST_CASE("a training loop announces its steps automatically") {
     return run_program(loop(restores), {"metrics.dir=", argument});
   };
   CHECK(run_loop(true, "metrics.log_every=0").code() == 0);
-  const Ended at_end_of_step = run_loop(false, "mien.depth=5");
-  CHECK(at_end_of_step.code() == 64);
-  CHECK(at_end_of_step.says("step 0"));
-  CHECK_FALSE(at_end_of_step.says("step 1"));
-  const Ended before_first = run_loop(true, "mien.depth=5");
-  CHECK(before_first.code() == 64);
-  CHECK_FALSE(before_first.says("step 0"));
+  // A setting without effect is refused when the second step is announced.
+  const Ended restored = run_loop(true, "sampler.seed=3");
+  CHECK(restored.code() == 64);
+  CHECK(restored.says("step 0"));
+  CHECK_FALSE(restored.says("step 1"));
+  const Ended first_announced_at_its_end = run_loop(false, "sampler.seed=3");
+  CHECK(first_announced_at_its_end.code() == 64);
+  CHECK(first_announced_at_its_end.says("step 1"));
+  CHECK_FALSE(first_announced_at_its_end.says("step 2"));
 }
 
 TEST_CASE("--help shows a page or a topic and returns 0, an unknown topic returns 64") {

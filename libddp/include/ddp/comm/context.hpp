@@ -31,8 +31,6 @@ struct ContextOptions {
   int64_t seed = 0;
   /// Rank 0 reads this file at the start and writes it after choices were measured; empty: none.
   std::string plan_file;
-  /// Not a setting: set_progress calls it before `step` (>= 0) begins.
-  std::function<void(int64_t step)> before_step = {};
 };
 void describe_fields(ContextOptions& options, FieldVisitor& visitor);
 void describe_fields(CommunicatorOptions& options, FieldVisitor& visitor);

@@ -32,6 +32,7 @@ struct Field {
   std::vector<std::string> choices = {};                  ///< allowed strings; empty allows any
   bool may_differ = false;  ///< ranks may have different values (a rank, a local folder)
   bool common = false;      ///< also on the short page of --help
+  bool in_loop = false;     ///< only a program's own loop can use it: hidden unless uses() names it
 };
 
 /// A number, or nothing if the library chooses it: written and read as "auto".
@@ -77,8 +78,8 @@ class FieldVisitor {
   virtual void leave_section() = 0;                         ///< after them
 };
 
-/// A program's own section, declared before settings are read. --help shows its keys, and unknown
-/// keys are refused at the start. What uses() returns has an empty name and no options.
+/// A program's own section, declared before settings are read. --help shows its keys. What uses()
+/// returns has an empty name and no options.
 struct Section {
   std::string name;                             ///< first part of its keys: "<name>.<key>"
   std::function<void(FieldVisitor&)> describe;  ///< visits the section's options (defaults first)
@@ -96,8 +97,7 @@ Section declare_section(std::string name, std::string doc = {}) {
 }
 
 /// Names library settings that the program's own code reads: fields ("train.grad_accum_steps") or
-/// sections ("metrics"). Settings passed to library objects need no name
-/// (Config::require_all_used).
+/// sections ("metrics"). Options passed to library objects need no name.
 Section uses(std::vector<std::string> keys);
 
 }  // namespace ddp

@@ -42,20 +42,20 @@ class Config {
   /// Reads all sections above from "[--config FILE] [key=value ...]" and checks every key and
   /// value. Ignores --help and the other options that ddp::run reads. Throws SettingsError.
   ///
-  /// If `own_sections` declares sections, an unknown key is an error. A section with a library
-  /// section's name sets the defaults of the keys that it describes, for the member of this class;
-  /// the library's other keys of that section are then unknown. Without declared sections unknown
-  /// ones are kept for section(), and a name close to a library key is an error. grad_accum_steps,
-  /// max_grad_norm, non_finite, label_smoothing, mixup, cutmix, cuda_graph and eval_… of section
-  /// train are refused unless uses() names them or the program declares section train.
+  /// `sections` declares the program's sections and uses(). A section with a library section's name
+  /// sets the defaults of the keys that it describes, for the member of this class; the library's
+  /// other keys of that section are then unknown. grad_accum_steps, max_grad_norm, non_finite,
+  /// label_smoothing, mixup, cutmix, cuda_graph and eval_… of section train are refused unless
+  /// uses() names them or the program declares section train.
   ///
   /// Fills in unset settings: loader.batch_size and train.batch_size from each other, and
   /// lr_schedule.total_steps from train.max_steps. If only train.epochs is set, max_steps is 0.
   static Config from_command_line(int argc, const char* const* argv,
-                                  const std::vector<Section>& own_sections = {});
+                                  const std::vector<Section>& sections = {});
 
-  /// The program's own settings: defaults of `T`, which has describe_fields(T&, FieldVisitor&),
-  /// overridden by keys under "<name>.". Throws SettingsError for wrong values and unknown keys.
+  /// The settings of a section that the program declared: defaults of `T`, which has
+  /// describe_fields(T&, FieldVisitor&), overridden by keys under "<name>.". Throws SettingsError
+  /// for wrong values and undeclared sections.
   template <typename T>
   T section(const std::string& name) const {
     T options{};
@@ -63,34 +63,31 @@ class Config {
     return options;
   }
 
-  /// Throws if neither the library nor the program read a key. ddp::run calls it when the first
-  /// step begins.
-  void require_all_read() const;
-  /// Also throws if a setting has no effect: no libddp object received its section's options (or a
-  /// copy), uses() does not name it, and the program does not declare its section. A settings file
-  /// may hold default or derived values. ddp::run calls it after the first step and at the end.
+  /// Throws SettingsError if a setting has no effect: no libddp object received its section's
+  /// options (or a copy), uses() does not name it, and the program does not declare its section. A
+  /// settings file may hold default or derived values. ddp::run calls it after the first forward of
+  /// a wrapped model, or when the second step begins, or at the end.
   void require_all_used() const;
 
-  /// YAML for --config that reproduces the run, with the program sections that section() has read.
+  /// YAML for --config that reproduces the run, with the program's sections.
   std::string to_yaml() const;
   std::string to_table() const;  ///< all settings; a star marks values other than the default
   std::string to_changed_table() const;  ///< only settings that the user changed
 
   // For libddp's own parts and tools (src/core/settings.hpp).
-  static Config from_settings(Settings settings, const std::vector<Section>& own_sections = {});
-  static std::vector<SettingRow> default_rows(const std::vector<Section>& own_sections = {});
+  static Config from_settings(Settings settings, const std::vector<Section>& sections = {});
+  static std::vector<SettingRow> default_rows(const std::vector<Section>& sections = {});
   std::vector<SettingRow> rows() const;
   /// Sorted key=value lines to compare ranks, without settings that may differ (folders).
   std::string to_canonical() const;
 
  private:
-  struct OwnSections;
+  struct State;
   void read_section(const std::string& name,
                     const std::function<void(FieldVisitor&)>& describe) const;
-  void fill_in(const Settings& settings);
-  std::vector<SettingRow> own_default_rows() const;
+  void derive();
 
-  std::shared_ptr<OwnSections> own_;  ///< shared by copies: a section read in one is read in all
+  std::shared_ptr<State> state_;  ///< shared by copies
 };
 
 }  // namespace ddp

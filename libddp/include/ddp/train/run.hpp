@@ -33,10 +33,10 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 /// - The objects of `function` are destroyed before its exception is published. Collectives called
 ///   by their destructors are refused meanwhile (docs/architecture.md, "Failing").
 ///
-/// `own_sections` declares sections of the program (declare_section), which --help shows. Unknown
-/// keys are then refused at the start, otherwise when the first step begins. Unused settings are
-/// refused too: see uses() and Config::require_all_used. Returns on all ranks.
+/// `sections` declares sections of the program (declare_section), which --help shows. Unknown keys
+/// are refused at the start, and settings without effect before the first backward: see uses() and
+/// Config::require_all_used. Returns on all ranks.
 int run(int argc, const char* const* argv, const RunFunction& function,
-        const std::vector<Section>& own_sections = {});
+        const std::vector<Section>& sections = {});
 
 }  // namespace ddp

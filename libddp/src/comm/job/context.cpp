@@ -30,6 +30,7 @@
 #include "core/control/wire/tcp_socket.hpp"
 #include "core/files/plan_file.hpp"
 #include "core/launch/detect_launch.hpp"
+#include "core/launch/training_state.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
 
@@ -43,7 +44,6 @@ struct Context::State {
   at::Device device = at::kCPU;
   CommunicatorPtr communicator;
   std::vector<std::function<void()>> teardowns;
-  std::function<void(int64_t)> before_step;
   std::string plan_file;
   int64_t plan_version = 0;  // version stored in the file
   std::optional<FailureCause> deferred_failure;
@@ -150,7 +150,6 @@ Context Context::create(const ContextOptions& options) {
   static std::atomic<int> num_attempts{0};
   const int attempt = num_attempts++;
   auto state = std::make_unique<State>();
-  state->before_step = options.before_step;
   auto& launch = state->launch;
   const auto environment = process_environment();
   launch = detect_launch_environment(options.launch, environment);
@@ -453,8 +452,8 @@ ControlPlane& Context::control_plane() const {
 }
 
 void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {
-  if (step >= 0 && state_->before_step) {
-    state_->before_step(step);
+  if (step >= 0) {
+    detail::report_step(step);
   }
   DDP_CHECK(state_->control_plane != nullptr, "the context was closed");
   state_->control_plane->set_progress(step, where);

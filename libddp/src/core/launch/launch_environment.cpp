@@ -18,9 +18,9 @@ namespace {
 constexpr int kMaxRanks = 1'000'000;
 
 // A number and its origin ("SLURM_PROCID=5").
-struct Given {
+struct LaunchNumber {
   int value = 0;
-  std::string words;
+  std::string origin;
 };
 
 class Variables {
@@ -33,7 +33,7 @@ class Variables {
     return value && value->empty() ? std::nullopt : value;
   }
 
-  std::optional<Given> number(const std::string& name, int min, int max = kMaxRanks) const {
+  std::optional<LaunchNumber> number(const std::string& name, int min, int max = kMaxRanks) const {
     const auto value = text(name);
     if (!value) {
       return std::nullopt;
@@ -44,14 +44,14 @@ class Variables {
                                  "' must be a whole number from ", min, " to ", max,
                                  "; fix: unset it, or start the program through its launcher"));
     }
-    return Given{*parsed, name + "=" + *value};
+    return LaunchNumber{*parsed, name + "=" + *value};
   }
 
-  Given required(const std::string& name, int min, const Given& because) const {
+  LaunchNumber required(const std::string& name, int min, const LaunchNumber& because) const {
     auto value = number(name, min);
     if (!value) {
       throw SettingsError(
-          concat(because.words, " is set but ", name,
+          concat(because.origin, " is set but ", name,
                  " is not; fix: set both, or unset the first to run a single process"));
     }
     return *value;
@@ -66,35 +66,35 @@ class Variables {
   throw SettingsError(concat(left, " contradicts ", right, ": ", rule));
 }
 
-void require_below(const std::optional<Given>& index, const std::optional<Given>& count,
-                   const char* rule) {
+void require_below(const std::optional<LaunchNumber>& index,
+                   const std::optional<LaunchNumber>& count, const char* rule) {
   if (index && count && index->value >= count->value) {
-    contradiction(index->words, count->words, rule);
+    contradiction(index->origin, count->origin, rule);
   }
 }
 
-void require_same(const std::optional<Given>& left, const std::optional<Given>& right,
+void require_same(const std::optional<LaunchNumber>& left, const std::optional<LaunchNumber>& right,
                   const char* rule) {
   if (left && right && left->value != right->value) {
-    contradiction(left->words, right->words, rule);
+    contradiction(left->origin, right->origin, rule);
   }
 }
 
 // Without one half of a pair the other half would be a guess.
-void require_both(const std::optional<Given>& left, const char* left_name,
-                  const std::optional<Given>& right, const char* right_name) {
+void require_both(const std::optional<LaunchNumber>& left, const char* left_name,
+                  const std::optional<LaunchNumber>& right, const char* right_name) {
   if (left.has_value() == right.has_value()) {
     return;
   }
   throw SettingsError(
-      concat((left ? left : right)->words, " is set but ", left ? right_name : left_name,
+      concat((left ? left : right)->origin, " is set but ", left ? right_name : left_name,
              " is not; fix: set both, or start the ranks through their launcher, which "
              "sets both"));
 }
 
 // The launcher's values for this process, before they are checked.
 struct Placement {
-  std::optional<Given> rank, world_size, local_rank, local_world_size, node_rank, num_nodes;
+  std::optional<LaunchNumber> rank, world_size, local_rank, local_world_size, node_rank, num_nodes;
 };
 
 void check(const Placement& p) {
@@ -103,19 +103,21 @@ void check(const Placement& p) {
   require_below(p.local_rank, p.local_world_size,
                 "a local rank must be smaller than the number of ranks on the node");
   if (p.local_world_size && p.world_size && p.local_world_size->value > p.world_size->value) {
-    contradiction(p.local_world_size->words, p.world_size->words,
+    contradiction(p.local_world_size->origin, p.world_size->origin,
                   "a node cannot hold more ranks than the job has");
   }
   if (p.num_nodes && p.world_size && p.num_nodes->value > p.world_size->value) {
-    contradiction(p.num_nodes->words, p.world_size->words, "every node must hold a rank");
+    contradiction(p.num_nodes->origin, p.world_size->origin, "every node must hold a rank");
   }
   if (p.local_rank && p.rank && p.local_rank->value > p.rank->value) {
-    contradiction(p.local_rank->words, p.rank->words, "a local rank cannot exceed the rank");
+    contradiction(p.local_rank->origin, p.rank->origin, "a local rank cannot exceed the rank");
   }
 }
 
 void apply(const Placement& p, LaunchEnvironment& result) {
-  const auto set = [](const std::optional<Given>& from, int& to) { to = from ? from->value : to; };
+  const auto set = [](const std::optional<LaunchNumber>& from, int& to) {
+    to = from ? from->value : to;
+  };
   set(p.rank, result.rank);
   set(p.world_size, result.world_size);
   set(p.local_rank, result.local_rank);
@@ -128,12 +130,12 @@ void apply(const Placement& p, LaunchEnvironment& result) {
 void fill_nodes(Placement& p) {
   if (p.rank && p.world_size && p.local_world_size) {
     const int local = p.local_world_size->value;
-    const std::string words = p.rank->words + ", " + p.local_world_size->words;
+    const std::string origin = p.rank->origin + ", " + p.local_world_size->origin;
     if (!p.num_nodes) {
-      p.num_nodes = Given{(p.world_size->value + local - 1) / local, words};
+      p.num_nodes = LaunchNumber{(p.world_size->value + local - 1) / local, origin};
     }
     if (!p.node_rank) {
-      p.node_rank = Given{std::min(p.rank->value / local, p.num_nodes->value - 1), words};
+      p.node_rank = LaunchNumber{std::min(p.rank->value / local, p.num_nodes->value - 1), origin};
     }
   }
 }
@@ -223,14 +225,14 @@ void read_slurm_layout(const Variables& env, Placement& p) {
   if (const auto text = env.text(kTasks)) {
     const auto tasks =
         detail::parse_tasks_per_node(*text, p.node_rank ? p.node_rank->value : 0, kTasks);
-    const std::string words = concat(kTasks, "=", *text);
+    const std::string origin = concat(kTasks, "=", *text);
     if (tasks.num_tasks != p.world_size->value) {
-      contradiction(words, p.world_size->words, "the tasks of all nodes must add up");
+      contradiction(origin, p.world_size->origin, "the tasks of all nodes must add up");
     }
     if (p.num_nodes && tasks.num_nodes != p.num_nodes->value) {
-      contradiction(words, p.num_nodes->words, "there must be one count per node");
+      contradiction(origin, p.num_nodes->origin, "there must be one count per node");
     }
-    p.local_world_size = Given{static_cast<int>(tasks.on_node), words};
+    p.local_world_size = LaunchNumber{static_cast<int>(tasks.on_node), origin};
   } else {
     p.local_world_size = env.number("SLURM_NTASKS_PER_NODE", 1);
   }
@@ -295,7 +297,7 @@ Placement read_launcher(const Variables& env, LaunchEnvironment& result) {
   return {};
 }
 
-std::optional<Given> argument(const char* name, std::optional<int> value, int min) {
+std::optional<LaunchNumber> argument(const char* name, std::optional<int> value, int min) {
   if (!value) {
     return std::nullopt;
   }
@@ -303,10 +305,11 @@ std::optional<Given> argument(const char* name, std::optional<int> value, int mi
     throw SettingsError(
         concat("argument ", name, "=", *value, " must be from ", min, " to ", kMaxRanks));
   }
-  return Given{*value, concat("argument ", name, "=", *value)};
+  return LaunchNumber{*value, concat("argument ", name, "=", *value)};
 }
 
-void merge(const std::optional<Given>& argument_value, std::optional<Given>& launcher_value) {
+void merge(const std::optional<LaunchNumber>& argument_value,
+           std::optional<LaunchNumber>& launcher_value) {
   require_same(argument_value, launcher_value,
                "omit the argument, or unset the launcher's variable");
   if (argument_value) {
@@ -339,18 +342,18 @@ void merge_arguments(const LaunchArguments& arguments, Placement& p, LaunchEnvir
   merge(argument("local_rank", arguments.local_rank, 0), p.local_rank);
   merge(argument("local_world_size", arguments.local_world_size, 1), p.local_world_size);
   if (rank && !p.world_size && result.source == LaunchSource::Single) {
-    throw SettingsError(concat(rank->words, " is given but world_size is not; fix: give both"));
+    throw SettingsError(concat(rank->origin, " is given but world_size is not; fix: give both"));
   }
   if (world_size && world_size->value > 1 && !p.rank) {
     throw SettingsError(
-        concat(world_size->words,
+        concat(world_size->origin,
                " is given but rank is not, and no launcher sets it; fix: give both, or "
                "start the program with srun, mpirun or torchrun"));
   }
   if (rank && world_size && result.source == LaunchSource::Single) {
     result.source = LaunchSource::Arguments;
     if (!p.local_rank && p.local_world_size) {
-      p.local_rank = Given{rank->value % p.local_world_size->value, rank->words};
+      p.local_rank = LaunchNumber{rank->value % p.local_world_size->value, rank->origin};
     }
     fill_nodes(p);
   }
@@ -370,7 +373,7 @@ void refuse_lone_world_size(const Variables& env, const LaunchArguments& argumen
   for (const auto& [size, rank] :
        {std::pair("WORLD_SIZE", "RANK"), std::pair("PET_NNODES", "PET_NODE_RANK")}) {
     if (const auto count = env.number(size, 1); count && count->value > 1) {
-      throw SettingsError(concat(count->words, " is set but ", rank,
+      throw SettingsError(concat(count->origin, " is set but ", rank,
                                  " is not, and no launcher sets this process's rank; fix: start "
                                  "the ranks with torchrun, mpirun or srun, or unset ",
                                  size, " to run a single process"));
@@ -417,7 +420,7 @@ LaunchEnvironment detect_launch_environment(const LaunchArguments& arguments,
   if (result.source == LaunchSource::Torchrun && result.world_size > 1 &&
       (result.master_addr.empty() || result.master_port == 0)) {
     throw SettingsError(
-        concat(placement.world_size->words,
+        concat(placement.world_size->origin,
                " is set but MASTER_ADDR or MASTER_PORT is not; fix: set both to the host "
                "and a free port of rank 0, or use torchrun, which sets them"));
   }

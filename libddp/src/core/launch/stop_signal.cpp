@@ -7,6 +7,8 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <functional>
+#include <utility>
 
 #include "core/launch/training_state.hpp"
 
@@ -17,6 +19,7 @@ constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
 
 std::atomic<bool> is_requested{false};  // a handler can only reach globals
 std::atomic<bool> has_state{false};
+std::function<void(int64_t)> step_hook;
 static_assert(std::atomic<bool>::is_always_lock_free, "the handler must not take a lock");
 
 extern "C" void handle_stop_signal(int signal) {
@@ -67,6 +70,15 @@ void clear_stop_request() {
 
 void detail::note_training_state() {
   has_state.store(true, std::memory_order_relaxed);
+}
+void detail::set_step_hook(std::function<void(int64_t step)> hook) {
+  step_hook = std::move(hook);
+}
+void detail::report_step(int64_t step) {
+  note_training_state();
+  if (step_hook) {
+    step_hook(step);
+  }
 }
 bool detail::has_training_state() {
   return has_state.load(std::memory_order_relaxed);

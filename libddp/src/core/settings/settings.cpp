@@ -39,7 +39,7 @@ std::string read_file(const std::string& path) {
 
 void Settings::add_rows(const SettingRows& rows, const std::string& name) {
   for (const SettingRow& row : rows) {
-    Given given;
+    UserValue given;
     given.items = row.values;
     given.is_list = row.is_list();
     given.origin = name;
@@ -48,7 +48,7 @@ void Settings::add_rows(const SettingRows& rows, const std::string& name) {
 }
 
 // Only such keys can be written as YAML with nested sections.
-void Settings::check_key(const std::string& key, const Given& given) const {
+void Settings::check_key(const std::string& key, const UserValue& given) const {
   if (key.starts_with('.') || key.ends_with('.') || key.find("..") != std::string::npos) {
     throw SettingsError(concat(given.origin, ": the key '", key.substr(0, 120),
                                "' has an empty part; fix: write section.key"));
@@ -58,22 +58,22 @@ void Settings::check_key(const std::string& key, const Given& given) const {
                                inner.substr(0, 120), " is also set; fix: keep one of them"));
   };
   for (auto dot = key.find('.'); dot != std::string::npos; dot = key.find('.', dot + 1)) {
-    const auto outer = given_.find(key.substr(0, dot));
-    if (outer != given_.end() && !outer->second.is_null) {
+    const auto outer = user_values_.find(key.substr(0, dot));
+    if (outer != user_values_.end() && !outer->second.is_null) {
       fail(outer->first, key);
     }
   }
-  const auto inner = given_.lower_bound(key + ".");
-  if (!given.is_null && inner != given_.end() && inner->first.starts_with(key + ".")) {
+  const auto inner = user_values_.lower_bound(key + ".");
+  if (!given.is_null && inner != user_values_.end() && inner->first.starts_with(key + ".")) {
     fail(key, inner->first);
   }
 }
 
-void Settings::set(const std::string& key, Given given) {
+void Settings::set(const std::string& key, UserValue given) {
   check_key(key, given);
-  const auto found = given_.find(key);
-  if (found == given_.end()) {
-    given_.emplace(key, std::move(given));
+  const auto found = user_values_.find(key);
+  if (found == user_values_.end()) {
+    user_values_.emplace(key, std::move(given));
   } else if (given.from_override || !found->second.from_override) {
     found->second = std::move(given);
   }
@@ -95,7 +95,7 @@ void Settings::add_override(const std::string& argument) {
     throw SettingsError(concat("argument '", argument.substr(0, 120),
                                "' is not key=value; fix: write for example train.batch_size=128"));
   }
-  Given given;
+  UserValue given;
   given.items = {argument.substr(equals + 1)};
   given.origin = "argument";
   given.from_override = true;
@@ -107,10 +107,10 @@ void Settings::read_section(const std::string& section,
   if (!contains(known_sections_, section)) {
     known_sections_.push_back(section);
   }
-  detail::read_fields(section, describe, given_, known_keys_);
-  for (auto& entry : given_) {
+  detail::read_fields(section, describe, user_values_, known_keys_);
+  for (auto& entry : user_values_) {
     const std::string& key = entry.first;  // Clang before 16 cannot capture a structured binding
-    Given& given = entry.second;
+    UserValue& given = entry.second;
     const bool empty_section =
         given.is_null &&
         std::any_of(known_keys_.begin(), known_keys_.end(), [&](const auto& known) {
@@ -123,19 +123,9 @@ void Settings::read_section(const std::string& section,
   }
 }
 
-void Settings::refuse_misspelled() const {
-  for (const auto& [key, given] : given_) {
-    const bool bare = key.find('.') == std::string::npos;
-    if (!given.was_read &&
-        (bare || !detail::nearest(detail::section_of(key), known_sections_).empty())) {
-      fail_unknown(key);
-    }
-  }
-}
-
 SettingRows Settings::unread_rows() const {
   SettingRows rows;
-  for (const auto& [key, given] : given_) {
+  for (const auto& [key, given] : user_values_) {
     if (given.was_read || given.is_null) {
       continue;
     }
@@ -154,7 +144,7 @@ SettingRows Settings::unread_rows() const {
 }
 
 void Settings::require_all_read() const {
-  for (const auto& [key, given] : given_) {
+  for (const auto& [key, given] : user_values_) {
     if (!given.was_read) {
       fail_unknown(key);
     }
@@ -162,7 +152,7 @@ void Settings::require_all_read() const {
 }
 
 void Settings::fail_unknown(const std::string& key) const {
-  const Given& given = given_.at(key);
+  const UserValue& given = user_values_.at(key);
   if (detail::is_removed_setting(key)) {
     throw SettingsError(concat(given.origin, ": ", key, " was removed; delete it"));
   }

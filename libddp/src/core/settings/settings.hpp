@@ -43,23 +43,20 @@ class Settings {
   }
   void read_section(const std::string& section, const std::function<void(FieldVisitor&)>& describe);
 
-  /// Refuses keys that no later section can own: keys without a section, and sections whose name is
-  /// nearly that of a section already read.
-  void refuse_misspelled() const;
   /// Refuses every key that was not read.
   void require_all_read() const;
 
   /// Whether the user set `key`, where ("run.yaml:12", "argument"), and whether by an override.
-  bool has(const std::string& key) const { return given_.count(key) != 0; }
-  std::string origin(const std::string& key) const { return given_.at(key).origin; }
+  bool has(const std::string& key) const { return user_values_.count(key) != 0; }
+  std::string origin(const std::string& key) const { return user_values_.at(key).origin; }
   bool is_override(const std::string& key) const {
-    return has(key) && given_.at(key).from_override;
+    return has(key) && user_values_.at(key).from_override;
   }
   /// Returns the keys that were not read yet. Types are guessed from the values.
   SettingRows unread_rows() const;
 
   /// One value as the user wrote it.
-  struct Given {
+  struct UserValue {
     std::vector<std::string> items;  ///< one string, or the items of a YAML list
     bool is_list = false;
     bool is_null = false;    ///< "key:" without a value
@@ -71,10 +68,10 @@ class Settings {
 
  private:
   [[noreturn]] void fail_unknown(const std::string& key) const;
-  void check_key(const std::string& key, const Given& given) const;
-  void set(const std::string& key, Given given);
+  void check_key(const std::string& key, const UserValue& given) const;
+  void set(const std::string& key, UserValue given);
 
-  std::map<std::string, Given> given_;
+  std::map<std::string, UserValue> user_values_;
   std::vector<std::string> known_keys_;
   std::vector<std::string> known_sections_;
 };

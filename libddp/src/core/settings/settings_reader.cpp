@@ -12,7 +12,7 @@
 namespace ddp::detail {
 namespace {
 
-using Given = Settings::Given;
+using UserValue = Settings::UserValue;
 
 std::optional<bool> parse_bool(const std::string& text) {
   for (const char* word : {"true", "yes", "on"}) {
@@ -108,7 +108,7 @@ std::vector<std::string> split_list(const std::string& text) {
   return items;
 }
 
-std::string shown_value(const Given& given) {
+std::string shown_value(const UserValue& given) {
   if (given.is_null) {
     return "(nothing)";
   }
@@ -118,7 +118,7 @@ std::string shown_value(const Given& given) {
   return given.is_quoted ? concat("\"", cut, "\"") : cut;
 }
 
-[[noreturn]] void fail(const SettingRow& row, const Given& given, const std::string& item) {
+[[noreturn]] void fail(const SettingRow& row, const UserValue& given, const std::string& item) {
   std::string message =
       concat(given.origin, ": ", row.key, "=", shown_value(given), ": expected ", row.allowed());
   if (!row.field.unit.empty()) {
@@ -137,16 +137,16 @@ std::string shown_value(const Given& given) {
 
 class FieldReader final : public SectionVisitor<FieldReader> {
  public:
-  FieldReader(const std::string& section, std::map<std::string, Given>& given,
+  FieldReader(const std::string& section, std::map<std::string, UserValue>& given,
               std::vector<std::string>& known_keys)
-      : SectionVisitor(section), given_(given), known_keys_(known_keys) {}
+      : SectionVisitor(section), user_values_(given), known_keys_(known_keys) {}
 
   template <typename T>
   void visit(const Field& field, T& value) {
     const auto row = make_row(field, value);
     known_keys_.push_back(row.key);
-    const auto found = given_.find(row.key);
-    if (found != given_.end()) {
+    const auto found = user_values_.find(row.key);
+    if (found != user_values_.end()) {
       found->second.was_read = true;
       read(row, found->second, value);
     }
@@ -154,7 +154,7 @@ class FieldReader final : public SectionVisitor<FieldReader> {
 
  private:
   template <typename T>
-  void read(const SettingRow& row, const Given& given, T& value) {
+  void read(const SettingRow& row, const UserValue& given, T& value) {
     const bool wants_text = std::is_same_v<T, std::string>;
     if (given.is_list || given.is_null || (given.is_quoted && !wants_text) ||
         !accept(row.field, given.items.front(), value)) {
@@ -162,7 +162,7 @@ class FieldReader final : public SectionVisitor<FieldReader> {
     }
   }
   template <typename T>
-  void read(const SettingRow& row, const Given& given, std::vector<T>& value) {
+  void read(const SettingRow& row, const UserValue& given, std::vector<T>& value) {
     if (given.is_null || (!given.is_list && !given.from_override)) {
       fail(row, given, "");
     }
@@ -177,14 +177,14 @@ class FieldReader final : public SectionVisitor<FieldReader> {
     value = std::move(read);
   }
 
-  std::map<std::string, Given>& given_;
+  std::map<std::string, UserValue>& user_values_;
   std::vector<std::string>& known_keys_;
 };
 
 }  // namespace
 
 void read_fields(const std::string& section, const std::function<void(FieldVisitor&)>& describe,
-                 std::map<std::string, Given>& given, std::vector<std::string>& known_keys) {
+                 std::map<std::string, UserValue>& given, std::vector<std::string>& known_keys) {
   FieldReader reader(section, given, known_keys);
   describe(reader);
 }

@@ -15,12 +15,13 @@ namespace ddp::detail {
 constexpr std::size_t kMaxYamlBytes = 1 << 20;
 
 /// Parses YAML into values with dotted keys. Throws SettingsError with `name` and line.
-std::map<std::string, Settings::Given> read_yaml(const std::string& text, const std::string& name);
+std::map<std::string, Settings::UserValue> read_yaml(const std::string& text,
+                                                     const std::string& name);
 
 /// Sets the fields that `describe` visits from the user's values. Appends the keys of these fields
 /// to `known_keys`.
 void read_fields(const std::string& section, const std::function<void(FieldVisitor&)>& describe,
-                 std::map<std::string, Settings::Given>& given,
+                 std::map<std::string, Settings::UserValue>& given,
                  std::vector<std::string>& known_keys);
 
 }  // namespace ddp::detail

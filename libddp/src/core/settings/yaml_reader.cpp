@@ -11,7 +11,7 @@
 namespace ddp::detail {
 namespace {
 
-using Given = Settings::Given;
+using UserValue = Settings::UserValue;
 
 constexpr std::size_t kMaxYamlDepth = 32;
 
@@ -19,7 +19,7 @@ constexpr std::size_t kMaxYamlDepth = 32;
 // during parsing, before it costs stack or memory.
 class SettingsHandler final : public YAML::EventHandler {
  public:
-  SettingsHandler(std::map<std::string, Given>& values, const std::string& name)
+  SettingsHandler(std::map<std::string, UserValue>& values, const std::string& name)
       : values_(values), name_(name) {}
 
   void OnDocumentStart(const YAML::Mark& mark) override {
@@ -34,7 +34,7 @@ class SettingsHandler final : public YAML::EventHandler {
     if (levels_.empty()) {
       return;  // an empty file
     }
-    Given null;
+    UserValue null;
     null.is_null = true;
     null.items = {""};
     add(mark, std::move(null));
@@ -50,7 +50,7 @@ class SettingsHandler final : public YAML::EventHandler {
     if (tag != "?" && tag != "!" && !tag.empty()) {
       fail(mark, concat("the tag ", tag, " is not supported; fix: remove it"));
     }
-    Given scalar;
+    UserValue scalar;
     scalar.is_quoted = tag == "!";
     scalar.items = {value};
     add(mark, std::move(scalar));
@@ -70,7 +70,7 @@ class SettingsHandler final : public YAML::EventHandler {
   void OnSequenceEnd() override {
     Level level = std::move(levels_.back());
     levels_.pop_back();
-    Given list;
+    UserValue list;
     list.is_list = true;
     list.items = std::move(level.items);
     add({}, std::move(list));
@@ -131,7 +131,7 @@ class SettingsHandler final : public YAML::EventHandler {
   }
 
   // A key, a list item, or the value of the current key.
-  void add(const YAML::Mark& mark, Given value) {
+  void add(const YAML::Mark& mark, UserValue value) {
     if (levels_.empty()) {
       fail(mark, "the file must have sections; fix: write section: and key: value lines");
     }
@@ -162,7 +162,7 @@ class SettingsHandler final : public YAML::EventHandler {
     }
   }
 
-  std::map<std::string, Given>& values_;
+  std::map<std::string, UserValue>& values_;
   std::map<std::string, std::string> origins_;  // keys and sections
   const std::string& name_;
   std::vector<Level> levels_;
@@ -171,11 +171,11 @@ class SettingsHandler final : public YAML::EventHandler {
 
 }  // namespace
 
-std::map<std::string, Given> read_yaml(const std::string& text, const std::string& name) {
+std::map<std::string, UserValue> read_yaml(const std::string& text, const std::string& name) {
   if (text.size() > kMaxYamlBytes) {
     throw SettingsError(concat(name, ": larger than 1 MiB; fix: give a settings file"));
   }
-  std::map<std::string, Given> values;
+  std::map<std::string, UserValue> values;
   SettingsHandler handler(values, name);
   std::istringstream in(text);
   try {

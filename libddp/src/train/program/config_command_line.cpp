@@ -11,7 +11,7 @@
 #include "core/settings/settings_help.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/train/config.hpp"
-#include "train/program/answers.hpp"
+#include "train/program/help_version.hpp"
 
 namespace ddp {
 namespace {
@@ -25,12 +25,12 @@ bool is_first_rank() {
   }
 }
 
-std::string answer_to(const CommandLine& line, const std::string& program,
-                      const std::vector<Section>& own_sections) {
+std::string requested_text(const CommandLine& line, const std::string& program,
+                           const std::vector<Section>& sections) {
   if (line.version) {
     return detail::version_text();
   }
-  const SettingRows defaults = Config::default_rows(own_sections);
+  const SettingRows defaults = Config::default_rows(sections);
   if (!line.completion.empty()) {
     return completion_script(line.completion, program, defaults);
   }
@@ -40,12 +40,12 @@ std::string answer_to(const CommandLine& line, const std::string& program,
 
 }  // namespace
 
-bool detail::print_answer(const CommandLine& line, const std::string& program,
-                          const std::vector<Section>& own_sections) {
+bool detail::print_help_or_version(const CommandLine& line, const std::string& program,
+                                   const std::vector<Section>& sections) {
   if (!line.help && !line.version && line.completion.empty()) {
     return false;
   }
-  const std::string answer = answer_to(line, program, own_sections);
+  const std::string answer = requested_text(line, program, sections);
   if (is_first_rank()) {
     print_paged(answer);
   }

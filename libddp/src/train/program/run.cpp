@@ -12,15 +12,15 @@
 #include "comm/job/context_handle.hpp"
 #include "core/control/failure/exit_deadline.hpp"
 #include "core/control/failure/failure_cause.hpp"
-#include "core/launch/training_state.hpp"
 #include "core/log/error_text.hpp"
 #include "core/settings/command_line.hpp"
 #include "core/settings/setting_row.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/checkpoint/save_history.hpp"
-#include "train/program/answers.hpp"
+#include "train/program/help_version.hpp"
 #include "train/program/stop_before_training.hpp"
+#include "train/program/unused_settings.hpp"
 
 namespace ddp {
 namespace {
@@ -152,48 +152,14 @@ void log_settings(const Context& context, const Config& config, bool all) {
   log_info(title + table.substr(0, table.size() - 1));  // without the last line break
 }
 
-// Refuses unused settings: unread keys when the first step begins, sections that no object took
-// when a later step begins. A loop makes its last objects (Autocast) in its first step.
-class UnusedSettingsCheck {
- public:
-  explicit UnusedSettingsCheck(const Config& config) : config_(config) {}
-
-  void before_step(int64_t step) {
-    detail::note_training_state();
-    newest_ = step;
-    if (first_ < 0) {
-      first_ = step;
-      config_.require_all_read();
-    } else if (step > first_ && !ran_) {
-      ran_ = true;
-      config_.require_all_used();
-    }
-  }
-  /// A run that announced only one step had no steps left and made no objects for steps.
-  void at_end() const {
-    if (first_ < 0) {
-      config_.require_all_used();
-    }
-  }
-  /// False after a loop over train.epochs=0, for example. A run that resumes at its end announces
-  /// the number of steps that were done, so nothing is reported although it trains nothing.
-  bool saw_a_step() const { return newest_ > 0; }
-
- private:
-  const Config& config_;
-  int64_t first_ = -1;
-  int64_t newest_ = -1;  // the next step; after the last step, the number of steps
-  bool ran_ = false;
-};
-
 void train(Context& context, const Config& config, const RunFunction& function,
-           const UnusedSettingsCheck& use_check) {
+           detail::FirstStepCheck& check) {
   log_start(context);
   require_equal_settings(context, config);
   function(context, config);
   detail::ContextHandle(context).throw_deferred_failure();
-  use_check.at_end();
-  if (context.is_main() && config.metrics.usage.is_set() && !use_check.saw_a_step()) {
+  check.end_run();
+  if (context.is_main() && config.metrics.usage.is_set() && !check.saw_a_step()) {
     log_warning(concat("the program ended without a training step (train.epochs=",
                        config.train.epochs, ", train.max_steps=", config.train.max_steps,
                        "); fix: set train.epochs, or loop over cfg.train.num_steps(...)"));
@@ -207,9 +173,9 @@ ExitCode code_after(const Context& context, ExitCode own) {
 }
 
 ExitCode run_in_context(Context& context, const Config& config, const RunFunction& function,
-                        const UnusedSettingsCheck& use_check) {
+                        detail::FirstStepCheck& check) {
   try {
-    train(context, config, function, use_check);
+    train(context, config, function, check);
     return ExitCode::Ok;
   } catch (const Stop& stop) {
     if (context.is_main()) {
@@ -226,14 +192,12 @@ ExitCode run_in_context(Context& context, const Config& config, const RunFunctio
 }
 
 ExitCode run_job(const Config& config, const RunFunction& function) {
-  ContextOptions options = config.context;
-  UnusedSettingsCheck use_check(config);
-  options.before_step = [&use_check](int64_t step) { use_check.before_step(step); };
+  detail::FirstStepCheck check(config);
   detail::StopBeforeTraining early_stop(kStopGrace);
-  std::optional<Context> context(Context::create(options));
+  std::optional<Context> context(Context::create(config.context));
   FailureWatch watch(context->control_plane());
   early_stop.watch(context->control_plane());
-  ExitCode code = run_in_context(*context, config, function, use_check);
+  ExitCode code = run_in_context(*context, config, function, check);
   early_stop.finish();
   const bool failed = context->control_plane().failed();
   if (failed) {
@@ -251,16 +215,16 @@ ExitCode run_job(const Config& config, const RunFunction& function) {
 }  // namespace
 
 int run(int argc, const char* const* argv, const RunFunction& function,
-        const std::vector<Section>& own_sections) {
+        const std::vector<Section>& sections) {
   ExitCode code = ExitCode::UserException;
   ignore_broken_pipes();
   try {
     const CommandLine line = parse_command_line(argc, argv);
-    if (detail::print_answer(line, program_name(argc, argv), own_sections)) {
+    if (detail::print_help_or_version(line, program_name(argc, argv), sections)) {
       return 0;
     }
     const StopSignalHandlers handlers;
-    const Config config = Config::from_command_line(argc, argv, own_sections);
+    const Config config = Config::from_command_line(argc, argv, sections);
     apply(config.train);
     code = run_job(config, [&](Context& context, const Config& agreed) {
       log_settings(context, agreed, line.show_settings);

@@ -27,31 +27,59 @@ int64_t TrainOptions::num_steps(int64_t steps_per_epoch) const {
   return max_steps <= 0 ? by_epochs : std::min(by_epochs, max_steps);
 }
 
+static void describe_targets(TrainOptions& o, FieldVisitor& v) {
+  v.field({.name = "label_smoothing",
+           .doc = "Share of the target that is spread evenly over all classes.",
+           .min = 0,
+           .max = 1,
+           .in_loop = true},
+          o.label_smoothing);
+  v.field({.name = "mixup",
+           .doc = "Alpha of the Beta distribution that mixes pairs of samples. 0: off.",
+           .min = 0,
+           .max = 4,
+           .in_loop = true},
+          o.mixup);
+  v.field({.name = "cutmix",
+           .doc = "CutMix: alpha of the Beta distribution that gives the area of the box that an "
+                  "image takes from another. With mixup too, each batch uses one of them with "
+                  "probability 0.5. 0: off.",
+           .min = 0,
+           .max = 4,
+           .in_loop = true},
+          o.cutmix);
+}
+
 static void describe_evaluation(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "eval_every",
            .doc = "Epochs between evaluations. 0: never.",
            .unit = "epochs",
-           .min = 0},
+           .min = 0,
+           .in_loop = true},
           o.eval_every);
   v.field({.name = "eval_every_steps",
            .doc = "Optimizer steps between evaluations, with one at the end. 0: evaluate by "
                   "train.eval_every.",
            .unit = "steps",
-           .min = 0},
+           .min = 0,
+           .in_loop = true},
           o.eval_every_steps);
-  v.field({.name = "eval_first", .doc = "Also evaluate before the first step."}, o.eval_first);
+  v.field({.name = "eval_first", .doc = "Also evaluate before the first step.", .in_loop = true},
+          o.eval_first);
   v.field({.name = "eval_batch_size",
            .doc = "Samples per rank and evaluation batch. 0: train.batch_size.",
            .unit = "samples",
            .min = 0,
-           .max = 1e7},
+           .max = 1e7,
+           .in_loop = true},
           o.eval_batch_size);
 }
 
 static void describe_kernels(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "cuda_graph",
            .doc = "Run training and evaluation steps as CUDA graphs. auto: steps that "
-                  "can be captured. on: a step that cannot be captured ends the run."},
+                  "can be captured. on: a step that cannot be captured ends the run.",
+           .in_loop = true},
           o.cuda_graph,
           {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
   v.field({.name = "deterministic", .doc = "Use only kernels that give the same bits every time."},
@@ -93,34 +121,21 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
   v.field({.name = "grad_accum_steps",
            .doc = "Micro-batches whose gradients are summed into one optimizer step.",
            .min = 1,
-           .max = 1e6},
+           .max = 1e6,
+           .in_loop = true},
           o.grad_accum_steps);
   v.field({.name = "max_grad_norm",
            .doc = "Largest gradient norm; larger gradients are scaled down to it. 0: no clipping.",
-           .min = 0},
+           .min = 0,
+           .in_loop = true},
           o.max_grad_norm);
   v.field({.name = "non_finite",
            .doc = "Action on inf or NaN in the loss or the gradients. error: end the run with 70. "
-                  "skip: drop the update on all ranks. ignore: continue."},
+                  "skip: drop the update on all ranks. ignore: continue.",
+           .in_loop = true},
           o.non_finite,
           {{"error", NonFinite::Error}, {"skip", NonFinite::Skip}, {"ignore", NonFinite::Ignore}});
-  v.field({.name = "label_smoothing",
-           .doc = "Share of the target that is spread evenly over all classes.",
-           .min = 0,
-           .max = 1},
-          o.label_smoothing);
-  v.field({.name = "mixup",
-           .doc = "Alpha of the Beta distribution that mixes pairs of samples. 0: off.",
-           .min = 0,
-           .max = 4},
-          o.mixup);
-  v.field({.name = "cutmix",
-           .doc = "CutMix: alpha of the Beta distribution that gives the area of the box that an "
-                  "image takes from another. With mixup too, each batch uses one of them with "
-                  "probability 0.5. 0: off.",
-           .min = 0,
-           .max = 4},
-          o.cutmix);
+  describe_targets(o, v);
   describe_evaluation(o, v);
   describe_kernels(o, v);
 }

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "ddp_commit.hpp"
-#include "train/program/answers.hpp"
+#include "train/program/help_version.hpp"
 #if DDP_HAS_CUDA
 #include <cuda_runtime_api.h>
 #include <nccl.h>

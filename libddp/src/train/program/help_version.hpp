@@ -15,7 +15,7 @@ std::string version_text();
 
 /// Rank 0 prints what --help, --version or --completion asks for. Returns whether there was such an
 /// option: then the program ends. Throws SettingsError for an unknown topic.
-bool print_answer(const CommandLine& line, const std::string& program,
-                  const std::vector<Section>& own_sections);
+bool print_help_or_version(const CommandLine& line, const std::string& program,
+                           const std::vector<Section>& sections);
 
 }  // namespace ddp::detail
