@@ -360,7 +360,7 @@ TEST_CASE("control plane: an all_gather is one message a rank", "[control_plane]
     std::istringstream(rendezvous->contact()) >> host >> port >> secret;
     detail::Hello hello;
     hello.generation =
-        detail::ByteReader(detail::hmac_sha256(secret, "generation   0")).number<uint64_t>();
+        detail::ByteReader(detail::hmac_sha256(secret, "generation   0 0")).number<uint64_t>();
     hello.rank = kWorldSize - 1;
     hello.world_size = kWorldSize;
     hello.pid = 1;

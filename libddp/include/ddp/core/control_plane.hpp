@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/membership.hpp"
 #include "ddp/detail/failure_reports.hpp"
 
 namespace ddp {
@@ -40,8 +41,9 @@ struct ControlPlaneOptions {
 
 class ControlPlane : public detail::FailureReports {
  public:
-  virtual int rank() const = 0;        ///< of this process
-  virtual int world_size() const = 0;  ///< number of ranks
+  virtual const Membership& membership() const = 0;           ///< of the ranks it connects
+  int rank() const { return membership().rank; }              ///< of this process
+  int world_size() const { return membership().world_size; }  ///< number of ranks
 
   /// Returns root's value on every rank. Collective; at most 1 MiB.
   virtual std::string broadcast(const std::string& value, int root = 0) = 0;

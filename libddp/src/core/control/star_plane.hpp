@@ -12,7 +12,6 @@
 #include "core/control/plane_interfaces.hpp"
 #include "core/control/plane_service.hpp"
 #include "core/control/rank_position.hpp"
-#include "core/launch/launch_environment.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
@@ -22,7 +21,7 @@ class StarPlane final : public ControlPlane, public GroupExchange, public Positi
   using MakeLink = std::function<std::unique_ptr<ControlLink>(RankState&)>;
 
   /// Starts the background thread. wait_for_all() ends the rendezvous.
-  StarPlane(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
+  StarPlane(const Membership& membership, const ControlPlaneOptions& options,
             const MakeLink& make_link);
   /// Destroying a plane that was never closed is a failure for its peers.
   ~StarPlane() override;
@@ -37,8 +36,7 @@ class StarPlane final : public ControlPlane, public GroupExchange, public Positi
   /// The number of frames written to sockets so far.
   uint64_t num_frames_sent() const { return state_.num_frames_sent; }
 
-  int rank() const override { return state_.rank; }
-  int world_size() const override { return state_.world_size; }
+  const Membership& membership() const override { return state_.membership; }
   std::string broadcast(const std::string& value, int root) override;
   std::vector<std::string> all_gather(const std::string& value) override;
   std::vector<std::string> gather(const std::string& value, int root) override;

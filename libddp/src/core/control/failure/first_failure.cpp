@@ -26,13 +26,13 @@ bool FailureCause::is_valid() const {
 
 std::string FailureCause::to_line() const {
   if (rank < 0) {
-    return message;
+    return generation == 0 ? message : concat("generation ", generation, ": ", message);
   }
   std::string line = concat("rank ", rank);
   if (!host.empty()) {
     line += " (" + host + ")";
   }
-  line += " failed";
+  line += generation == 0 ? " failed" : concat(" of generation ", generation, " failed");
   line += step >= 0 ? concat(" at step ", step) : " before the first step";
   if (!where.empty()) {
     line += " in " + where;
@@ -54,6 +54,7 @@ bool FirstFailure::set(const FailureCause& cause) {
     return false;
   }
   cause_ = with_failing_code(cause);
+  cause_->generation = generation_;
   return true;
 }
 
