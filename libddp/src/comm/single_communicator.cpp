@@ -106,6 +106,7 @@ class SingleCommunicator final : public Communicator, public detail::BackendMeas
     return std::make_shared<SingleCommunicator>(device_, membership(), this);
   }
   void abort(const std::string& reason) override { state_.abort(reason); }
+  detail::BackendMeasurements* measurements() override { return this; }
   Plan::Identity plan_identity() const override { return detail::kernels_identity(device_); }
 
  private:

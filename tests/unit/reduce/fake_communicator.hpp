@@ -92,6 +92,7 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
   /// What all_reduce_table() measures.
   std::vector<ddp::AllReduceRow> measured_rows{{.num_bytes = 1, .us = 10}};
 
+  ddp::detail::BackendMeasurements* measurements() override { return this; }
   std::vector<ddp::AllReduceRow> measure_all_reduce() override { return measured_rows; }
 
  private:

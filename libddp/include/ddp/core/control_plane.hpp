@@ -19,6 +19,12 @@
 
 namespace ddp {
 
+namespace detail {
+class BackgroundService;
+class GroupExchange;
+class PositionBoard;
+}  // namespace detail
+
 /// Arguments set by the program. A value that contradicts the launcher is an error.
 struct LaunchArguments {
   std::optional<int> rank = {};                ///< 0 … world_size - 1
@@ -65,6 +71,11 @@ class ControlPlane : public detail::FailureReports {
   /// Ordered end: peers that close afterwards are not failures. Collective. Destroying a plane that
   /// was not closed counts as a failure for the peers.
   virtual void close() = 0;
+
+  // Internal: parts of a control plane of several ranks; null with one rank.
+  virtual detail::GroupExchange* group_exchange() { return nullptr; }
+  virtual detail::PositionBoard* position_board() { return nullptr; }
+  virtual detail::BackgroundService* background_service() { return nullptr; }
 };
 
 }  // namespace ddp

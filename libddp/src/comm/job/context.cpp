@@ -22,8 +22,8 @@
 #include "core/control/failure/exit_actions.hpp"
 #include "core/control/failure/failure_policy.hpp"
 #include "core/control/failure/first_failure.hpp"
+#include "core/control/plane_interfaces.hpp"
 #include "core/control/rank_position.hpp"
-#include "core/control/star_plane.hpp"
 #include "core/control/wire/message_codec.hpp"
 #include "core/files/plan_file.hpp"
 #include "ddp/core/logging.hpp"
@@ -112,8 +112,7 @@ std::unique_ptr<Context::State> Context::State::connect(const ContextOptions& op
     FailureCause cause;
     cause.where = "start";
     cause.message = error.what();
-    const auto* known = dynamic_cast<const Error*>(&error);
-    cause.exit_code = known != nullptr ? known->exit_code() : ExitCode::UserException;
+    cause.exit_code = detail::exit_code_of(error);
     plane->publish_failure(cause);
     state->abandon(error.what());
     throw;
@@ -305,8 +304,7 @@ void Context::State::AtExit::end(int status) {
     state->close();
   } catch (const std::exception& error) {
     log_error(concat("while closing: ", error.what()));
-    const auto* known = dynamic_cast<const Error*>(&error);
-    detail::replace_success(known != nullptr ? known->exit_code() : ExitCode::UserException);
+    detail::replace_success(detail::exit_code_of(error));
   }
 }
 
@@ -328,8 +326,8 @@ void Context::State::AtExit::leave(ControlPlane& plane, int status, bool is_firs
       state->meeting.mpi->abandon(reason);
     }
   }
-  if (auto* star = dynamic_cast<detail::StarPlane*>(&plane)) {
-    star->stop();
+  if (auto* service = plane.background_service()) {
+    service->stop();
   }
   if (const auto end = detail::job_end_of(plane)) {
     detail::replace_success(end->exit_code);

@@ -37,7 +37,7 @@ CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_
 AddProbe probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
   return [weak = std::weak_ptr(control_plane)](PositionBoard::Probe probe) {
     const auto alive = weak.lock();
-    if (auto* board = dynamic_cast<PositionBoard*>(alive.get())) {
+    if (auto* board = alive == nullptr ? nullptr : alive->position_board()) {
       board->add_probe(std::move(probe));
     }
   };

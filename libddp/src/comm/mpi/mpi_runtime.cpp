@@ -7,7 +7,7 @@
 #include "comm/mpi/mpi_internal.hpp"
 #include "core/control/failure/exit_actions.hpp"
 #include "core/control/failure/failure_cause.hpp"
-#include "core/control/rank_position.hpp"
+#include "core/control/plane_interfaces.hpp"
 #include "core/control/wire/authentication.hpp"
 #include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
@@ -162,8 +162,8 @@ std::shared_ptr<ControlPlane> MpiProcess::control_plane() {
 }
 
 void MpiProcess::keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) {
-  if (auto* board = dynamic_cast<PositionBoard*>(control_plane.get())) {
-    board->outlive_context();
+  if (auto* service = control_plane->background_service()) {
+    service->outlive_context();
   }
   control_plane->add_failure_callback([this](const FailureCause&) { abandon(); });
   const std::lock_guard lock(mutex_);

@@ -57,10 +57,12 @@ class NcclCommunicator final : public Communicator,
   CommunicatorPtr split(int color, int key) override;
   void abort(const std::string& reason) override;
   void set_step(int64_t step) override { timeouts_->set_step(step); }
+  CapturableCommunicator* capturable() override { return this; }
   bool compares_calls() const override { return check_ != nullptr; }
   void hold_counts() override { launcher_.counters().hold_counts(); }
   void join_counts() override { launcher_.join_counts(); }
 
+  BackendMeasurements* measurements() override { return this; }
   Plan::Identity plan_identity() const override;
   std::vector<AllReduceRow> measure_all_reduce() override;
 

@@ -13,6 +13,7 @@
 #include "core/control/failure/failure_cause.hpp"
 #include "core/control/failure/failure_policy.hpp"
 #include "core/control/failure/failure_watch.hpp"
+#include "core/control/failure/first_failure.hpp"
 #include "core/launch/training_state.hpp"
 #include "core/log/error_text.hpp"
 #include "core/settings/command_line.hpp"
@@ -25,11 +26,6 @@
 
 namespace ddp {
 namespace {
-
-ExitCode exit_code_of(const std::exception& exception) {
-  const auto* error = dynamic_cast<const Error*>(&exception);
-  return error == nullptr ? ExitCode::UserException : error->exit_code();
-}
 
 // A broken collective may surface before the control plane has the cause, which is more precise.
 constexpr std::chrono::milliseconds kCauseWait{300};
@@ -88,7 +84,8 @@ void publish(ControlPlane& plane, const std::exception* exception) {
   FailureCause cause;
   cause.message =
       exception == nullptr ? "an exception of unknown type" : detail::message_of(*exception);
-  cause.exit_code = exception == nullptr ? ExitCode::UserException : exit_code_of(*exception);
+  cause.exit_code =
+      exception == nullptr ? ExitCode::UserException : detail::exit_code_of(*exception);
   if (const auto* save = dynamic_cast<const detail::SaveFailure*>(exception)) {
     cause = save->cause();  // all ranks throw it; whichever is first, the same rank is to blame
   }
@@ -188,7 +185,7 @@ ExitCode run_in_context(Context& context, const Config& config, const RunFunctio
     return code_after(context, ExitCode::SavedRequeue);
   } catch (const std::exception& exception) {
     publish(context.control_plane(), &exception);
-    return code_after(context, exit_code_of(exception));
+    return code_after(context, detail::exit_code_of(exception));
   } catch (...) {
     publish(context.control_plane(), nullptr);
     return code_after(context, ExitCode::UserException);
@@ -235,7 +232,7 @@ int run(int argc, const char* const* argv, const RunFunction& function,
     });
   } catch (const std::exception& exception) {
     log_error(detail::message_of(exception));
-    code = exit_code_of(exception);
+    code = detail::exit_code_of(exception);
   }
   return static_cast<int>(code);
 }

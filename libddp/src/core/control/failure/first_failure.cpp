@@ -130,6 +130,11 @@ void refuse_while_unwinding(const char* operation) {
   }
 }
 
+ExitCode exit_code_of(const std::exception& exception) {
+  const auto* error = dynamic_cast<const Error*>(&exception);
+  return error == nullptr ? ExitCode::UserException : error->exit_code();
+}
+
 void throw_failure(const FailureCause& cause) {
   const std::string line = cause.to_line();
   switch (cause.exit_code) {

@@ -2,6 +2,7 @@
 // The first cause of a generation's failure: its callbacks, its error and its message.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -49,6 +50,9 @@ class FirstFailure {
 /// Throws while an exception unwinds in this thread. Its peers do not know of the exception yet, so
 /// a destructor that waits for them would deadlock.
 void refuse_while_unwinding(const char* operation);
+
+/// The code of an Error; UserException for other exceptions.
+ExitCode exit_code_of(const std::exception& exception);
 
 /// Throws the error of the cause's exit code, with the cause's line as the message.
 [[noreturn]] void throw_failure(const FailureCause& cause);
