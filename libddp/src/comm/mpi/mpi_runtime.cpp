@@ -2,11 +2,13 @@
 #include "comm/mpi/mpi_runtime.hpp"
 
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "comm/mpi/mpi_internal.hpp"
 #include "core/control/failure/exit_actions.hpp"
 #include "core/control/failure/failure_cause.hpp"
+#include "core/control/failure/failure_policy.hpp"
 #include "core/control/plane_interfaces.hpp"
 #include "core/control/wire/authentication.hpp"
 #include "core/log/trace_recorder.hpp"
@@ -118,8 +120,10 @@ void MpiProcess::end() {
       is_lost = true;
     }
   }
-  if (is_lost) {
-    replace_success(ExitCode::PeerLost);  // mpirun reports 1 for 0 without MPI_Finalize
+  if (is_lost) {  // mpirun reports 1 for 0 without MPI_Finalize
+    const auto watch = control_plane();
+    const auto job_end = watch == nullptr ? std::nullopt : job_end_of(*watch);
+    replace_success(job_end ? job_end->exit_code : ExitCode::PeerLost);
   }
   std::shared_ptr<ControlPlane> closed;
   {
