@@ -36,6 +36,20 @@ if(DDP_HAS_MPI)
   ddp_add_contexts(settings "settings" "*:70" "0:context.communicator.check_collectives differs between ranks")
   ddp_add_contexts(sizes "sizes;100;50" "*:70" "0:tensors of different sizes" "1:tensors of different sizes")
   ddp_add_contexts(finalized "finalized" "*:64" "0:MPI_Finalize")
+  # Ranks that leave, while the others meet again and go on training.
+  add_executable(generations_program comm/generations_program.cpp)
+  target_link_libraries(generations_program PRIVATE ddp ddp_warnings)
+  target_include_directories(generations_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
+  ddp_use_pch(generations_program TEST)
+  ddp_add_launch(NAME generations_one_leaves PROGRAM generations_program ARGUMENTS train 3 RANKS 4 TIMEOUT 60
+                 OPTIONS --expect-output 3:left --expect-output 0:done --expect-output 2:done)
+  ddp_add_launch(NAME generations_to_one_rank PROGRAM generations_program ARGUMENTS train 1 0 1 RANKS 4
+                 TIMEOUT 60 OPTIONS --expect-output 0:left --expect-output 1:left --expect-output 3:left
+                 --expect-output 2:done)
+  ddp_add_launch(NAME generations_failure PROGRAM generations_program ARGUMENTS fail 1 2 RANKS 4 TIMEOUT 60
+                 OPTIONS --expect-exit "1:0,*:65" --expect-output "0:first cause: rank 2 ("
+                 --expect-output "0:of generation 1 failed at step 7 in backward: shard 3 is truncated"
+                 --expect-output "2:of generation 1 failed at step 7")
   # Nobody started these processes as ranks: none may train alone.
   foreach(_rank 0 1)
     add_test(NAME contexts_pmix_rank_${_rank}_alone COMMAND ${CMAKE_COMMAND} -E env --unset=PMIX_NAMESPACE

@@ -95,7 +95,7 @@ ddp_add_rendezvous_fault(twice "twice;3;1" "*:64" "0:two processes claim rank 1:
 ddp_add_rendezvous_fault(taken "taken" "0:64,*:76" "0:is already in use" "1:missing: 0")
 ddp_add_rendezvous_fault(size "size;2" "*:64" "0:has WORLD_SIZE 5, rank 0 (" "2:has WORLD_SIZE 5")
 ddp_add_rendezvous_fault(other_job "other_job;2" "2:64,*:76" "0:missing: 2"
-                         "2:belongs to another job, or to another start of the job")
+                         "2:belongs to another job, or to another start or generation of the job")
 ddp_add_rendezvous_fault(exhausted "exhausted" "*:76" "0:could not accept their connections: Too many open files"
                          "0:raise the limit with ulimit -n" "0:it slept meanwhile")
 ddp_add_rendezvous_fault(raised "raised" "*:0")

@@ -31,7 +31,7 @@ template <typename... Args>
   throw SettingsError(concat(operation, ": ", args...));
 }
 
-void check_tensor(const GroupInfo& group, const char* operation, const char* name,
+void check_tensor(const Communicator& group, const char* operation, const char* name,
                   const at::Tensor& tensor) {
   if (!tensor.defined()) {
     refuse(operation, name, " is an undefined tensor; fix: give a tensor with memory");
@@ -40,9 +40,9 @@ void check_tensor(const GroupInfo& group, const char* operation, const char* nam
     refuse(operation, name, " has layout ", tensor.layout(),
            "; only dense tensors are reduced; fix: use tensor.to_dense()");
   }
-  if (tensor.device() != group.device) {
-    refuse(operation, name, " is on ", tensor.device().str(), ", but this \"", group.backend,
-           "\" communicator works on ", group.device.str(), "; fix: move the tensor there");
+  if (tensor.device() != group.device()) {
+    refuse(operation, name, " is on ", tensor.device().str(), ", but this \"", group.backend(),
+           "\" communicator works on ", group.device().str(), "; fix: move the tensor there");
   }
   if (!is_supported(tensor.scalar_type())) {
     refuse(operation, name, " has dtype ", tensor.scalar_type(),
@@ -61,15 +61,15 @@ void check_op(const char* operation, const at::Tensor& tensor, ReduceOp op) {
   }
 }
 
-void check_rank(const GroupInfo& group, const char* operation, const char* name, int rank) {
-  if (rank < 0 || rank >= group.world_size) {
+void check_rank(const Communicator& group, const char* operation, const char* name, int rank) {
+  if (rank < 0 || rank >= group.world_size()) {
     refuse(operation, name, "=", rank, " is outside the group; allowed are 0 to ",
-           group.world_size - 1);
+           group.world_size() - 1);
   }
 }
 
 // `whole` holds one part per rank.
-void check_parts(const GroupInfo& group, const char* operation, const char* whole_name,
+void check_parts(const Communicator& group, const char* operation, const char* whole_name,
                  const at::Tensor& whole, const char* part_name, const at::Tensor& part) {
   check_tensor(group, operation, whole_name, whole);
   check_tensor(group, operation, part_name, part);
@@ -77,10 +77,10 @@ void check_parts(const GroupInfo& group, const char* operation, const char* whol
     refuse(operation, whole_name, " has dtype ", whole.scalar_type(), ", but ", part_name, " has ",
            part.scalar_type(), "; both must be equal");
   }
-  if (whole.numel() != part.numel() * group.world_size) {
-    refuse(operation, whole_name, " has ", whole.numel(), " elements, but needs ", group.world_size,
-           " (ranks) x ", part.numel(), " (elements of ", part_name,
-           ") = ", part.numel() * group.world_size);
+  if (whole.numel() != part.numel() * group.world_size()) {
+    refuse(operation, whole_name, " has ", whole.numel(), " elements, but needs ",
+           group.world_size(), " (ranks) x ", part.numel(), " (elements of ", part_name,
+           ") = ", part.numel() * group.world_size());
   }
   const auto* whole_begin = static_cast<const char*>(whole.const_data_ptr());
   const auto* part_begin = static_cast<const char*>(part.const_data_ptr());
@@ -88,40 +88,42 @@ void check_parts(const GroupInfo& group, const char* operation, const char* whol
   const auto part_bytes = static_cast<int64_t>(part.nbytes());
   const bool overlaps =
       part_begin < whole_begin + whole_bytes && whole_begin < part_begin + part_bytes;
-  if (overlaps && !is_own_part(whole, part, group.rank)) {
+  if (overlaps && !is_own_part(whole, part, group.rank())) {
     refuse(operation, part_name, " overlaps ", whole_name, " in memory at byte ",
            part_begin - whole_begin, "; in place it must be this rank's own part, at byte ",
-           group.rank * part_bytes);
+           group.rank() * part_bytes);
   }
 }
 
 }  // namespace
 
-void check_all_reduce(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op) {
+void check_all_reduce(const Communicator& group, const at::Tensor& tensor, ReduceOp op) {
   check_tensor(group, "all_reduce", "tensor", tensor);
   check_op("all_reduce", tensor, op);
 }
 
-void check_broadcast(const GroupInfo& group, const at::Tensor& tensor, int root) {
+void check_broadcast(const Communicator& group, const at::Tensor& tensor, int root) {
   check_tensor(group, "broadcast", "tensor", tensor);
   check_rank(group, "broadcast", "root", root);
 }
 
-void check_reduce_scatter(const GroupInfo& group, const at::Tensor& output, const at::Tensor& input,
-                          ReduceOp op) {
+void check_reduce_scatter(const Communicator& group, const at::Tensor& output,
+                          const at::Tensor& input, ReduceOp op) {
   check_parts(group, "reduce_scatter", "input", input, "output", output);
   check_op("reduce_scatter", output, op);
 }
 
-void check_all_gather(const GroupInfo& group, const at::Tensor& output, const at::Tensor& input) {
+void check_all_gather(const Communicator& group, const at::Tensor& output,
+                      const at::Tensor& input) {
   check_parts(group, "all_gather", "output", output, "input", input);
 }
 
-void check_peer(const GroupInfo& group, const char* operation, const at::Tensor& tensor, int peer) {
+void check_peer(const Communicator& group, const char* operation, const at::Tensor& tensor,
+                int peer) {
   const bool sends = std::string_view(operation) == "send";
   check_tensor(group, operation, "tensor", tensor);
   check_rank(group, operation, sends ? "destination" : "source", peer);
-  if (peer == group.rank) {
+  if (peer == group.rank()) {
     refuse(operation, sends ? "destination=" : "source=", peer,
            " is this rank itself; fix: name another rank");
   }

@@ -9,22 +9,15 @@
 
 namespace ddp::detail {
 
-/// The parts of a communicator that the checks need.
-struct GroupInfo {
-  const char* backend;
-  int rank;
-  int world_size;
-  at::Device device;
-};
-
 /// Each check throws SettingsError naming the operation, the value and the allowed values.
-void check_all_reduce(const GroupInfo& group, const at::Tensor& tensor, ReduceOp op);
-void check_broadcast(const GroupInfo& group, const at::Tensor& tensor, int root);
-void check_reduce_scatter(const GroupInfo& group, const at::Tensor& output, const at::Tensor& input,
-                          ReduceOp op);
-void check_all_gather(const GroupInfo& group, const at::Tensor& output, const at::Tensor& input);
+void check_all_reduce(const Communicator& group, const at::Tensor& tensor, ReduceOp op);
+void check_broadcast(const Communicator& group, const at::Tensor& tensor, int root);
+void check_reduce_scatter(const Communicator& group, const at::Tensor& output,
+                          const at::Tensor& input, ReduceOp op);
+void check_all_gather(const Communicator& group, const at::Tensor& output, const at::Tensor& input);
 /// `operation` is "send" or "recv".
-void check_peer(const GroupInfo& group, const char* operation, const at::Tensor& tensor, int peer);
+void check_peer(const Communicator& group, const char* operation, const at::Tensor& tensor,
+                int peer);
 
 /// Whether `part` is this rank's own part of `whole` (the in-place forms).
 bool is_own_part(const at::Tensor& whole, const at::Tensor& part, int rank);

@@ -78,12 +78,12 @@ std::shared_ptr<CollectiveCheck> CollectiveCheck::create(
     return nullptr;
   }
   control_plane->require_equal("context.communicator.check_collectives", wanted ? "true" : "false");
-  auto exchange = std::dynamic_pointer_cast<GroupExchange>(control_plane);
+  auto* const exchange = control_plane->group_exchange();
   if (!wanted || exchange == nullptr) {
     return nullptr;
   }
-  return std::make_shared<CollectiveCheck>(exchange, control_plane->world_size(), "the world",
-                                           add_probe);
+  return std::make_shared<CollectiveCheck>(std::shared_ptr<GroupExchange>(control_plane, exchange),
+                                           control_plane->world_size(), "the world", add_probe);
 }
 
 CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_ranks,

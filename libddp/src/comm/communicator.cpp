@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/comm/communicator.hpp"
 
+#include <utility>
+
 #include "comm/launch_sequencer.hpp"
 #include "comm/tuning/group_choices.hpp"
 
@@ -22,7 +24,8 @@ const char* to_string(ReduceOp op) {
   return "unknown";
 }
 
-Communicator::Communicator(const Communicator* parent) : GroupParts(*this, parent) {}
+Communicator::Communicator(Membership membership, const Communicator* parent)
+    : GroupParts(*this, parent), membership_(std::move(membership)) {}
 
 GroupScope::GroupScope(Communicator& communicator) : communicator_(communicator) {
   communicator_.group_start();

@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <thread>
+#include <utility>
 
 #include "comm/argument_checks.hpp"
 #include "comm/communicator_state.hpp"
@@ -57,42 +58,40 @@ class CopyWork final : public Work {
 
 class SingleCommunicator final : public Communicator, public detail::BackendMeasurements {
  public:
-  explicit SingleCommunicator(at::Device device, const Communicator* parent = nullptr)
-      : Communicator(parent), device_(device) {}
+  SingleCommunicator(at::Device device, Membership membership, const Communicator* parent = nullptr)
+      : Communicator(std::move(membership), parent), device_(device) {}
 
   const char* backend() const override { return "single"; }
-  int rank() const override { return 0; }
-  int world_size() const override { return 1; }
   at::Device device() const override { return device_; }
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override {
     check_usable("all_reduce");
-    detail::check_all_reduce(group(), tensor, op);
+    detail::check_all_reduce(*this, tensor, op);
     return completed();
   }
   WorkPtr broadcast(at::Tensor tensor, int root) override {
     check_usable("broadcast");
-    detail::check_broadcast(group(), tensor, root);
+    detail::check_broadcast(*this, tensor, root);
     return completed();
   }
   WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     check_usable("reduce_scatter");
-    detail::check_reduce_scatter(group(), output, input, op);
+    detail::check_reduce_scatter(*this, output, input, op);
     return copy(output, input);
   }
   WorkPtr all_gather(at::Tensor output, at::Tensor input) override {
     check_usable("all_gather");
-    detail::check_all_gather(group(), output, input);
+    detail::check_all_gather(*this, output, input);
     return copy(output, input);
   }
   WorkPtr send(at::Tensor tensor, int destination) override {
     check_usable("send");
-    detail::check_peer(group(), "send", tensor, destination);
+    detail::check_peer(*this, "send", tensor, destination);
     return completed();  // unreachable: a group of one has no other rank
   }
   WorkPtr recv(at::Tensor tensor, int source) override {
     check_usable("recv");
-    detail::check_peer(group(), "recv", tensor, source);
+    detail::check_peer(*this, "recv", tensor, source);
     return completed();  // unreachable
   }
   void barrier() override { check_usable("barrier"); }
@@ -104,13 +103,13 @@ class SingleCommunicator final : public Communicator, public detail::BackendMeas
     if (color < 0) {
       return nullptr;
     }
-    return std::make_shared<SingleCommunicator>(device_, this);
+    return std::make_shared<SingleCommunicator>(device_, membership(), this);
   }
   void abort(const std::string& reason) override { state_.abort(reason); }
+  detail::BackendMeasurements* measurements() override { return this; }
   Plan::Identity plan_identity() const override { return detail::kernels_identity(device_); }
 
  private:
-  detail::GroupInfo group() const { return {backend(), 0, 1, device_}; }
   static WorkPtr completed() { return std::make_shared<CompletedWork>(); }
 
   void check_usable(const char* operation) const {
@@ -135,11 +134,11 @@ class SingleCommunicator final : public Communicator, public detail::BackendMeas
 
 }  // namespace
 
-CommunicatorPtr make_single_communicator(at::Device device) {
+CommunicatorPtr make_single_communicator(at::Device device, Membership membership) {
   if (device.is_cuda() && !device.has_index()) {
     throw SettingsError("make_single_communicator: device \"cuda\" has no index; fix: use cuda:0");
   }
-  return std::make_shared<SingleCommunicator>(device);
+  return std::make_shared<SingleCommunicator>(device, std::move(membership));
 }
 
 }  // namespace ddp

@@ -21,6 +21,7 @@
 #include "core/control/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "ddp/core/membership.hpp"
 
 namespace ddp::detail {
 
@@ -147,8 +148,7 @@ class FailureDetector {
  public:
   struct Watched {
     std::string name;  ///< "the nccl communicator"
-    int rank = 0;
-    int world_size = 1;
+    Membership membership;
     std::function<std::vector<LaneProgress>()> lanes;
     std::function<std::string(const Stall&)> describe;  ///< the collective that did not end
     /// Throws an error that the backend found itself. Returns false if nothing can fail any more.
@@ -170,7 +170,7 @@ class FailureDetector {
   bool check(StallDetector::TimePoint now = std::chrono::steady_clock::now()) {
     if (const auto stall = stalls_.check(watched_.lanes(), now, timeouts_->current())) {
       const auto what = concat(watched_.describe(*stall), " of ", watched_.name, ", rank ",
-                               watched_.rank, " of ", watched_.world_size);
+                               watched_.membership.rank, " of ", watched_.membership.world_size);
       fail(what, concat(what, ": no collective ended for ", stall->duration.count(),
                         " ms: a peer is lost, stuck, or makes other calls than this rank"));
       return false;

@@ -51,7 +51,9 @@ int main() {
                           stranger_is_admitted(launch);
     const auto meet = [&](int context) {
       return ddp::detail::create_control_plane(
-          launch, ddp::detail::make_job_rendezvous(launch, environment, options, nullptr, context),
+          launch,
+          ddp::detail::make_job_rendezvous(launch, launch.membership(), environment, options,
+                                           nullptr, context),
           options);
     };
     const auto plane = meet(0);

@@ -3,6 +3,7 @@
 
 #include "comm/job/create_communicator.hpp"
 #include "comm/job/job_rendezvous.hpp"
+#include "comm/job/meeting.hpp"
 #include "core/control/wire/message_codec.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
@@ -69,6 +70,32 @@ TEST_CASE("device choice: ranks of a host are counted in rank order", "[context]
   REQUIRE(count_local_place(hosts, 4).node_rank == 1);
 }
 
+TEST_CASE("meeting: the ranks that stay are numbered anew", "[context]") {
+  const Membership last{.generation = 2, .rank = 3, .world_size = 4, .hosts = {"a", "b", "c", "d"}};
+  const auto next = next_generation(last, {0, 1, 3});
+  REQUIRE(next.generation == 3);
+  REQUIRE(next.rank == 2);
+  REQUIRE(next.world_size == 3);
+  REQUIRE(next.hosts == std::vector<std::string>{"a", "b", "d"});
+  REQUIRE_THROWS_AS(next_generation(last, {0, 1}), InternalError);
+}
+
+TEST_CASE("meeting: a later generation's place on the host is counted, the first one's is given",
+          "[context]") {
+  Membership membership{.rank = 1, .world_size = 3, .hosts = {"a", "b", "b"}};
+  LaunchEnvironment launch;
+  launch.source = LaunchSource::Slurm;
+  launch.local_rank = 3;
+  launch.local_world_size = 4;
+  auto first = launch;
+  place_on_host({}, membership, first);
+  REQUIRE((first.local_rank == 3 && first.local_world_size == 4));
+  membership.generation = 1;
+  place_on_host({}, membership, launch);
+  REQUIRE((launch.local_rank == 0 && launch.local_world_size == 2));
+  REQUIRE((launch.node_rank == 1 && launch.num_nodes == 2));
+}
+
 TEST_CASE("job rendezvous: each launch has its way, or is told what to set", "[context]") {
   std::string secret;
   const EnvironmentLookup environment = [&](const std::string& name) -> std::optional<std::string> {
@@ -77,32 +104,33 @@ TEST_CASE("job rendezvous: each launch has its way, or is told what to set", "[c
   LaunchEnvironment launch;
   launch.source = LaunchSource::Arguments;
   launch.world_size = 2;
-  REQUIRE_THROWS_WITH(make_job_rendezvous(launch, environment, {}, nullptr),
+  REQUIRE_THROWS_WITH(make_job_rendezvous(launch, launch.membership(), environment, {}, nullptr),
                       Catch::Contains("MASTER_ADDR, MASTER_PORT and DDP_SECRET"));
   launch.master_addr = "127.0.0.1";
   launch.master_port = 29500;
-  REQUIRE_THROWS_WITH(make_job_rendezvous(launch, environment, {}, nullptr),
+  REQUIRE_THROWS_WITH(make_job_rendezvous(launch, launch.membership(), environment, {}, nullptr),
                       Catch::Contains("set DDP_SECRET"));
   secret = "fifteen letters";
-  REQUIRE_THROWS_WITH(make_job_rendezvous(launch, environment, {}, nullptr),
+  REQUIRE_THROWS_WITH(make_job_rendezvous(launch, launch.membership(), environment, {}, nullptr),
                       Catch::Contains("DDP_SECRET has 15 characters, at least 16 are needed") &&
                           Catch::Contains("openssl rand -hex 32") && !Catch::Contains(secret));
   secret = "sixteen letters.";
-  const auto fixed = make_job_rendezvous(launch, environment, {}, nullptr);
+  const auto fixed = make_job_rendezvous(launch, launch.membership(), environment, {}, nullptr);
   REQUIRE(fixed->bind_address() == "127.0.0.1");
   REQUIRE(fixed->bind_port() == 29500);
   REQUIRE(fixed->secret() == secret);
   launch.source = LaunchSource::Slurm;
   launch.master_port = 0;
   launch.local_world_size = 2;
-  const auto file = make_job_rendezvous(launch, environment, {}, nullptr);
+  const auto file = make_job_rendezvous(launch, launch.membership(), environment, {}, nullptr);
   REQUIRE(file->bind_address() == "127.0.0.1");  // one node
   REQUIRE(file->secret().empty());
   launch.num_nodes = 2;
   launch.local_world_size = 1;
   ControlPlaneOptions options;
   options.bind_address = "10.1.2.3";
-  REQUIRE(make_job_rendezvous(launch, environment, options, nullptr)->bind_address() == "10.1.2.3");
+  REQUIRE(make_job_rendezvous(launch, launch.membership(), environment, options, nullptr)
+              ->bind_address() == "10.1.2.3");
 }
 
 }  // namespace

@@ -32,8 +32,7 @@ struct Communicator {
   std::shared_ptr<StepTimeouts> timeouts = std::make_shared<StepTimeouts>(3000ms, 1000ms);
 
   FailureDetector detector{{.name = "the test communicator",
-                            .rank = 1,
-                            .world_size = 4,
+                            .membership = {.rank = 1, .world_size = 4},
                             .lanes = [this] { return lanes; },
                             .describe =
                                 [](const Stall& stall) {

@@ -42,7 +42,9 @@ class TorchrunJob {
       const auto found = environment_.find(name);
       return found == environment_.end() ? std::nullopt : std::optional(found->second);
     };
-    return detail::make_job_rendezvous(launch(rank, num_nodes), lookup, options, nullptr, context);
+    const auto given = launch(rank, num_nodes);
+    return detail::make_job_rendezvous(given, given.membership(), lookup, options, nullptr,
+                                       context);
   }
   std::function<void()> rank(int rank, ControlPlaneOptions options = fast_options()) const {
     return [this, rank, options] {
@@ -200,7 +202,8 @@ TEST_CASE("Slurm: contexts that live at the same time have their own file", "[co
     launch.source = LaunchSource::Slurm;
     launch.job_id = "7";
     const EnvironmentLookup nothing = [](const std::string&) { return std::nullopt; };
-    return detail::make_job_rendezvous(launch, nothing, options, nullptr, context);
+    return detail::make_job_rendezvous(launch, launch.membership(), nothing, options, nullptr,
+                                       context);
   };
   {
     const auto first = rendezvous(0, 0);

@@ -64,7 +64,7 @@ struct Table {
     }
   }
 
-  RankState state{launch_of(0, 3), fast_options()};
+  RankState state{launch_of(0, 3).membership(), fast_options()};
   PeerTable peers{state};
   std::vector<ControlChannel> leaves;
   const Clock::time_point joined_at = Clock::now();
@@ -211,7 +211,7 @@ TEST_CASE("waiting ranks: a deadlock is found when a position changes", "[contro
 }
 
 TEST_CASE("peer table: who may join and who is missing", "[control_plane]") {
-  RankState state(launch_of(0, 3), fast_options());
+  RankState state(launch_of(0, 3).membership(), fast_options());
   PeerTable peers(state);
   REQUIRE(peers.num_joined() == 1);
   REQUIRE(peers.missing() == std::vector<int>{1, 2});

@@ -158,7 +158,7 @@ std::vector<Misuse> misuses_of_a_rank() {
 Hello hello_of_rank(int rank, int world_size, const std::string& secret) {
   Hello hello;
   hello.generation =
-      detail::ByteReader(detail::hmac_sha256(secret, "generation   0")).number<uint64_t>();
+      detail::ByteReader(detail::hmac_sha256(secret, "generation   0 0")).number<uint64_t>();
   hello.rank = static_cast<uint32_t>(rank);
   hello.world_size = static_cast<uint32_t>(world_size);
   hello.pid = 4711;
@@ -285,11 +285,12 @@ TEST_CASE("control plane: a rank 0 that sends what libddp never sends is named",
     INFO(misuse.field);
     int fds[2] = {-1, -1};
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+    const auto welcome = detail::encode_message(detail::Welcome{{"node0", "node1", "node2"}});
     ControlChannel hub(detail::UniqueFd(fds[0]), detail::Side::Hub, std::string(32, 'k'), 5);
-    detail::RankState state(launch_of(1, 3), fast_options());
+    detail::RankState state(launch_of(1, 3).membership(), fast_options());
     detail::ControlLeaf leaf(state, {ControlChannel(detail::UniqueFd(fds[1]), detail::Side::Leaf,
                                                     std::string(32, 'k'), 5),
-                                     {{FrameType::Heartbeat, ""}, {FrameType::Welcome, "node0"}}});
+                                     {{FrameType::Heartbeat, ""}, {FrameType::Welcome, welcome}}});
     leaf.contribute({0, CollectiveKind::AllGather, 0, "", "mine"});
     leaf.send_exchange(7, 2, "mine");
     for (const auto& sent : misuse.sent) {
@@ -310,7 +311,7 @@ TEST_CASE("control plane: a hello without a process id or with a long host is re
   auto hello = hello_of_rank(1, 2, "secret");
   hello.nonce = text_of(detail::kNonceBytes);
   REQUIRE(detail::try_decode_message<Hello>(encode_message(hello)));
-  detail::RankState state(launch_of(0, 2), fast_options());
+  detail::RankState state(launch_of(0, 2).membership(), fast_options());
   const detail::PeerTable peers(state);
   REQUIRE(peers.objection_to(hello).empty());
   hello.pid = 0;
@@ -356,7 +357,7 @@ TEST_CASE("control plane: ranks that gather to another rank may be ahead", "[con
 
 TEST_CASE("exchange rounds: ranks that disagree about their number are told apart",
           "[control_plane]") {
-  detail::ExchangeRounds rounds(4);
+  detail::ExchangeRounds rounds({.world_size = 4});
   REQUIRE(rounds.objection_to(1, {7, 2, "a"}).empty());
   REQUIRE_FALSE(rounds.add(1, {7, 2, "a"}));
   REQUIRE(rounds.objection_to(2, {7, 3, "b"}) ==

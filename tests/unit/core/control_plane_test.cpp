@@ -57,7 +57,7 @@ TEST_CASE("control plane: some ranks exchange values, in an order of their own",
           "[control_plane][locale]") {
   std::vector<std::map<int, std::string>> all(4), odd(4);
   const auto ends = run_ranks(4, [&](ControlPlane& plane) {
-    auto& exchange = dynamic_cast<detail::GroupExchange&>(plane);
+    auto& exchange = *plane.group_exchange();
     const auto at = static_cast<std::size_t>(plane.rank());
     const auto mine = "of " + std::to_string(plane.rank());
     const auto exchange_odd = [&] { odd[at] = exchange.exchange(7, 2, mine, [] {}); };
@@ -88,7 +88,7 @@ TEST_CASE("control plane: an exchange ends with the job's failure, and where its
           "[control_plane]") {
   std::string told, stopped;
   const auto ends = run_ranks(2, [&](ControlPlane& plane) {
-    auto& exchange = dynamic_cast<detail::GroupExchange&>(plane);
+    auto& exchange = *plane.group_exchange();
     if (plane.rank() == 1) {
       try {
         exchange.exchange(1, 2, "", [] { throw std::runtime_error("enough"); });

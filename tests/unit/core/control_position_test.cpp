@@ -161,7 +161,7 @@ TEST_CASE("position: it travels whole, and any bytes are refused or read",
 // A communicator's word, as a rank of the test wants it.
 struct FakeGroup {
   explicit FakeGroup(ControlPlane& plane) {
-    dynamic_cast<detail::PositionBoard&>(plane).add_probe([state = state] {
+    plane.position_board()->add_probe([state = state] {
       const std::lock_guard lock(state->mutex);
       return std::optional(state->position);
     });
@@ -360,7 +360,7 @@ TEST_CASE("control plane: an all_gather is one message a rank", "[control_plane]
     std::istringstream(rendezvous->contact()) >> host >> port >> secret;
     detail::Hello hello;
     hello.generation =
-        detail::ByteReader(detail::hmac_sha256(secret, "generation   0")).number<uint64_t>();
+        detail::ByteReader(detail::hmac_sha256(secret, "generation   0 0")).number<uint64_t>();
     hello.rank = kWorldSize - 1;
     hello.world_size = kWorldSize;
     hello.pid = 1;
@@ -396,7 +396,7 @@ TEST_CASE("control plane: progress does not wait for who serves the sockets", "[
   const auto ends = run_ranks(2, [&](ControlPlane& plane) {
     if (plane.rank() == 1) {
       bool first = true;
-      dynamic_cast<detail::PositionBoard&>(plane).add_probe([&busy, first]() mutable {
+      plane.position_board()->add_probe([&busy, first]() mutable {
         if (std::exchange(first, false)) {
           busy.set_value();
           std::this_thread::sleep_for(2s);  // the thread that serves stands here

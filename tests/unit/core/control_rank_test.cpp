@@ -40,7 +40,7 @@ bool is_notified(const WakeEvent& wake) {
 }
 
 TEST_CASE("job monitor: a wait ends with its condition or its deadline", "[control_plane]") {
-  JobMonitor monitor(1s);
+  JobMonitor monitor(0, 1s);
   bool holds = false;
   auto setter = std::async(std::launch::async, [&] {
     std::this_thread::sleep_for(50ms);
@@ -58,7 +58,7 @@ TEST_CASE("job monitor: a wait ends with its condition or its deadline", "[contr
 
 TEST_CASE("job monitor: a failure ends every wait, and its first cause is thrown",
           "[control_plane]") {
-  JobMonitor monitor(1s);
+  JobMonitor monitor(0, 1s);
   bool first_counts = false, second_counts = true;
   const std::vector<std::function<void()>> waits{
       [&] {
@@ -90,7 +90,7 @@ TEST_CASE("job monitor: a failure ends every wait, and its first cause is thrown
 }
 
 TEST_CASE("job monitor: the job is over once it fails or closes", "[control_plane]") {
-  JobMonitor failing(1s), closing(1s);
+  JobMonitor failing(0, 1s), closing(0, 1s);
   REQUIRE_FALSE(failing.is_over());
   failing.set_failure(cause_saying("here"), /*found_here=*/true);
   REQUIRE(failing.is_over());
@@ -101,7 +101,7 @@ TEST_CASE("job monitor: the job is over once it fails or closes", "[control_plan
 }
 
 TEST_CASE("job monitor: its limits do not count a suspension", "[control_plane]") {
-  JobMonitor monitor(100ms);
+  JobMonitor monitor(0, 100ms);
   const auto start = Clock::now();
   const auto before = monitor.tick(start);
   REQUIRE(monitor.tick(start + 50ms) - before == 50ms);

@@ -101,8 +101,9 @@ TEST_CASE("layout: gradients are aligned, buckets padded, arenas without overlap
       spec.element_bytes = spec.key == 0 ? 4 : 2;
       spec.numel = 1 + static_cast<int64_t>(generator() % 3000);
     }
-    const BucketLayoutOptions options{.limits_bytes = {1024, 8192},
-                                      .world_size = 1 + static_cast<int64_t>(generator() % 5)};
+    const BucketLayoutOptions options{
+        .limits_bytes = {1024, 8192},
+        .membership = {.world_size = 1 + static_cast<int>(generator() % 5)}};
     auto order = in_order(specs.size());
     std::shuffle(order.begin(), order.end(), generator);
     const auto layout = assign_buckets(specs, options, round % 2 == 0 ? order : std::vector<int>{});
@@ -112,7 +113,7 @@ TEST_CASE("layout: gradients are aligned, buckets padded, arenas without overlap
       const auto key = static_cast<size_t>(bucket.key);
       const int64_t aligned = bucket.key == 0 ? 16 : 32;
       REQUIRE(bucket.begin == end[key]);
-      REQUIRE(bucket.numel % (aligned * options.world_size) == 0);
+      REQUIRE(bucket.numel % (aligned * options.membership.world_size) == 0);
       int64_t used = 0;
       for (size_t i = 0; i < bucket.parameters.size(); ++i) {
         const auto parameter = static_cast<size_t>(bucket.parameters[i]);

@@ -56,9 +56,9 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
     std::shared_ptr<FakeWork> work;
   };
 
+  FakeCommunicator() : Communicator({.world_size = 2}) {}
+
   const char* backend() const override { return "fake"; }
-  int rank() const override { return 0; }
-  int world_size() const override { return 2; }
   at::Device device() const override { return at::kCPU; }
 
   ddp::WorkPtr all_reduce(at::Tensor tensor, ddp::ReduceOp op) override {
@@ -92,6 +92,7 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
   /// What all_reduce_table() measures.
   std::vector<ddp::AllReduceRow> measured_rows{{.num_bytes = 1, .us = 10}};
 
+  ddp::detail::BackendMeasurements* measurements() override { return this; }
   std::vector<ddp::AllReduceRow> measure_all_reduce() override { return measured_rows; }
 
  private:
@@ -126,12 +127,13 @@ inline at::Tensor filled_like(const at::Tensor& tensor, double value) {
 
 /// One bucket a parameter, the first parameter first.
 inline ddp::BucketLayout one_bucket_each(const std::vector<ddp::ParameterSpec>& specs,
-                                         int64_t world_size) {
+                                         int world_size) {
   std::vector<int> order;
   for (size_t i = 0; i < specs.size(); ++i) {
     order.push_back(static_cast<int>(i));
   }
-  return ddp::assign_buckets(specs, {.limits_bytes = {1}, .world_size = world_size}, order);
+  return ddp::assign_buckets(specs, {.limits_bytes = {1}, .membership = {.world_size = world_size}},
+                             order);
 }
 
 /// The arena has memory for every layout.

@@ -51,16 +51,16 @@ class ThreadJob {
 
 class ThreadControlPlane final : public ddp::ControlPlane {
  public:
-  ThreadControlPlane(ThreadJob& job, int rank) : job_(job), rank_(rank) {}
-  int rank() const override { return rank_; }
-  int world_size() const override { return job_.world_size(); }
+  ThreadControlPlane(ThreadJob& job, int rank)
+      : job_(job), membership_{.rank = rank, .world_size = job.world_size()} {}
+  const ddp::Membership& membership() const override { return membership_; }
   std::string broadcast(const std::string& value, int root) override {
-    return job_.all_gather(rank_, value)[root];
+    return job_.all_gather(rank(), value)[root];
   }
   std::vector<std::string> all_gather(const std::string& value) override {
-    return job_.all_gather(rank_, value);
+    return job_.all_gather(rank(), value);
   }
-  void barrier() override { job_.all_gather(rank_, ""); }
+  void barrier() override { job_.all_gather(rank(), ""); }
   void set_progress(int64_t, const std::string&) override {}
   void publish_failure(const ddp::FailureCause&) override {}
   bool failed() const override { return false; }
@@ -71,7 +71,7 @@ class ThreadControlPlane final : public ddp::ControlPlane {
 
  private:
   ThreadJob& job_;
-  int rank_;
+  const ddp::Membership membership_;
 };
 
 /// Runs `body` as every rank; returns each rank's exception (nullptr if none).

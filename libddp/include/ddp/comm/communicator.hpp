@@ -21,6 +21,7 @@
 #include <optional>
 #include <string>
 
+#include "ddp/core/membership.hpp"
 #include "ddp/detail/group_parts.hpp"
 
 namespace ddp {
@@ -46,10 +47,11 @@ class Communicator : public detail::GroupParts {
  public:
   virtual ~Communicator() = default;
 
-  virtual const char* backend() const = 0;  ///< "nccl", "mpi" or "single"
-  virtual int rank() const = 0;             ///< within this group
-  virtual int world_size() const = 0;       ///< of this group
-  virtual at::Device device() const = 0;    ///< where its tensors live
+  virtual const char* backend() const = 0;                      ///< "nccl", "mpi" or "single"
+  virtual at::Device device() const = 0;                        ///< where its tensors live
+  const Membership& membership() const { return membership_; }  ///< of this group
+  int rank() const { return membership_.rank; }                 ///< within this group
+  int world_size() const { return membership_.world_size; }     ///< of this group
 
   virtual WorkPtr all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::Sum) = 0;  ///< in place
   virtual WorkPtr broadcast(at::Tensor tensor, int root = 0) = 0;  ///< root's elements, in place
@@ -81,7 +83,10 @@ class Communicator : public detail::GroupParts {
 
  protected:
   /// A group made by split() names its `parent`.
-  explicit Communicator(const Communicator* parent = nullptr);
+  explicit Communicator(Membership membership, const Communicator* parent = nullptr);
+
+ private:
+  const Membership membership_;
 };
 
 using CommunicatorPtr = std::shared_ptr<Communicator>;  ///< shared by all objects that communicate
@@ -116,6 +121,6 @@ struct CommunicatorOptions {
 };
 
 /// Makes a group of one rank. Reductions change nothing; all_gather and reduce_scatter copy.
-CommunicatorPtr make_single_communicator(at::Device device);
+CommunicatorPtr make_single_communicator(at::Device device, Membership membership = {});
 
 }  // namespace ddp

@@ -48,6 +48,7 @@ class Context {
   /// other ranks. Only ddp::run sends them the exception's message.
   ~Context();
 
+  const Membership& membership() const;         ///< of the ranks that met
   int rank() const;                             ///< in the job, 0 … world_size - 1
   int world_size() const;                       ///< number of ranks of the job
   int local_rank() const;                       ///< on this node; chooses the GPU

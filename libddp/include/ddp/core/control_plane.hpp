@@ -14,9 +14,16 @@
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/membership.hpp"
 #include "ddp/detail/failure_reports.hpp"
 
 namespace ddp {
+
+namespace detail {
+class BackgroundService;
+class GroupExchange;
+class PositionBoard;
+}  // namespace detail
 
 /// Arguments set by the program. A value that contradicts the launcher is an error.
 struct LaunchArguments {
@@ -40,8 +47,9 @@ struct ControlPlaneOptions {
 
 class ControlPlane : public detail::FailureReports {
  public:
-  virtual int rank() const = 0;        ///< of this process
-  virtual int world_size() const = 0;  ///< number of ranks
+  virtual const Membership& membership() const = 0;           ///< of the ranks it connects
+  int rank() const { return membership().rank; }              ///< of this process
+  int world_size() const { return membership().world_size; }  ///< number of ranks
 
   /// Returns root's value on every rank. Collective; at most 1 MiB.
   virtual std::string broadcast(const std::string& value, int root = 0) = 0;
@@ -63,6 +71,11 @@ class ControlPlane : public detail::FailureReports {
   /// Ordered end: peers that close afterwards are not failures. Collective. Destroying a plane that
   /// was not closed counts as a failure for the peers.
   virtual void close() = 0;
+
+  // Internal: parts of a control plane of several ranks; null with one rank.
+  virtual detail::GroupExchange* group_exchange() { return nullptr; }
+  virtual detail::PositionBoard* position_board() { return nullptr; }
+  virtual detail::BackgroundService* background_service() { return nullptr; }
 };
 
 }  // namespace ddp

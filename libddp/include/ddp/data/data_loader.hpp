@@ -99,7 +99,7 @@ class DataLoader : public Stateful {
   /// last batch.
   double wait_ms() const { return source_->wait_ms(); }
   /// The loader of a data set in GPU memory, else nullptr.
-  DeviceImageLoader* device_images() { return dynamic_cast<DeviceImageLoader*>(source_.get()); }
+  DeviceImageLoader* device_images() { return source_->device_images(); }
   const DatasetT& dataset() const { return *dataset_; }  ///< as given to the constructor
 
   std::string state_name() const override { return "loader"; }

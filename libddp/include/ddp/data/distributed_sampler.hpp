@@ -23,6 +23,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// For a data set of `size` samples. Throws SettingsError for a negative size or an invalid rank.
   DistributedSampler(int64_t size, const CommunicatorPtr& communicator,
                      const SamplerOptions& options = {});
+  DistributedSampler(int64_t size, Membership membership, const SamplerOptions& options = {});
   DistributedSampler(int64_t size, int rank, int world_size, const SamplerOptions& options = {});
 
   /// Starts epoch `epoch` at position 0 with a new permutation. As in PyTorch, the order stays the
@@ -45,10 +46,11 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   int64_t position() const;
   void set_position(int64_t position);  ///< see position()
 
-  int64_t size() const { return size_; }                      ///< samples in the data set
-  int rank() const { return rank_; }                          ///< whose samples these are
-  int world_size() const { return world_size_; }              ///< ranks that share an epoch
-  const SamplerOptions& options() const { return options_; }  ///< as given to the constructor
+  int64_t size() const { return size_; }                        ///< samples in the data set
+  const Membership& membership() const { return membership_; }  ///< the ranks that share an epoch
+  int rank() const { return membership_.rank; }                 ///< whose samples these are
+  int world_size() const { return membership_.world_size; }     ///< ranks that share an epoch
+  const SamplerOptions& options() const { return options_; }    ///< as given to the constructor
 
   /// Starts an epoch, with another size if given. If next() was called, this is the next epoch;
   /// otherwise the epoch and position that were set. torch::data's loaders call it at each begin().
@@ -62,8 +64,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void permute();
 
   int64_t size_;
-  int rank_;
-  int world_size_;
+  Membership membership_;
   SamplerOptions options_;
   int64_t epoch_ = 0;
   int64_t origin_ = 0;          ///< entry at which dealing to ranks began

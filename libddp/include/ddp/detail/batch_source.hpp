@@ -9,6 +9,10 @@
 #include "ddp/data/distributed_sampler.hpp"
 #include "ddp/data/options.hpp"
 
+namespace ddp {
+class DeviceImageLoader;
+}
+
 namespace ddp::detail {
 
 /// A place in the stream of batches.
@@ -31,6 +35,8 @@ class BatchSource {
   virtual LoaderPlace place() const = 0;
   /// See DataLoader::wait_ms().
   virtual double wait_ms() const = 0;
+  /// See DataLoader::device_images().
+  virtual DeviceImageLoader* device_images() { return nullptr; }
 };
 
 /// Size and number of a rank's batches, and a place among them in a checkpoint.

@@ -11,6 +11,8 @@ class LaunchSequencer;
 
 namespace detail {
 
+class BackendMeasurements;
+class CapturableCommunicator;
 class GroupChoices;
 
 /// What the library's parts keep with a communicator.
@@ -25,6 +27,10 @@ class GroupParts {
   /// collectives a rank has called. Null for groups made by split() and without a Context.
   std::shared_ptr<ControlPlane> control_plane() const { return control_plane_.lock(); }
   void set_control_plane(const std::shared_ptr<ControlPlane>& plane) { control_plane_ = plane; }
+  /// What a CUDA graph needs to capture this group's collectives; null if none can capture them.
+  virtual CapturableCommunicator* capturable() { return nullptr; }
+  /// What the backend measures itself; null: nothing.
+  virtual BackendMeasurements* measurements() { return nullptr; }
 
  protected:
   GroupParts(Communicator& group, const GroupParts* parent);

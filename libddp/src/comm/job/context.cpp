@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -16,20 +15,17 @@
 #include "comm/job/context_handle.hpp"
 #include "comm/job/create_communicator.hpp"
 #include "comm/job/cuda_device.hpp"
-#include "comm/job/device_choice.hpp"
-#include "comm/job/job_rendezvous.hpp"
+#include "comm/job/meeting.hpp"
 #include "comm/mpi/mpi_runtime.hpp"
-#include "comm/mpi/start_mpi.hpp"
 #include "comm/tuning/algorithm_choices.hpp"
 #include "comm/tuning/group_choices.hpp"
 #include "core/control/failure/exit_actions.hpp"
+#include "core/control/failure/failure_policy.hpp"
 #include "core/control/failure/first_failure.hpp"
+#include "core/control/plane_interfaces.hpp"
 #include "core/control/rank_position.hpp"
-#include "core/control/star_plane.hpp"
 #include "core/control/wire/message_codec.hpp"
-#include "core/control/wire/tcp_socket.hpp"
 #include "core/files/plan_file.hpp"
-#include "core/launch/detect_launch.hpp"
 #include "core/launch/training_state.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
@@ -38,10 +34,8 @@ namespace ddp {
 
 // Members are in construction order; close() destroys them in reverse.
 struct Context::State {
-  LaunchEnvironment launch;
-  std::shared_ptr<detail::MpiRuntime> mpi;
+  detail::Meeting meeting;
   std::shared_ptr<ControlPlane> control_plane;
-  at::Device device = at::kCPU;
   CommunicatorPtr communicator;
   std::vector<std::function<void()>> teardowns;
   std::string plan_file;
@@ -56,6 +50,8 @@ struct Context::State {
 
   State() = default;
   ~State();
+  /// Connects the ranks of `meeting`. Collective.
+  static std::unique_ptr<State> connect(const ContextOptions& options, detail::Meeting meeting);
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
@@ -63,13 +59,14 @@ struct Context::State {
   bool begin_end() { return !is_ending.exchange(true); }
   /// From here on exit() ends the context.
   void watch_exit();
-  void close();
+  /// `meets_again`: some ranks go on as the next generation.
+  void close(bool meets_again = false);
   void throw_deferred_failure() const;
   void read_plan();
   void write_plan();
   void run_teardowns();
   /// Returns true if the control plane must stay open until MPI ends with the process.
-  bool leave();
+  bool leave(bool meets_again);
   void abandon(const std::string& reason);
 };
 
@@ -84,109 +81,29 @@ struct Context::State::AtExit {
   void leave(ControlPlane& plane, int status, bool is_first);
 };
 
-namespace {
-
-// Finds which ranks share a host if the launcher did not set it. mpirun sets local ranks but no
-// node information.
-void place_on_host(const ContextOptions& options, ControlPlane& control_plane,
-                   LaunchEnvironment& launch) {
-  const bool is_known = launch.source == LaunchSource::OpenMpi ||
-                        launch.source == LaunchSource::Slurm || launch.local_world_size > 1 ||
-                        options.launch.local_rank.has_value();
-  const auto hosts = control_plane.all_gather(detail::host_name());
-  if (launch.world_size == 1 || (is_known && launch.source != LaunchSource::OpenMpi)) {
-    return;
-  }
-  const auto place = detail::count_local_place(hosts, launch.rank);
-  if (!is_known) {
-    launch.local_rank = place.local_rank;
-    launch.local_world_size = place.local_world_size;
-  }
-  launch.node_rank = place.node_rank;
-  launch.num_nodes = place.num_nodes;
-}
-
-at::Device choose_device(bool cuda, int visible_gpus, ControlPlane& control_plane,
-                         const LaunchEnvironment& launch) {
-  detail::DeviceReport report{detail::host_name(), {}, {}};
-  at::Device device = at::kCPU;
-  std::exception_ptr problem;
-  if (cuda) {
-    try {
-      const int index =
-          detail::choose_gpu(launch.local_rank, launch.local_world_size, visible_gpus, report.host);
-      device = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
-      detail::identify_gpu(index, report);
-    } catch (const Error&) {
-      problem = std::current_exception();
-      report.gpu = "none";
-    }
-  }
-  // Compared before NCCL starts, which reports only "invalid usage" if two ranks share a GPU.
-  const auto reports = detail::all_gather_messages(control_plane, report);
-  if (problem) {
-    std::rethrow_exception(problem);
-  }
-  detail::check_devices(reports);
-  return device;
-}
-
-void set_up_log(const LaunchEnvironment& launch) {
-  set_log_rank(launch.world_size > 1 ? launch.rank : -1);
-  set_log_level(launch.rank == 0 ? LogLevel::Info : LogLevel::Warning);
-}
-
-// Ranks capture steps without each other. With 1, the default, a captured call of NCCL may wait
-// until all ranks capture it, and runs otherwise than the same call outside of captures. NCCL reads
-// the variable once. Call it before threads start.
-void keep_captures_apart() {
-  setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
-}
-
-}  // namespace
-
 Context Context::create(const ContextOptions& options) {
-  // Counts attempts, so that all ranks use the same key when they try again after a failure.
-  static std::atomic<int> num_attempts{0};
-  const int attempt = num_attempts++;
+  return Context(State::connect(options, detail::first_meeting(options)));
+}
+
+std::unique_ptr<Context::State> Context::State::connect(const ContextOptions& options,
+                                                        detail::Meeting meeting) {
   auto state = std::make_unique<State>();
-  auto& launch = state->launch;
-  const auto environment = process_environment();
-  launch = detect_launch_environment(options.launch, environment);
-  const int visible_gpus = options.device == DeviceChoice::Cpu ? 0 : detail::count_gpus();
-  const bool cuda = detail::wants_cuda(options.device, detail::built_with_cuda(), visible_gpus);
-  if (launch.world_size > 1 && !cuda && !launch.use_mpi) {
-    // Before any rank waits for another.
-    detail::refuse_without_mpi(launch, detail::MpiRuntime::is_built_in());
-  }
-  if (launch.use_mpi && launch.world_size != 1 && (!cuda || detail::MpiRuntime::is_built_in())) {
-    state->mpi = detail::start_mpi(launch, environment, options.control_plane.rendezvous_timeout);
-  }
-  if (launch.world_size == 0) {
-    throw SettingsError(
-        "PMIX_RANK is set without the number of ranks, which only MPI knows, and this build has no "
-        "MPI; fix: start with torchrun or Slurm's srun, or build with MPI");
-  }
-  set_up_log(launch);
-  std::shared_ptr<detail::Rendezvous> rendezvous;
-  if (launch.world_size > 1) {
-    rendezvous = detail::make_job_rendezvous(launch, environment, options.control_plane, state->mpi,
-                                             attempt);
-  }
-  if (cuda) {
-    keep_captures_apart();
-  }
-  state->control_plane = detail::create_control_plane(launch, rendezvous, options.control_plane);
+  state->meeting = std::move(meeting);
+  auto& [launch, membership, mpi, rendezvous, device] = state->meeting;
+  auto& plane = state->control_plane;
+  plane = detail::create_control_plane(launch, membership, std::move(rendezvous),
+                                       options.control_plane);
   // From here on a failure is reported to the peers, by ~State at the latest.
   try {
-    place_on_host(options, *state->control_plane, launch);
-    state->device = choose_device(cuda, visible_gpus, *state->control_plane, launch);
-    if (cuda) {
-      detail::use_gpu(state->device);
+    membership = plane->membership();
+    detail::place_on_host(options, membership, launch);
+    device = detail::choose_device(options, state->meeting, *plane);
+    if (device->is_cuda()) {
+      detail::use_gpu(*device);
     }
     torch::manual_seed(static_cast<uint64_t>(options.seed));
-    state->communicator = detail::create_communicator(launch, state->control_plane, state->device,
-                                                      options.communicator, state->mpi);
+    state->communicator =
+        detail::create_communicator(launch, plane, *device, options.communicator, mpi);
     state->plan_file = options.plan_file;
     state->read_plan();
     state->watch_exit();
@@ -194,19 +111,19 @@ Context Context::create(const ContextOptions& options) {
     FailureCause cause;
     cause.where = "start";
     cause.message = error.what();
-    const auto* known = dynamic_cast<const Error*>(&error);
-    cause.exit_code = known != nullptr ? known->exit_code() : ExitCode::UserException;
-    state->control_plane->publish_failure(cause);
+    cause.exit_code = detail::exit_code_of(error);
+    plane->publish_failure(cause);
     state->abandon(error.what());
     throw;
   }
-  return Context(std::move(state));
+  return state;
 }
 
 // Rank 0's setting counts, because rank 0 owns the file.
 void Context::State::read_plan() {
-  const auto text = control_plane->broadcast(
-      launch.rank == 0 && !plan_file.empty() ? read_plan_file(plan_file) : std::string());
+  const auto text = control_plane->broadcast(meeting.membership.rank == 0 && !plan_file.empty()
+                                                 ? read_plan_file(plan_file)
+                                                 : std::string());
   if (!text.empty()) {
     communicator->choices().adopt(text, plan_file.empty() ? "rank 0's plan file" : plan_file);
     plan_version = communicator->choices().plan().version();
@@ -214,7 +131,7 @@ void Context::State::read_plan() {
 }
 
 void Context::State::write_plan() {
-  if (launch.rank != 0 || plan_file.empty()) {
+  if (meeting.membership.rank != 0 || plan_file.empty()) {
     return;
   }
   detail::save_algorithm_choices(communicator->choices().plan());
@@ -237,11 +154,13 @@ void Context::State::run_teardowns() {
   }
 }
 
-bool Context::State::leave() {
+bool Context::State::leave(bool meets_again) {
   const detail::ActivityScope activity(*control_plane, detail::kCloseActivity);
   // Rank 0 decides for all. After this broadcast all ranks' collectives are done, so a backend may
   // end in any way.
-  const std::string keep = mpi != nullptr && mpi->ends_mpi() ? "keep" : "close";
+  const auto& mpi = meeting.mpi;
+  const bool ends_mpi = !meets_again && mpi != nullptr && mpi->ends_mpi();
+  const std::string keep = ends_mpi ? "keep" : "close";
   const bool keeps_plane = control_plane->broadcast(keep) == "keep";
   if (communicator.use_count() > 1) {
     communicator->abort("the context was closed");
@@ -269,8 +188,8 @@ void Context::State::abandon(const std::string& reason) {
   }
   run_teardowns();
   communicator.reset();
-  if (mpi != nullptr) {
-    mpi->abandon(reason);
+  if (meeting.mpi != nullptr) {
+    meeting.mpi->abandon(reason);
   }
   control_plane.reset();
   has_ended = true;
@@ -298,7 +217,7 @@ Context::~Context() {
   try {
     auto& plane = *state_->control_plane;
     const bool unwinding = std::uncaught_exceptions() > state_->exceptions_at_start;
-    if (unwinding && state_->launch.world_size > 1) {
+    if (unwinding && state_->meeting.membership.world_size > 1) {
       FailureCause cause;  // the message is not readable during unwinding
       cause.message = "an exception that nobody published ended this rank";
       cause.exit_code = ExitCode::UserException;
@@ -337,13 +256,13 @@ void Context::close() {
   }
 }
 
-void Context::State::close() {
+void Context::State::close(bool meets_again) {
   try {
     throw_deferred_failure();
     run_teardowns();
     write_plan();
-    if (leave()) {
-      mpi->keep_open_until_end(std::move(control_plane));
+    if (leave(meets_again)) {
+      meeting.mpi->keep_open_until_end(std::move(control_plane));
     }
     control_plane.reset();
     has_ended = true;
@@ -384,8 +303,7 @@ void Context::State::AtExit::end(int status) {
     state->close();
   } catch (const std::exception& error) {
     log_error(concat("while closing: ", error.what()));
-    const auto* known = dynamic_cast<const Error*>(&error);
-    detail::replace_success(known != nullptr ? known->exit_code() : ExitCode::UserException);
+    detail::replace_success(detail::exit_code_of(error));
   }
 }
 
@@ -403,44 +321,47 @@ void Context::State::AtExit::leave(ControlPlane& plane, int status, bool is_firs
   const auto reason = plane.failed() ? plane.failure().to_line() : cause.message;
   if (is_first) {
     state->communicator->abort(reason);
-    if (state->mpi != nullptr) {
-      state->mpi->abandon(reason);
+    if (state->meeting.mpi != nullptr) {
+      state->meeting.mpi->abandon(reason);
     }
   }
-  if (auto* star = dynamic_cast<detail::StarPlane*>(&plane)) {
-    star->stop();
+  if (auto* service = plane.background_service()) {
+    service->stop();
   }
-  if (plane.failed()) {
-    detail::replace_success(plane.failure().exit_code);
+  if (const auto end = detail::job_end_of(plane)) {
+    detail::replace_success(end->exit_code);
   }
 }
 
+const Membership& Context::membership() const {
+  return state_->meeting.membership;
+}
 int Context::rank() const {
-  return state_->launch.rank;
+  return membership().rank;
 }
 int Context::world_size() const {
-  return state_->launch.world_size;
+  return membership().world_size;
 }
 int Context::local_rank() const {
-  return state_->launch.local_rank;
+  return state_->meeting.launch.local_rank;
 }
 int Context::local_world_size() const {
-  return state_->launch.local_world_size;
+  return state_->meeting.launch.local_world_size;
 }
 int Context::node_rank() const {
-  return state_->launch.node_rank;
+  return state_->meeting.launch.node_rank;
 }
 int Context::num_nodes() const {
-  return state_->launch.num_nodes;
+  return state_->meeting.launch.num_nodes;
 }
 at::Device Context::device() const {
-  return state_->device;
+  return *state_->meeting.device;
 }
 const char* Context::launcher() const {
-  return to_string(state_->launch.source);
+  return to_string(state_->meeting.launch.source);
 }
 const LaunchEnvironment& Context::launch() const {
-  return state_->launch;
+  return state_->meeting.launch;
 }
 CommunicatorPtr Context::communicator() const {
   return state_->communicator;
@@ -449,6 +370,24 @@ CommunicatorPtr Context::communicator() const {
 ControlPlane& Context::control_plane() const {
   DDP_CHECK(state_->control_plane != nullptr, "the context was closed");
   return *state_->control_plane;
+}
+
+std::optional<Context> detail::ContextHandle::meet_again(const ContextOptions& options,
+                                                         bool stays) const {
+  auto& state = *state_;
+  DDP_CHECK(state.control_plane != nullptr && state.begin_end(), "the context was closed");
+  const auto stay = all_gather_messages(*state.control_plane, stays);
+  std::vector<int> staying;
+  for (std::size_t rank = 0; rank < stay.size(); ++rank) {
+    if (stay[rank]) {
+      staying.push_back(static_cast<int>(rank));
+    }
+  }
+  state.close(/*meets_again=*/!staying.empty());
+  if (!stays) {
+    return std::nullopt;
+  }
+  return Context(Context::State::connect(options, next_meeting(options, state.meeting, staying)));
 }
 
 void detail::ContextHandle::set_progress(int64_t step, const std::string& where) const {

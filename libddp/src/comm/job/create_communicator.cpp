@@ -10,14 +10,14 @@
 namespace ddp::detail {
 namespace {
 
-CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_plane, int rank) {
-  return [weak = std::weak_ptr(control_plane), rank](const CollectiveFailure& failure) {
+CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_plane) {
+  return [weak = std::weak_ptr(control_plane)](const CollectiveFailure& failure) {
     const auto alive = weak.lock();
     if (alive == nullptr) {
       return;
     }
     FailureCause cause;
-    cause.rank = rank;
+    cause.rank = alive->rank();
     cause.host = host_name();
     cause.step = failure.step;
     cause.where = failure.collective;
@@ -37,7 +37,7 @@ CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_
 AddProbe probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
   return [weak = std::weak_ptr(control_plane)](PositionBoard::Probe probe) {
     const auto alive = weak.lock();
-    if (auto* board = dynamic_cast<PositionBoard*>(alive.get())) {
+    if (auto* board = alive == nullptr ? nullptr : alive->position_board()) {
       board->add_probe(std::move(probe));
     }
   };
@@ -47,15 +47,14 @@ AddProbe probes_of(const std::shared_ptr<ControlPlane>& control_plane) {
   throw SettingsError(concat("context.communicator.backend=", backend, ": ", why));
 }
 
-CommBackend choose_backend(const LaunchEnvironment& launch, at::Device device,
-                           CommBackend backend) {
+CommBackend choose_backend(const Membership& membership, at::Device device, CommBackend backend) {
   if (backend == CommBackend::Auto) {
-    return launch.world_size == 1 ? CommBackend::Single
-           : device.is_cuda()     ? CommBackend::Nccl
-                                  : CommBackend::Mpi;
+    return membership.world_size == 1 ? CommBackend::Single
+           : device.is_cuda()         ? CommBackend::Nccl
+                                      : CommBackend::Mpi;
   }
-  if (backend == CommBackend::Single && launch.world_size > 1) {
-    refuse_backend("single", concat("it is a group of one, but the job has ", launch.world_size,
+  if (backend == CommBackend::Single && membership.world_size > 1) {
+    refuse_backend("single", concat("it is a group of one, but the job has ", membership.world_size,
                                     " ranks; fix: use auto"));
   }
   if (backend == CommBackend::Nccl && !device.is_cuda()) {
@@ -69,20 +68,23 @@ CommBackend choose_backend(const LaunchEnvironment& launch, at::Device device,
   return backend;
 }
 
-CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const CommunicatorOptions& options,
-                           std::shared_ptr<MpiRuntime> mpi, CollectiveFailureHandler on_failure,
+CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const Membership& membership,
+                           const CommunicatorOptions& options, std::shared_ptr<MpiRuntime> mpi,
+                           CollectiveFailureHandler on_failure,
                            std::shared_ptr<CollectiveCheck> check, AddProbe add_probe) {
   if (mpi == nullptr) {
     refuse_without_mpi(launch, MpiRuntime::is_built_in());
   }
-  if (mpi->rank() != launch.rank || mpi->world_size() != launch.world_size) {
+  const auto& by_mpi = mpi->membership();
+  if (by_mpi.rank != membership.rank || by_mpi.world_size != membership.world_size) {
     refuse_backend(
         options.backend == CommBackend::Auto ? "auto" : "mpi",
-        concat("this is rank ", launch.rank, " of ", launch.world_size, " by ",
-               to_string(launch.source), ", but rank ", mpi->rank(), " of ", mpi->world_size(),
+        concat("this is rank ", membership.rank, " of ", membership.world_size, " by ",
+               to_string(launch.source), ", but rank ", by_mpi.rank, " of ", by_mpi.world_size,
                " by MPI; fix: start all ranks with one mpirun or srun, and set no ranks yourself"));
   }
   MpiCommunicatorOptions mpi_options;
+  mpi_options.hosts = membership.hosts;
   mpi_options.timeout = options.timeout;
   mpi_options.first_step_timeout = options.first_step_timeout;
   mpi_options.on_failure = std::move(on_failure);
@@ -117,20 +119,19 @@ CommunicatorPtr create_communicator(const LaunchEnvironment& launch,
                                     const std::shared_ptr<ControlPlane>& control_plane,
                                     at::Device device, const CommunicatorOptions& options,
                                     std::shared_ptr<MpiRuntime> mpi) {
-  const auto backend = choose_backend(launch, device, options.backend);
+  const auto& membership = control_plane->membership();
+  const auto backend = choose_backend(membership, device, options.backend);
   auto check =
       CollectiveCheck::create(control_plane, options.check_collectives, probes_of(control_plane));
   CommunicatorPtr communicator;
   if (backend == CommBackend::Single) {
-    communicator = make_single_communicator(device);
+    communicator = make_single_communicator(device, membership);
   } else if (backend == CommBackend::Mpi) {
-    communicator =
-        create_mpi(launch, options, std::move(mpi), report_to(control_plane, launch.rank),
-                   std::move(check), probes_of(control_plane));
+    communicator = create_mpi(launch, membership, options, std::move(mpi), report_to(control_plane),
+                              std::move(check), probes_of(control_plane));
   } else {
-    communicator = make_nccl_communicator(*control_plane, device, options,
-                                          report_to(control_plane, launch.rank), std::move(check),
-                                          probes_of(control_plane));
+    communicator = make_nccl_communicator(*control_plane, device, options, report_to(control_plane),
+                                          std::move(check), probes_of(control_plane));
   }
   communicator->set_control_plane(control_plane);
   control_plane->add_failure_callback(

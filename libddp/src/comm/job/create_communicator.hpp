@@ -4,6 +4,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "comm/collective_check.hpp"
 #include "comm/communicator_state.hpp"
@@ -38,6 +40,7 @@ constexpr const char* kMpiFix =
 [[noreturn]] void refuse_without_mpi(const LaunchEnvironment& launch, bool is_built_in);
 
 struct MpiCommunicatorOptions {
+  std::vector<std::string> hosts;  ///< of the runtime's ranks; empty if they are not known
   std::chrono::milliseconds timeout{600'000};
   std::chrono::milliseconds first_step_timeout{1'800'000};
   CollectiveFailureHandler on_failure;

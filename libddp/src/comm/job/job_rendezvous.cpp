@@ -19,8 +19,8 @@ constexpr const char* kHowToSetSecret =
     "set DDP_SECRET to the same random text of at least 16 characters on all ranks, for example "
     "DDP_SECRET=$(openssl rand -hex 32)";
 
-bool on_one_host(const LaunchEnvironment& launch) {
-  return launch.num_nodes == 1 && launch.local_world_size == launch.world_size;
+bool on_one_host(const LaunchEnvironment& launch, const Membership& membership) {
+  return launch.num_nodes == 1 && launch.local_world_size == membership.world_size;
 }
 
 // Limit for finding out whether this host knows its own name or rank 0's: a part of the rendezvous.
@@ -29,15 +29,15 @@ SteadyTime name_deadline(const ControlPlaneOptions& options) {
 }
 
 // Only rank 0 listens. Returns loopback if no peer is on another host.
-std::string choose_bind_address(const LaunchEnvironment& launch,
+std::string choose_bind_address(const LaunchEnvironment& launch, const Membership& membership,
                                 const ControlPlaneOptions& options) {
   if (!options.bind_address.empty()) {
     return options.bind_address;
   }
-  if (launch.rank != 0) {
+  if (membership.rank != 0) {
     return {};
   }
-  return on_one_host(launch) ? "127.0.0.1" : reachable_address(name_deadline(options));
+  return on_one_host(launch, membership) ? "127.0.0.1" : reachable_address(name_deadline(options));
 }
 
 std::string read_secret(const EnvironmentLookup& environment) {
@@ -85,22 +85,22 @@ bool is_hex(const std::string& text, std::size_t length) {
 
 class StoreRendezvous final : public Rendezvous {
  public:
-  StoreRendezvous(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
-                  std::string known_secret, int context)
+  StoreRendezvous(const LaunchEnvironment& launch, const Membership& membership,
+                  const ControlPlaneOptions& options, std::string known_secret, int context)
       : host_(launch.master_addr),
         port_(launch.master_port),
         key_(store_key(launch, context)),
-        bind_address_(choose_bind_address(launch, options)),
+        bind_address_(choose_bind_address(launch, membership, options)),
         known_secret_(std::move(known_secret)),
-        nonce_(launch.rank == 0 ? to_hex(random_bytes(kNonceLength / 2)) : std::string()) {
+        nonce_(membership.rank == 0 ? to_hex(random_bytes(kNonceLength / 2)) : std::string()) {
     folder_ = options.rendezvous_folder;
-    if (folder_.empty() && on_one_host(launch)) {
+    if (folder_.empty() && on_one_host(launch, membership)) {
       folder_ = "/tmp";  // not TMPDIR, which may differ between ranks
     }
     transport_ = !known_secret_.empty() ? SecretTransport::Derived
                  : !folder_.empty()     ? SecretTransport::File
                                         : SecretTransport::Store;
-    if (launch.rank == 0 && transport_ == SecretTransport::Store) {
+    if (membership.rank == 0 && transport_ == SecretTransport::Store) {
       log_warning(
           concat("the job's secret travels through torchrun's store at ", host_, ":", port_,
                  ", which everyone on the network can read; a reader can join the job; fix: ",
@@ -198,18 +198,19 @@ class StoreRendezvous final : public Rendezvous {
 };
 
 std::shared_ptr<Rendezvous> make_fixed(const LaunchEnvironment& launch,
+                                       const Membership& membership,
                                        const ControlPlaneOptions& options,
                                        const std::string& secret) {
   // A host's own name often resolves to loopback, which its peers cannot reach.
   std::string bind_address = options.bind_address;
-  if (bind_address.empty() && launch.num_nodes > 1 && launch.rank == 0 &&
+  if (bind_address.empty() && launch.num_nodes > 1 && membership.rank == 0 &&
       is_loopback(launch.master_addr, name_deadline(options))) {
     bind_address = reachable_address(name_deadline(options));
   }
   return make_fixed_rendezvous(launch.master_addr, launch.master_port, secret, bind_address);
 }
 
-std::shared_ptr<Rendezvous> make_file(const LaunchEnvironment& launch,
+std::shared_ptr<Rendezvous> make_file(const LaunchEnvironment& launch, const Membership& membership,
                                       const EnvironmentLookup& environment,
                                       const ControlPlaneOptions& options, int context) {
   std::string folder = options.rendezvous_folder;
@@ -221,7 +222,7 @@ std::shared_ptr<Rendezvous> make_file(const LaunchEnvironment& launch,
   const auto key =
       concat(launch.job_id, '.', launch.step_id, '.', launch.restart_count, '.', context);
   return make_file_rendezvous(folder.empty() ? "." : folder, key,
-                              choose_bind_address(launch, options));
+                              choose_bind_address(launch, membership, options));
 }
 
 }  // namespace
@@ -232,24 +233,26 @@ std::string store_key(const LaunchEnvironment& launch, int context) {
 }
 
 std::shared_ptr<Rendezvous> make_job_rendezvous(const LaunchEnvironment& launch,
+                                                const Membership& membership,
                                                 const EnvironmentLookup& environment,
                                                 const ControlPlaneOptions& options,
                                                 std::shared_ptr<MpiRuntime> mpi, int context) {
   if (mpi != nullptr) {
-    return std::make_shared<MpiRendezvous>(std::move(mpi), choose_bind_address(launch, options));
+    return std::make_shared<MpiRendezvous>(std::move(mpi),
+                                           choose_bind_address(launch, membership, options));
   }
   const std::string secret = read_secret(environment);
   if (launch.torchrun_store) {
-    return std::make_shared<StoreRendezvous>(launch, options, secret, context);
+    return std::make_shared<StoreRendezvous>(launch, membership, options, secret, context);
   }
   if (!launch.master_addr.empty() && launch.master_port != 0) {
-    return make_fixed(launch, options, secret);
+    return make_fixed(launch, membership, options, secret);
   }
   if (launch.source == LaunchSource::Slurm) {
-    return make_file(launch, environment, options, context);
+    return make_file(launch, membership, environment, options, context);
   }
   throw SettingsError(concat(
-      "rank ", launch.rank, " of ", launch.world_size, " (by ", to_string(launch.source),
+      "rank ", membership.rank, " of ", membership.world_size, " (by ", to_string(launch.source),
       ") cannot find rank 0; fix: set MASTER_ADDR, MASTER_PORT and DDP_SECRET (or the argument "
       "rendezvous=host:port), or start the ranks with srun, mpirun or torchrun",
       MpiRuntime::is_built_in() ? "" : "; this build has no MPI"));

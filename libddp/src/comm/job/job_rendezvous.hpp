@@ -13,7 +13,7 @@ namespace ddp::detail {
 
 inline constexpr std::size_t kMinSecretLength = 16;  ///< minimum of DDP_SECRET, in characters
 
-/// How the ranks of this launch find each other, and the source of their common secret:
+/// How the ranks of `membership` find each other, and the source of their common secret:
 ///   MPI (if `mpi` is given)               MPI's broadcast carries both
 ///   torchrun                              torchrun's store carries the address; anyone on the
 ///                                         network can read and write it. The secret is derived
@@ -31,6 +31,7 @@ inline constexpr std::size_t kMinSecretLength = 16;  ///< minimum of DDP_SECRET,
 /// so concurrent contexts do not read each other's contact. All ranks must make their contexts in
 /// the same order. A known address serves one context at a time.
 std::shared_ptr<Rendezvous> make_job_rendezvous(const LaunchEnvironment& launch,
+                                                const Membership& membership,
                                                 const EnvironmentLookup& environment,
                                                 const ControlPlaneOptions& options,
                                                 std::shared_ptr<MpiRuntime> mpi, int context = 0);

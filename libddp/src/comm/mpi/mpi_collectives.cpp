@@ -188,7 +188,7 @@ void launch_reduce_scatter(const MpiGroup& group, const MpiSpan& output, const M
     return;
   }
   // Longer inputs use one reduction per root, because derived datatypes cannot be reduced.
-  for (int root = 0; root < group.world_size; ++root) {
+  for (int root = 0; root < group.membership.world_size; ++root) {
     for_each_piece(part, group.max_count, [&](int64_t offset, int count) {
       check_mpi(MPI_Ireduce(input.at(root * part + offset), output.at(offset), count,
                             input.datatype, mpi_op, root, group.comm, &requests.emplace_back()),

@@ -22,8 +22,7 @@ using Requests = std::vector<MPI_Request>;
 struct MpiGroup {
   std::shared_ptr<const MpiState> state;
   MPI_Comm comm = MPI_COMM_NULL;
-  int rank = 0;
-  int world_size = 1;
+  Membership membership;
   int64_t max_count = 0;
 
   const MpiReduceOps& reduce_ops() const { return *state->reduce_ops; }

@@ -105,7 +105,7 @@ class MpiCommunicator final : public Communicator {
   MpiCommunicator(std::shared_ptr<MpiThread> runtime, MpiGroupPtr group,
                   MpiCommunicatorOptions options, std::shared_ptr<StepTimeouts> timeouts,
                   std::string id, const Communicator* parent)
-      : Communicator(parent),
+      : Communicator(group->membership, parent),
         runtime_(std::move(runtime)),
         group_(std::move(group)),
         options_(std::move(options)),
@@ -122,8 +122,6 @@ class MpiCommunicator final : public Communicator {
   ~MpiCommunicator() override;
 
   const char* backend() const override { return "mpi"; }
-  int rank() const override { return group_->rank; }
-  int world_size() const override { return group_->world_size; }
   at::Device device() const override { return at::kCPU; }
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override;
@@ -142,7 +140,6 @@ class MpiCommunicator final : public Communicator {
  private:
   using Launch = std::function<void(Requests&)>;
 
-  GroupInfo info() const { return {backend(), rank(), world_size(), device()}; }
   /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on.
   /// Returns its number among the compared calls.
   template <typename... Args>
@@ -241,7 +238,7 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
 }
 
 WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
-  check_all_reduce(info(), tensor, op);
+  check_all_reduce(*this, tensor, op);
   compare("all_reduce", tensor, op);
   const MpiSpan span(tensor);
   const bool divides_first = is_mean_of_halves(tensor, op);
@@ -253,7 +250,7 @@ WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
       "all_reduce", concat(to_string(op), " of ", describe_tensor(tensor)),
       [group = group_, span, op, divides_first](Requests& requests) {
         if (divides_first) {
-          divide_by(span.data, span.num_elements, span.dtype, group->world_size);
+          divide_by(span.data, span.num_elements, span.dtype, group->membership.world_size);
         }
         launch_all_reduce(*group, span, op, requests);
       },
@@ -261,7 +258,7 @@ WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
 }
 
 WorkPtr MpiCommunicator::broadcast(at::Tensor tensor, int root) {
-  check_broadcast(info(), tensor, root);
+  check_broadcast(*this, tensor, root);
   compare("broadcast", tensor, std::nullopt, root);
   return submit("broadcast", concat("of ", describe_tensor(tensor), ", root ", root),
                 [group = group_, span = MpiSpan(tensor), root](Requests& requests) {
@@ -270,7 +267,7 @@ WorkPtr MpiCommunicator::broadcast(at::Tensor tensor, int root) {
 }
 
 WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
-  check_reduce_scatter(info(), output, input, op);
+  check_reduce_scatter(*this, output, input, op);
   compare("reduce_scatter", input, op);
   const bool divides_first = is_mean_of_halves(input, op);
   const MpiSpan in(divides_first ? input.clone() : input);  // `input` keeps its values
@@ -282,7 +279,7 @@ WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Red
       "reduce_scatter", concat(to_string(op), " of ", describe_tensor(input)),
       [group = group_, in, target, op, divides_first](Requests& requests) {
         if (divides_first) {
-          divide_by(in.data, in.num_elements, in.dtype, group->world_size);
+          divide_by(in.data, in.num_elements, in.dtype, group->membership.world_size);
         }
         launch_reduce_scatter(*group, target, in, op, requests);
       },
@@ -299,7 +296,7 @@ WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Red
 }
 
 WorkPtr MpiCommunicator::all_gather(at::Tensor output, at::Tensor input) {
-  check_all_gather(info(), output, input);
+  check_all_gather(*this, output, input);
   compare("all_gather", output);
   const bool in_place = is_own_part(output, input, rank());
   return submit(
@@ -310,7 +307,7 @@ WorkPtr MpiCommunicator::all_gather(at::Tensor output, at::Tensor input) {
 }
 
 WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
-  check_peer(info(), "send", tensor, destination);
+  check_peer(*this, "send", tensor, destination);
   return submit("send", concat("of ", describe_tensor(tensor), " to rank ", destination),
                 [group = group_, span = MpiSpan(tensor), destination](Requests& requests) {
                   launch_send(*group, span, destination, requests);
@@ -318,7 +315,7 @@ WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
 }
 
 WorkPtr MpiCommunicator::recv(at::Tensor tensor, int source) {
-  check_peer(info(), "recv", tensor, source);
+  check_peer(*this, "recv", tensor, source);
   return submit("recv", concat("of ", describe_tensor(tensor), " from rank ", source),
                 [group = group_, span = MpiSpan(tensor), source](Requests& requests) {
                   launch_recv(*group, span, source, requests);
@@ -343,8 +340,7 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
                MPI_Comm_split(group->comm, color < 0 ? MPI_UNDEFINED : color, key, &child->comm),
                "MPI_Comm_split");
            if (color >= 0) {
-             check_mpi(MPI_Comm_rank(child->comm, &child->rank), "MPI_Comm_rank");
-             check_mpi(MPI_Comm_size(child->comm, &child->world_size), "MPI_Comm_size");
+             child->membership = membership_of(child->comm, group->membership.generation);
            }
          })
       ->wait_host();
@@ -352,8 +348,9 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
     return nullptr;
   }
   auto options = options_;
-  options.check =
-      options_.check ? options_.check->of_group(number, color, child->world_size) : nullptr;
+  options.check = options_.check
+                      ? options_.check->of_group(number, color, child->membership.world_size)
+                      : nullptr;
   auto made = std::make_shared<MpiCommunicator>(runtime_, child, options, timeouts_,
                                                 calls_->id_of_child(color), this);
   children_.add(made);
@@ -375,8 +372,8 @@ CommunicatorPtr make_mpi_communicator(std::shared_ptr<MpiRuntime> runtime,
   auto group = std::make_shared<MpiGroup>();
   group->state = thread->state();
   group->comm = group->state->world;
-  group->rank = thread->rank();
-  group->world_size = thread->world_size();
+  group->membership = thread->membership();
+  group->membership.hosts = options.hosts;
   group->max_count = options.max_count;
   return std::make_shared<MpiCommunicator>(
       std::move(thread), std::move(group), options,

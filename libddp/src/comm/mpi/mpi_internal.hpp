@@ -118,13 +118,20 @@ class MpiProcess {
 /// The MPI thread's data of one runtime. Shared with running operations, which outlive the
 /// MpiThread if a call never returns.
 struct MpiState {
-  int rank = 0;
-  int world_size = 1;
+  Membership membership;
   MPI_Comm world = MPI_COMM_NULL;  ///< our duplicate, so user messages and ours never mix
   std::shared_ptr<const MpiReduceOps> reduce_ops;
 
   void initialize(MpiProcess& process);
+  /// Makes the world of some ranks of `last`.
+  void initialize(MpiProcess& process, const MpiState& last, const std::vector<int>& ranks);
+
+ private:
+  void begin(MpiProcess& process);
 };
+
+/// Place and number of ranks of `comm`, without hosts.
+Membership membership_of(MPI_Comm comm, int64_t generation);
 
 class MpiThread final : public MpiRuntime {
  public:
@@ -134,8 +141,9 @@ class MpiThread final : public MpiRuntime {
   ~MpiThread() override;
   void initialize(std::chrono::milliseconds timeout);
 
-  int rank() const override { return state_->rank; }
-  int world_size() const override { return state_->world_size; }
+  const Membership& membership() const override { return state_->membership; }
+  std::shared_ptr<MpiRuntime> meet_again(const std::vector<int>& ranks,
+                                         std::chrono::milliseconds timeout) override;
   std::string broadcast(const std::string& value, int root,
                         std::chrono::milliseconds timeout) override;
   void finalize() override;
@@ -150,6 +158,9 @@ class MpiThread final : public MpiRuntime {
 
  private:
   Engine::TicketPtr submit(const std::string& what, std::function<void()> action);
+  /// Runs the first action of the runtime, a call that returns on no rank before all ranks made it.
+  void connect(const std::string& what, std::function<void()> action,
+               std::chrono::milliseconds timeout);
   /// True for the first caller that ends the runtime.
   bool mark_ended();
   void abort_lanes(const std::string& reason);

@@ -2,12 +2,14 @@
 #include "comm/mpi/mpi_runtime.hpp"
 
 #include <array>
+#include <optional>
 #include <utility>
 
 #include "comm/mpi/mpi_internal.hpp"
 #include "core/control/failure/exit_actions.hpp"
 #include "core/control/failure/failure_cause.hpp"
-#include "core/control/rank_position.hpp"
+#include "core/control/failure/failure_policy.hpp"
+#include "core/control/plane_interfaces.hpp"
 #include "core/control/wire/authentication.hpp"
 #include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
@@ -118,8 +120,10 @@ void MpiProcess::end() {
       is_lost = true;
     }
   }
-  if (is_lost) {
-    replace_success(ExitCode::PeerLost);  // mpirun reports 1 for 0 without MPI_Finalize
+  if (is_lost) {  // mpirun reports 1 for 0 without MPI_Finalize
+    const auto watch = control_plane();
+    const auto job_end = watch == nullptr ? std::nullopt : job_end_of(*watch);
+    replace_success(job_end ? job_end->exit_code : ExitCode::PeerLost);
   }
   std::shared_ptr<ControlPlane> closed;
   {
@@ -162,8 +166,8 @@ std::shared_ptr<ControlPlane> MpiProcess::control_plane() {
 }
 
 void MpiProcess::keep_open_until_end(std::shared_ptr<ControlPlane> control_plane) {
-  if (auto* board = dynamic_cast<PositionBoard*>(control_plane.get())) {
-    board->outlive_context();
+  if (auto* service = control_plane->background_service()) {
+    service->outlive_context();
   }
   control_plane->add_failure_callback([this](const FailureCause&) { abandon(); });
   const std::lock_guard lock(mutex_);
@@ -236,28 +240,70 @@ void MpiProcess::initialize() {
   reduce_ops_ = std::make_shared<MpiReduceOps>();
 }
 
+Membership membership_of(MPI_Comm comm, int64_t generation) {
+  Membership membership{.generation = generation};
+  check_mpi(MPI_Comm_rank(comm, &membership.rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(comm, &membership.world_size), "MPI_Comm_size");
+  return membership;
+}
+
 void MpiState::initialize(MpiProcess& process) {
-  process.initialize();
-  reduce_ops = process.reduce_ops();
+  begin(process);
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
   check_mpi(MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  check_mpi(MPI_Comm_rank(world, &rank), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(world, &world_size), "MPI_Comm_size");
+  membership = membership_of(world, 0);
+}
+
+// The ranks that left make no call.
+void MpiState::initialize(MpiProcess& process, const MpiState& last,
+                          const std::vector<int>& ranks) {
+  begin(process);
+  MPI_Group all = MPI_GROUP_NULL, some = MPI_GROUP_NULL;
+  check_mpi(MPI_Comm_group(last.world, &all), "MPI_Comm_group");
+  check_mpi(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some),
+            "MPI_Group_incl");
+  check_mpi(MPI_Comm_create_group(last.world, some, /*tag=*/0, &world), "MPI_Comm_create_group");
+  check_mpi(MPI_Group_free(&some), "MPI_Group_free");
+  check_mpi(MPI_Group_free(&all), "MPI_Group_free");
+  check_mpi(MPI_Comm_set_errhandler(world, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  membership = membership_of(world, last.membership.generation + 1);
+}
+
+void MpiState::begin(MpiProcess& process) {
+  process.initialize();
+  reduce_ops = process.reduce_ops();
 }
 
 MpiThread::MpiThread() : lane_(make_lane()) {
   process_.add_runtime();
 }
 
-// MPI_Init returns on no rank until every rank has called it.
 void MpiThread::initialize(std::chrono::milliseconds timeout) {
-  const auto ticket = submit("MPI_Init_thread",
-                             [state = state_, &process = process_] { state->initialize(process); });
+  connect(
+      "MPI_Init_thread and MPI_Comm_dup",
+      [state = state_, &process = process_] { state->initialize(process); }, timeout);
+}
+
+std::shared_ptr<MpiRuntime> MpiThread::meet_again(const std::vector<int>& ranks,
+                                                  std::chrono::milliseconds timeout) {
+  auto next = std::make_shared<MpiThread>();
+  next->connect(
+      "MPI_Comm_create_group",
+      [state = next->state_, last = state_, ranks, &process = process_] {
+        state->initialize(process, *last, ranks);
+      },
+      timeout);
+  return next;
+}
+
+void MpiThread::connect(const std::string& what, std::function<void()> action,
+                        std::chrono::milliseconds timeout) {
+  const auto ticket = submit(what, std::move(action));
   if (!process_.wait_watched(*ticket, timeout)) {
     throw PeerLostError(
-        concat("MPI_Init_thread and MPI_Comm_dup did not end within ", timeout.count(),
-               " ms: a process of this job has not called them; fix: see what the others printed, "
-               "start one program on all ranks, or raise "
+        concat(what, " did not end within ", timeout.count(),
+               " ms: a process of this job has not made this call; fix: see what the others "
+               "printed, start one program on all ranks, or raise "
                "context.control_plane.rendezvous_timeout_ms"));
   }
   process_.close_control_plane();  // an earlier context's; this context's is separate

@@ -11,6 +11,9 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "ddp/core/membership.hpp"
 
 namespace ddp {
 class ControlPlane;
@@ -31,8 +34,16 @@ class MpiRuntime {
 
   virtual ~MpiRuntime() = default;
 
-  virtual int rank() const = 0;        ///< in MPI_COMM_WORLD
-  virtual int world_size() const = 0;  ///< of MPI_COMM_WORLD
+  /// Of the ranks that MPI connects, without hosts.
+  virtual const Membership& membership() const = 0;
+  int rank() const { return membership().rank; }
+  int world_size() const { return membership().world_size; }
+
+  /// Makes the next generation's runtime, of `ranks` of this one in their new order. Collective
+  /// over these ranks. This runtime may be finalized, but not abandoned. Throws PeerLostError if a
+  /// rank does not call it within `timeout`.
+  virtual std::shared_ptr<MpiRuntime> meet_again(const std::vector<int>& ranks,
+                                                 std::chrono::milliseconds timeout) = 0;
 
   /// Returns root's value on every rank of the world. Collective; the host waits. Throws
   /// PeerLostError after `timeout`; MPI is then unusable, as after abandon().

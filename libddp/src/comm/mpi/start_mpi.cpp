@@ -15,16 +15,18 @@ namespace {
 // PMIx gives the rank only. A process that reaches no PMIx server is rank 0 of 1 for MPI and would
 // train alone.
 void complete_from_mpi(const MpiRuntime& mpi, LaunchEnvironment& launch) {
-  const int expected_size = launch.world_size == 0 ? mpi.world_size() : launch.world_size;
-  if (mpi.rank() != launch.rank || mpi.world_size() != expected_size) {
-    throw SettingsError(concat(
-        to_string(launch.source), " set rank ", launch.rank,
-        launch.world_size == 0 ? "" : concat(" of ", launch.world_size),
-        " in the environment, but MPI started this process as rank ", mpi.rank(), " of ",
-        mpi.world_size(), "; fix: start the ranks through the launcher of the MPI that libddp was ",
-        "built with, or unset the variables of another launcher"));
+  const auto& by_mpi = mpi.membership();
+  const int expected_size = launch.world_size == 0 ? by_mpi.world_size : launch.world_size;
+  if (by_mpi.rank != launch.rank || by_mpi.world_size != expected_size) {
+    throw SettingsError(
+        concat(to_string(launch.source), " set rank ", launch.rank,
+               launch.world_size == 0 ? "" : concat(" of ", launch.world_size),
+               " in the environment, but MPI started this process as rank ", by_mpi.rank, " of ",
+               by_mpi.world_size,
+               "; fix: start the ranks through the launcher of the MPI that libddp was ",
+               "built with, or unset the variables of another launcher"));
   }
-  launch.world_size = mpi.world_size();
+  launch.world_size = by_mpi.world_size;
 }
 
 // A PMIx server sets both variables. PMIX_RANK alone is left over or set by hand.

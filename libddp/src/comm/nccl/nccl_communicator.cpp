@@ -29,30 +29,28 @@ constexpr int64_t kMostReserved = 24;
 
 }  // namespace
 
-NcclCommunicator::NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& options,
+NcclCommunicator::NcclCommunicator(NcclCommPtr comm, Membership membership,
+                                   const CommunicatorOptions& options,
                                    CollectiveFailureHandler on_failure,
                                    std::shared_ptr<StepTimeouts> timeouts,
                                    std::shared_ptr<CollectiveCheck> check,
                                    const Communicator* parent)
-    : Communicator(parent),
+    : Communicator(std::move(membership), parent),
       options_(options),
       on_failure_(std::move(on_failure)),
       check_(std::move(check)),
       timeouts_(std::move(timeouts)),
       handle_(std::move(comm)),
-      info_{"nccl", handle_.rank(), handle_.world_size(), {at::kCUDA, handle_.device()}},
       launcher_(handle_),
       reductions_(handle_, launcher_),
       failures_({.name = "the nccl communicator",
-                 .rank = info_.rank,
-                 .world_size = info_.world_size,
+                 .membership = this->membership(),
                  .lanes = [this] { return counters().lanes(); },
                  .describe = [this](const Stall& stall) { return counters().describe(stall); },
                  .poll_async_error = [this] { return handle_.poll_async_error(); },
                  .abort = [this](const std::string& reason) { abort(reason); }},
                 on_failure_, timeouts_, handle_.state()) {
-  if (info_.world_size > 1 && options_.nccl_max_ctas > 0 &&
-      options_.nccl_max_ctas <= kMostReserved) {
+  if (world_size() > 1 && options_.nccl_max_ctas > 0 && options_.nccl_max_ctas <= kMostReserved) {
     reservation_.emplace(static_cast<int>(options_.nccl_max_ctas));
   }
 }
@@ -104,12 +102,12 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   const int64_t call_number = compare("split");
   const auto lock = launcher_.lock();
   launcher_.check_usable("split");
-  const c10::cuda::CUDAGuard guard(info_.device);
+  const c10::cuda::CUDAGuard guard(device());
   const auto bound = timeouts_->current();
   RunningLimit running_limit(bound);
   const auto split_number = ++num_splits_;
   const auto& state = *handle_.state();
-  auto child = split_nccl(handle_.get("split"), info_.device.index(), color, key, options_, [&] {
+  auto child = split_nccl(handle_.get("split"), handle_.device(), color, key, options_, [&] {
     state.check("split");
     if (running_limit.is_over()) {
       throw PeerLostError(concat("split did not end within ", bound.count(),
@@ -119,11 +117,10 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
   if (child == nullptr) {
     return nullptr;
   }
-  int num_ranks = 0;
-  check_nccl(ncclCommCount(child.get(), &num_ranks), child.get(), "ncclCommCount");
+  const auto group = membership_of(child.get(), membership().generation);
   auto made = std::make_shared<NcclCommunicator>(
-      std::move(child), options_, on_failure_, timeouts_,
-      check_ ? check_->of_group(call_number, color, num_ranks) : nullptr, this);
+      std::move(child), group, options_, on_failure_, timeouts_,
+      check_ ? check_->of_group(call_number, color, group.world_size) : nullptr, this);
   made->start(concat(id_, "/", split_number, ":", color), add_probe_);
   children_.add(made);
   if (state.aborted()) {  // the concurrent abort may not have seen this child
@@ -134,13 +131,13 @@ CommunicatorPtr NcclCommunicator::split(int color, int key) {
 }
 
 WorkPtr NcclCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
-  check_all_reduce(info_, tensor, op);
+  check_all_reduce(*this, tensor, op);
   compare("all_reduce", tensor, op);
   return reductions_.all_reduce(tensor, op);
 }
 
 WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
-  check_broadcast(info_, tensor, root);
+  check_broadcast(*this, tensor, root);
   compare("broadcast", tensor, std::nullopt, root);
   return launcher_.launch("broadcast", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
     void* data = tensor.data_ptr();
@@ -149,13 +146,13 @@ WorkPtr NcclCommunicator::broadcast(at::Tensor tensor, int root) {
 }
 
 WorkPtr NcclCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) {
-  check_reduce_scatter(info_, output, input, op);
+  check_reduce_scatter(*this, output, input, op);
   compare("reduce_scatter", input, op);
   return reductions_.reduce_scatter(output, input, op);
 }
 
 WorkPtr NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
-  check_all_gather(info_, output, input);
+  check_all_gather(*this, output, input);
   compare("all_gather", output);
   return launcher_.launch("all_gather", output, {output, input},
                           [&](ncclComm_t comm, cudaStream_t stream) {
@@ -165,14 +162,14 @@ WorkPtr NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
 }
 
 WorkPtr NcclCommunicator::send(at::Tensor tensor, int destination) {
-  check_peer(info_, "send", tensor, destination);
+  check_peer(*this, "send", tensor, destination);
   return launcher_.launch("send", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclSend(tensor.const_data_ptr(), tensor.nbytes(), ncclUint8, destination, comm, stream);
   });
 }
 
 WorkPtr NcclCommunicator::recv(at::Tensor tensor, int source) {
-  check_peer(info_, "recv", tensor, source);
+  check_peer(*this, "recv", tensor, source);
   return launcher_.launch("recv", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclRecv(tensor.data_ptr(), tensor.nbytes(), ncclUint8, source, comm, stream);
   });
@@ -183,7 +180,7 @@ void NcclCommunicator::barrier() {
   {
     const auto lock = launcher_.lock();
     if (!barrier_buffer_.defined()) {
-      barrier_buffer_ = at::zeros({1}, at::device(info_.device).dtype(at::kInt));
+      barrier_buffer_ = at::zeros({1}, at::device(device()).dtype(at::kInt));
     }
   }
   const auto work = launcher_.launch(
@@ -197,14 +194,14 @@ void NcclCommunicator::barrier() {
 Plan::Identity NcclCommunicator::plan_identity() const {
   int nccl = 0;
   check_nccl(ncclGetVersion(&nccl), nullptr, "ncclGetVersion");
-  auto identity = kernels_identity(info_.device);
+  auto identity = kernels_identity(device());
   identity["nccl"] = std::to_string(nccl);
   identity["nccl_ctas"] = concat(options_.nccl_min_ctas, "-", options_.nccl_max_ctas);
   return identity;
 }
 
 std::vector<AllReduceRow> NcclCommunicator::measure_all_reduce() {
-  const auto group = split(/*color=*/0, /*key=*/info_.rank);
+  const auto group = split(/*color=*/0, /*key=*/rank());
   auto& measured = static_cast<NcclCommunicator&>(*group);
   return time_all_reduce(measured, measured.launcher_, measured.reductions_);
 }
@@ -218,7 +215,7 @@ CommunicatorPtr make_nccl_communicator(ControlPlane& control_plane, at::Device d
   const c10::cuda::CUDAGuard guard(device.index());
   auto comm = connect_nccl(control_plane, device.index(), options);
   auto made = std::make_shared<NcclCommunicator>(
-      std::move(comm), options, std::move(on_failure),
+      std::move(comm), control_plane.membership(), options, std::move(on_failure),
       std::make_shared<StepTimeouts>(options.first_step_timeout, options.timeout), std::move(check),
       /*parent=*/nullptr);
   made->start("world", add_probe);

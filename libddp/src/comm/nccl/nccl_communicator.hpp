@@ -34,7 +34,7 @@ class NcclCommunicator final : public Communicator,
                                public std::enable_shared_from_this<NcclCommunicator> {
  public:
   /// `check` may be null.
-  NcclCommunicator(NcclCommPtr comm, const CommunicatorOptions& options,
+  NcclCommunicator(NcclCommPtr comm, Membership membership, const CommunicatorOptions& options,
                    CollectiveFailureHandler on_failure, std::shared_ptr<StepTimeouts> timeouts,
                    std::shared_ptr<CollectiveCheck> check, const Communicator* parent);
   ~NcclCommunicator() override;
@@ -42,10 +42,8 @@ class NcclCommunicator final : public Communicator,
   void start(std::string id, const AddProbe& add_probe);
   const CollectiveCounters& counters() const { return launcher_.counters(); }
 
-  const char* backend() const override { return info_.backend; }
-  int rank() const override { return info_.rank; }
-  int world_size() const override { return info_.world_size; }
-  at::Device device() const override { return info_.device; }
+  const char* backend() const override { return "nccl"; }
+  at::Device device() const override { return {at::kCUDA, handle_.device()}; }
 
   WorkPtr all_reduce(at::Tensor tensor, ReduceOp op) override;
   WorkPtr broadcast(at::Tensor tensor, int root) override;
@@ -59,10 +57,12 @@ class NcclCommunicator final : public Communicator,
   CommunicatorPtr split(int color, int key) override;
   void abort(const std::string& reason) override;
   void set_step(int64_t step) override { timeouts_->set_step(step); }
+  CapturableCommunicator* capturable() override { return this; }
   bool compares_calls() const override { return check_ != nullptr; }
   void hold_counts() override { launcher_.counters().hold_counts(); }
   void join_counts() override { launcher_.join_counts(); }
 
+  BackendMeasurements* measurements() override { return this; }
   Plan::Identity plan_identity() const override;
   std::vector<AllReduceRow> measure_all_reduce() override;
 
@@ -84,7 +84,6 @@ class NcclCommunicator final : public Communicator,
   const std::shared_ptr<CollectiveCheck> check_;  // null: calls are not compared
   const std::shared_ptr<StepTimeouts> timeouts_;
   NcclHandle handle_;
-  const GroupInfo info_;
   NcclLauncher launcher_;
   NcclReductions reductions_;
   at::Tensor barrier_buffer_;                                  // guarded by the launcher's lock

@@ -203,11 +203,15 @@ NcclCommPtr split_nccl(ncclComm_t parent, c10::DeviceIndex device, int color, in
   return NcclCommPtr(result->comm, {device});
 }
 
-NcclHandle::NcclHandle(NcclCommPtr comm)
-    : device_(comm.get_deleter().device), comm_(std::move(comm)) {
-  check_nccl(ncclCommUserRank(comm_.get(), &rank_), comm_.get(), "ncclCommUserRank");
-  check_nccl(ncclCommCount(comm_.get(), &world_size_), comm_.get(), "ncclCommCount");
+Membership membership_of(ncclComm_t comm, int64_t generation) {
+  Membership membership{.generation = generation};
+  check_nccl(ncclCommUserRank(comm, &membership.rank), comm, "ncclCommUserRank");
+  check_nccl(ncclCommCount(comm, &membership.world_size), comm, "ncclCommCount");
+  return membership;
 }
+
+NcclHandle::NcclHandle(NcclCommPtr comm)
+    : device_(comm.get_deleter().device), comm_(std::move(comm)) {}
 
 ncclComm_t NcclHandle::get(const char* operation) const {
   const std::lock_guard lock(mutex_);

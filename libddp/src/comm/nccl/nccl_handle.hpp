@@ -45,6 +45,9 @@ NcclCommPtr connect_nccl(ControlPlane& control_plane, c10::DeviceIndex device,
 NcclCommPtr split_nccl(ncclComm_t parent, c10::DeviceIndex device, int color, int key,
                        const CommunicatorOptions& options, const StopWaiting& stop_waiting);
 
+/// Place and number of ranks of `comm`, without hosts.
+Membership membership_of(ncclComm_t comm, int64_t generation);
+
 /// One NCCL communicator until destroy() or abort() ends it. The destructor aborts it otherwise.
 /// Any thread. Waits for NCCL's end are bounded.
 class NcclHandle {
@@ -53,8 +56,6 @@ class NcclHandle {
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
 
-  int rank() const { return rank_; }
-  int world_size() const { return world_size_; }
   c10::DeviceIndex device() const { return device_; }
   const std::shared_ptr<AbortState>& state() const { return state_; }
 
@@ -75,8 +76,6 @@ class NcclHandle {
 
   const c10::DeviceIndex device_;
   const std::shared_ptr<AbortState> state_ = std::make_shared<AbortState>();
-  int rank_ = 0;
-  int world_size_ = 1;
   mutable std::mutex mutex_;
   NcclCommPtr comm_;
 };

@@ -60,7 +60,7 @@ std::vector<AllReduceRow> time_on_host(Communicator& group) {
 
 Plan& GroupChoices::plan() {
   if (!plan_) {
-    const auto* backend = dynamic_cast<const BackendMeasurements*>(&group_);
+    const auto* backend = group_.measurements();
     auto identity = backend == nullptr ? Plan::Identity() : backend->plan_identity();
     identity["backend"] = group_.backend();
     identity["world_size"] = std::to_string(group_.world_size());
@@ -118,7 +118,7 @@ const AllReduceTable& GroupChoices::all_reduce_table() {
   // Rank 0 decides, because a rank without a table must not measure alone.
   const auto known = broadcast_string(group_, plan().find(kTableName).value_or(""), 0);
   if (known.empty()) {
-    auto* const backend = dynamic_cast<BackendMeasurements*>(&group_);
+    auto* const backend = group_.measurements();
     auto rows = backend == nullptr ? std::vector<AllReduceRow>() : backend->measure_all_reduce();
     if (rows.empty()) {
       rows = time_on_host(group_);

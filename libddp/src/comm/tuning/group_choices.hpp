@@ -23,7 +23,6 @@ class BackendMeasurements {
   virtual std::vector<AllReduceRow> measure_all_reduce() { return {}; }
 };
 
-/// `group` may be a BackendMeasurements too.
 class GroupChoices {
  public:
   explicit GroupChoices(Communicator& group) : group_(group) {}

@@ -62,9 +62,9 @@ void ControlLeaf::contribute(Contribution contribution) {
   const bool gathers =
       contribution.kind == CollectiveKind::AllGather || contribution.kind == CollectiveKind::Gather;
   if (contribution.kind != CollectiveKind::Gather ||
-      contribution.root == static_cast<uint32_t>(state_.rank)) {
+      contribution.root == static_cast<uint32_t>(state_.membership.rank)) {
     expected_results_[contribution.sequence] =
-        gathers ? static_cast<uint32_t>(state_.world_size)
+        gathers ? static_cast<uint32_t>(state_.membership.world_size)
                 : (contribution.kind == CollectiveKind::Broadcast ? 1 : 0);
   }
   send(FrameType::Contribution, encode_message(contribution));
@@ -136,10 +136,15 @@ std::string ControlLeaf::handle(const Frame& frame) {
     case FrameType::Heartbeat:
       return {};
     case FrameType::Welcome:
-      complete_ = true;
-      hub_host_ = frame.payload.substr(0, kMaxHostBytes);
-      state_.monitor.notify();
-      return {};
+      if (auto welcome = try_decode_message<Welcome>(frame.payload);
+          welcome &&
+          welcome->hosts.size() == static_cast<std::size_t>(state_.membership.world_size)) {
+        complete_ = true;
+        state_.membership.hosts = std::move(welcome->hosts);
+        state_.monitor.notify();
+        return {};
+      }
+      break;
     case FrameType::Result:
       if (auto part = try_decode_message<ResultPart>(frame.payload)) {
         return note_result(*std::move(part));
@@ -152,7 +157,7 @@ std::string ControlLeaf::handle(const Frame& frame) {
       break;
     case FrameType::Failure:
       if (const auto cause = try_decode_message<FailureCause>(frame.payload);
-          cause && cause->rank >= -1 && cause->rank < state_.world_size) {
+          cause && cause->rank >= -1 && cause->rank < state_.membership.world_size) {
         state_.monitor.set_failure(*cause, /*found_here=*/false);
         leaving_ = true;  // rank 0 waits for it before it ends
         return {};
@@ -203,7 +208,7 @@ void ControlLeaf::lose_hub(const std::string& why) {
   }
   FailureCause cause;
   cause.rank = 0;
-  cause.host = hub_host_;
+  cause.host = complete_ ? state_.membership.hosts[0] : "";
   // Rank 0 sends its place to nobody. Replicas are about equally far.
   const auto reached = state_.progress.get();
   cause.step = reached.step;

@@ -51,7 +51,6 @@ class ControlLeaf final : public ControlLink {
   SteadyTime next_heartbeat_{};  // steady clock: due at once after a suspension
   bool complete_ = false;
   bool leaving_ = false;
-  std::string hub_host_;
   std::optional<uint64_t> close_sequence_;
   std::map<uint64_t, uint32_t> expected_results_;    // number of values by sequence
   std::map<uint64_t, uint32_t> expected_exchanges_;  // number of values by key

@@ -25,7 +25,6 @@
 #include "core/control/rank_reports.hpp"
 #include "core/control/wire/control_messages.hpp"
 #include "core/control/wire/tcp_socket.hpp"
-#include "core/launch/launch_environment.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
@@ -75,8 +74,8 @@ class ReplyStore {
 
 /// What the callers, the background thread and the link of one rank share.
 struct RankState {
-  RankState(const LaunchEnvironment& launch, const ControlPlaneOptions& given)
-      : rank(launch.rank), world_size(launch.world_size), options(given) {}
+  RankState(Membership ranks, const ControlPlaneOptions& given)
+      : membership(std::move(ranks)), options(given) {}
 
   /// A peer that is silent for longer counts as lost.
   std::chrono::milliseconds dead_after() const {
@@ -85,9 +84,9 @@ struct RankState {
   /// Adds this rank, its host and its place if the cause has none, and a failing exit code.
   FailureCause complete(FailureCause cause) const {
     if (cause.rank < 0) {
-      cause.rank = rank;
+      cause.rank = membership.rank;
     }
-    if (cause.host.empty() && cause.rank == rank) {
+    if (cause.host.empty() && cause.rank == membership.rank) {
       cause.host = host;
     }
     const auto reached = progress.get();
@@ -100,15 +99,15 @@ struct RankState {
     return with_failing_code(std::move(cause));
   }
 
-  const int rank, world_size;
+  Membership membership;  ///< the link sets the hosts before wait_for_all() returns
   const ControlPlaneOptions options;
   const std::string host = host_name();
   WakeEvent wake;  ///< wakes the background thread
   std::atomic<uint64_t> num_frames_sent{0};
   // Rank 0 receives at most 1000 progress messages per second in total.
-  ProgressTracker progress{rank == 0 ? nullptr : &wake,
-                           std::chrono::milliseconds(std::max(10, world_size))};
-  JobMonitor monitor{options.heartbeat_interval / 2};
+  ProgressTracker progress{membership.rank == 0 ? nullptr : &wake,
+                           std::chrono::milliseconds(std::max(10, membership.world_size))};
+  JobMonitor monitor{membership.generation, options.heartbeat_interval / 2};
   ReplyStore replies;                                               ///< guarded by monitor
   PositionReporter position{progress, options.heartbeat_interval};  ///< guarded by monitor
 };

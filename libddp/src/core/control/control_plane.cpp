@@ -41,19 +41,22 @@ bool parse_contact(const std::string& text, Contact& contact) {
          !contact.secret.empty();
 }
 
-// Identifies this start of the job. A process of an earlier start with the same secret has another
-// generation.
-uint64_t make_generation(const LaunchEnvironment& launch, const std::string& secret) {
-  const auto mac = detail::hmac_sha256(
-      secret, concat("generation ", launch.job_id, ' ', launch.step_id, ' ', launch.restart_count));
+// Identifies this start of the job and this meeting of its ranks. A process of an earlier start or
+// an earlier meeting that knows the secret has another number.
+uint64_t make_generation(const LaunchEnvironment& launch, const Membership& membership,
+                         const std::string& secret) {
+  const auto mac =
+      detail::hmac_sha256(secret, concat("generation ", launch.job_id, ' ', launch.step_id, ' ',
+                                         launch.restart_count, ' ', membership.generation));
   return detail::ByteReader(mac).number<uint64_t>();
 }
 
-detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& secret) {
+detail::Hello make_hello(const LaunchEnvironment& launch, const Membership& membership,
+                         const std::string& secret) {
   detail::Hello hello;
-  hello.generation = make_generation(launch, secret);
-  hello.rank = static_cast<uint32_t>(launch.rank);
-  hello.world_size = static_cast<uint32_t>(launch.world_size);
+  hello.generation = make_generation(launch, membership, secret);
+  hello.rank = static_cast<uint32_t>(membership.rank);
+  hello.world_size = static_cast<uint32_t>(membership.world_size);
   hello.pid = static_cast<uint32_t>(getpid());
   hello.host = detail::host_name();
   return hello;
@@ -61,12 +64,11 @@ detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& sec
 
 // This rank's port is taken. If a rank 0 of this job holds it, this rank's hello makes it report
 // the conflict to all ranks. Otherwise the user must choose another port.
-[[noreturn]] void report_taken_port(const LaunchEnvironment& launch, const std::string& address,
+[[noreturn]] void report_taken_port(const detail::Hello& hello, const std::string& address,
                                     int port, const std::string& secret) {
   std::optional<FailureCause> answer;
   try {
-    const auto hub = detail::join_hub(address, port, secret, make_hello(launch, secret),
-                                      Clock::now() + kAttemptTimeout);
+    const auto hub = detail::join_hub(address, port, secret, hello, Clock::now() + kAttemptTimeout);
     if (hub.frames.front().type == detail::FrameType::Failure) {
       answer = detail::try_decode_message<FailureCause>(hub.frames.front().payload);
     }
@@ -82,6 +84,7 @@ detail::Hello make_hello(const LaunchEnvironment& launch, const std::string& sec
 }
 
 std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch,
+                                         const Membership& membership,
                                          detail::Rendezvous& rendezvous,
                                          const ControlPlaneOptions& options) {
   const std::string address = rendezvous.bind_address();
@@ -92,13 +95,14 @@ std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch,
   detail::raise_descriptor_limit();  // one connection per rank, plus the training's files
   auto listener = detail::listen_tcp(address, port, Clock::now() + options.rendezvous_timeout);
   if (!listener) {
-    report_taken_port(launch, address, port, secret);
+    report_taken_port(make_hello(launch, membership, secret), address, port, secret);
   }
   const std::string contact = concat(address, ' ', listener->port);
-  auto plane = std::make_unique<detail::StarPlane>(launch, options, [&](detail::RankState& state) {
-    return std::make_unique<detail::ControlHub>(state, std::move(*listener), secret,
-                                                make_generation(launch, secret));
-  });
+  auto plane =
+      std::make_unique<detail::StarPlane>(membership, options, [&](detail::RankState& state) {
+        return std::make_unique<detail::ControlHub>(state, std::move(*listener), secret,
+                                                    make_generation(launch, membership, secret));
+      });
   rendezvous.exchange(0, known_secret.empty() ? contact + " " + secret : contact,
                       options.rendezvous_timeout);
   plane->wait_for_all();
@@ -106,6 +110,7 @@ std::unique_ptr<ControlPlane> create_hub(const LaunchEnvironment& launch,
 }
 
 std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch,
+                                          const Membership& membership,
                                           detail::Rendezvous& rendezvous,
                                           const ControlPlaneOptions& options) {
   const auto deadline = Clock::now() + options.rendezvous_timeout;
@@ -114,13 +119,13 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch,
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     Contact contact;
     contact.secret = rendezvous.secret();
-    if (parse_contact(rendezvous.exchange(launch.rank, {}, left), contact)) {
+    if (parse_contact(rendezvous.exchange(membership.rank, {}, left), contact)) {
       try {
         auto hub = detail::join_hub(contact.address, contact.port, contact.secret,
-                                    make_hello(launch, contact.secret),
+                                    make_hello(launch, membership, contact.secret),
                                     std::min(deadline, Clock::now() + kAttemptTimeout));
         auto plane =
-            std::make_unique<detail::StarPlane>(launch, options, [&](detail::RankState& state) {
+            std::make_unique<detail::StarPlane>(membership, options, [&](detail::RankState& state) {
               return std::make_unique<detail::ControlLeaf>(state, std::move(hub));
             });
         plane->wait_for_all();
@@ -137,7 +142,7 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch,
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   throw PeerLostError(
-      concat("rendezvous: missing: 0; rank ", launch.rank, " did not reach rank 0 within ",
+      concat("rendezvous: missing: 0; rank ", membership.rank, " did not reach rank 0 within ",
              options.rendezvous_timeout.count(), " ms (",
              why.empty() ? "the address of rank 0 is unknown" : why,
              "); fix: see what rank 0 printed and whether its address can be reached from "
@@ -147,8 +152,11 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch,
 // The control plane at world size 1.
 class SinglePlane final : public ControlPlane {
  public:
-  int rank() const override { return 0; }
-  int world_size() const override { return 1; }
+  explicit SinglePlane(int64_t generation)
+      : membership_{.generation = generation, .hosts = {detail::host_name()}},
+        failure_(generation) {}
+
+  const Membership& membership() const override { return membership_; }
   std::string broadcast(const std::string& value, int) override { return value; }
   std::vector<std::string> all_gather(const std::string& value) override { return {value}; }
   void barrier() override {}
@@ -162,7 +170,7 @@ class SinglePlane final : public ControlPlane {
     {
       const std::lock_guard lock(mutex_);
       full.rank = 0;
-      full.host = cause.host.empty() ? detail::host_name() : cause.host;
+      full.host = cause.host.empty() ? membership_.hosts[0] : cause.host;
       full.step = cause.step < 0 ? step_ : cause.step;
       full.where = cause.where.empty() ? where_ : cause.where;
     }
@@ -180,6 +188,7 @@ class SinglePlane final : public ControlPlane {
   void close() override {}
 
  private:
+  const Membership membership_;
   std::mutex mutex_;
   int64_t step_ = -1;
   std::string where_;
@@ -193,14 +202,21 @@ std::string shortened(const std::string& value) {
 }  // namespace
 
 std::unique_ptr<ControlPlane> detail::create_control_plane(const LaunchEnvironment& launch,
+                                                           const Membership& membership,
                                                            std::shared_ptr<Rendezvous> rendezvous,
                                                            const ControlPlaneOptions& options) {
-  if (launch.world_size == 1) {
-    return std::make_unique<SinglePlane>();
+  if (membership.world_size == 1) {
+    return std::make_unique<SinglePlane>(membership.generation);
   }
   DDP_CHECK(rendezvous != nullptr, "several ranks need a rendezvous");
-  return launch.rank == 0 ? create_hub(launch, *rendezvous, options)
-                          : create_leaf(launch, *rendezvous, options);
+  return membership.rank == 0 ? create_hub(launch, membership, *rendezvous, options)
+                              : create_leaf(launch, membership, *rendezvous, options);
+}
+
+std::unique_ptr<ControlPlane> detail::create_control_plane(const LaunchEnvironment& launch,
+                                                           std::shared_ptr<Rendezvous> rendezvous,
+                                                           const ControlPlaneOptions& options) {
+  return create_control_plane(launch, launch.membership(), std::move(rendezvous), options);
 }
 
 std::vector<std::string> ControlPlane::gather(const std::string& value, int root) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Interfaces that a control plane of several ranks implements besides ddp::ControlPlane. Their
-// users find them by dynamic_cast.
+// Parts of a control plane of several ranks, which ddp::ControlPlane gives to the library.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +22,19 @@ class GroupExchange {
   /// few times per second; `poll` ends the wait by throwing. Throws the job's failure.
   virtual std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
                                               const std::function<void()>& poll) = 0;
+};
+
+/// The thread that serves the connections when the end of a Context is not its own end.
+class BackgroundService {
+ public:
+  virtual ~BackgroundService() = default;
+  /// Ends the thread when the process exits after a failure, of which the other ranks know by then
+  /// or were given two seconds to know. Objects that refer to this plane may stay; their calls
+  /// throw the failure.
+  virtual void stop() = 0;
+  /// Called when the context ends and this control plane stays open. Removes all failure callbacks
+  /// and probes.
+  virtual void outlive_context() = 0;
 };
 
 }  // namespace ddp::detail

@@ -103,7 +103,7 @@ void PlaneService::end_by_exception(const std::string& what) {
 }
 
 void PlaneService::log_first_cause() const {
-  if (state_.monitor.found_failure_here() || state_.rank == 0) {
+  if (state_.monitor.found_failure_here() || state_.membership.rank == 0) {
     log_error("first cause: " + state_.monitor.first_cause().to_line());
   }
 }

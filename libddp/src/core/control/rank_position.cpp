@@ -30,7 +30,7 @@ std::string encode_position(RankPosition position) {
 }
 
 ActivityScope::ActivityScope(ControlPlane& control_plane, std::string activity)
-    : board_(dynamic_cast<PositionBoard*>(&control_plane)) {
+    : board_(control_plane.position_board()) {
   if (board_ != nullptr) {
     before_ = board_->set_activity(std::move(activity));
   }

@@ -82,7 +82,7 @@ struct RankPosition {
 /// The message of `position` without what exceeds the limits: positions are only a diagnostic.
 std::string encode_position(RankPosition position);
 
-/// Also implemented by a control plane of several ranks. Any thread.
+/// Where a rank reports its position: part of a control plane of several ranks. Any thread.
 class PositionBoard {
  public:
   /// A background thread calls it a few times per second, so it must not wait for collectives.
@@ -93,9 +93,6 @@ class PositionBoard {
   virtual void add_probe(Probe probe) = 0;
   /// Returns the previous activity.
   virtual std::string set_activity(std::string activity) = 0;
-  /// Called when the context ends and this control plane stays open. Removes all failure callbacks
-  /// and probes.
-  virtual void outlive_context() = 0;
 };
 
 /// Reads the position of an object without owning it, so the control plane's thread never destroys

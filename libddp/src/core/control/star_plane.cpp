@@ -25,9 +25,9 @@ void check_root(const char* what, int root, int world_size) {
 
 }  // namespace
 
-StarPlane::StarPlane(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
+StarPlane::StarPlane(const Membership& membership, const ControlPlaneOptions& options,
                      const MakeLink& make_link)
-    : state_(launch, options),
+    : state_(membership, options),
       link_(make_link(state_)),
       service_(state_, *link_),
       loop_(state_.monitor.mutex(), state_.wake, service_) {

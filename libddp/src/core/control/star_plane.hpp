@@ -12,17 +12,19 @@
 #include "core/control/plane_interfaces.hpp"
 #include "core/control/plane_service.hpp"
 #include "core/control/rank_position.hpp"
-#include "core/launch/launch_environment.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
 
-class StarPlane final : public ControlPlane, public GroupExchange, public PositionBoard {
+class StarPlane final : public ControlPlane,
+                        public GroupExchange,
+                        public PositionBoard,
+                        public BackgroundService {
  public:
   using MakeLink = std::function<std::unique_ptr<ControlLink>(RankState&)>;
 
   /// Starts the background thread. wait_for_all() ends the rendezvous.
-  StarPlane(const LaunchEnvironment& launch, const ControlPlaneOptions& options,
+  StarPlane(const Membership& membership, const ControlPlaneOptions& options,
             const MakeLink& make_link);
   /// Destroying a plane that was never closed is a failure for its peers.
   ~StarPlane() override;
@@ -30,15 +32,10 @@ class StarPlane final : public ControlPlane, public GroupExchange, public Positi
   /// Returns when every rank has joined. Throws PeerLostError naming the missing ranks, or rank
   /// 0's failure.
   void wait_for_all();
-  /// Ends the background thread when the process exits after a failure, of which the other ranks
-  /// know by then or were given two seconds to know. Objects that refer to this
-  /// plane may stay; their calls throw the failure.
-  void stop();
   /// The number of frames written to sockets so far.
   uint64_t num_frames_sent() const { return state_.num_frames_sent; }
 
-  int rank() const override { return state_.rank; }
-  int world_size() const override { return state_.world_size; }
+  const Membership& membership() const override { return state_.membership; }
   std::string broadcast(const std::string& value, int root) override;
   std::vector<std::string> all_gather(const std::string& value) override;
   std::vector<std::string> gather(const std::string& value, int root) override;
@@ -50,10 +47,14 @@ class StarPlane final : public ControlPlane, public GroupExchange, public Positi
   int add_failure_callback(std::function<void(const FailureCause&)> callback) override;
   void remove_failure_callback(int token) override;
   void close() override;
+  GroupExchange* group_exchange() override { return this; }
+  PositionBoard* position_board() override { return this; }
+  BackgroundService* background_service() override { return this; }
   std::map<int, std::string> exchange(uint64_t key, int num_ranks, const std::string& value,
                                       const std::function<void()>& poll) override;
   void add_probe(Probe probe) override;
   std::string set_activity(std::string activity) override;
+  void stop() override;
   void outlive_context() override;
 
  private:

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "ddp/core/membership.hpp"
+
 namespace ddp {
 
 /// In the order of precedence.
@@ -25,6 +27,9 @@ struct LaunchEnvironment {
   std::string master_addr;  ///< host of rank 0 if the environment names it, else empty
   int master_port = 0;      ///< 0 if the environment does not name it
   bool torchrun_store = false;  ///< torchrun itself listens at master_addr:master_port
+
+  /// Of the first generation. Its hosts are known once the ranks have met.
+  Membership membership() const { return {.rank = rank, .world_size = world_size}; }
 };
 
 }  // namespace ddp

@@ -30,8 +30,15 @@ class Rendezvous {
                                std::chrono::milliseconds timeout) = 0;
 };
 
-/// Joins the job. Collective. Opens no socket at world size 1. On a rendezvous timeout throws
-/// PeerLostError naming every missing rank. Throws SettingsError if two processes claim one rank.
+/// Joins the ranks of `membership`, whose hosts the control plane finds out. Collective. Opens no
+/// socket at world size 1. On a rendezvous timeout throws PeerLostError naming every missing rank.
+/// Throws SettingsError if two processes claim one rank. Ranks of another start of the job, by
+/// `launch`, and of another generation are refused.
+std::unique_ptr<ControlPlane> create_control_plane(const LaunchEnvironment& launch,
+                                                   const Membership& membership,
+                                                   std::shared_ptr<Rendezvous> rendezvous,
+                                                   const ControlPlaneOptions& options);
+/// The same for the first generation.
 std::unique_ptr<ControlPlane> create_control_plane(const LaunchEnvironment& launch,
                                                    std::shared_ptr<Rendezvous> rendezvous,
                                                    const ControlPlaneOptions& options = {});

@@ -97,6 +97,7 @@ class ResidentImages final : public BatchSource<Batch>, public DeviceImageLoader
   void restart(LoaderPlace place) override;
   LoaderPlace place() const override;
   double wait_ms() const override;
+  DeviceImageLoader* device_images() override { return this; }
 
  private:
   struct State;

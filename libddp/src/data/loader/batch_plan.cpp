@@ -62,7 +62,7 @@ void check_loader_options(const DistributedSampler& sampler, const LoaderOptions
 DistributedSampler without_permutation(const DistributedSampler& sampler) {
   SamplerOptions options = sampler.options();
   options.shuffle = false;
-  return {sampler.size(), sampler.rank(), sampler.world_size(), options};
+  return {sampler.size(), sampler.membership(), options};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "ddp/core/error.hpp"
 
@@ -22,16 +23,21 @@ int64_t ceil_div(int64_t a, int64_t b) {
 
 DistributedSampler::DistributedSampler(int64_t size, const CommunicatorPtr& communicator,
                                        const SamplerOptions& options)
-    : DistributedSampler(size, communicator ? communicator->rank() : -1,
-                         communicator ? communicator->world_size() : 0, options) {}
+    : DistributedSampler(
+          size, communicator ? communicator->membership() : Membership{.rank = -1, .world_size = 0},
+          options) {}
 
 DistributedSampler::DistributedSampler(int64_t size, int rank, int world_size,
                                        const SamplerOptions& options)
-    : size_(size), rank_(rank), world_size_(world_size), options_(options) {
+    : DistributedSampler(size, Membership{.rank = rank, .world_size = world_size}, options) {}
+
+DistributedSampler::DistributedSampler(int64_t size, Membership membership,
+                                       const SamplerOptions& options)
+    : size_(size), membership_(std::move(membership)), options_(options) {
   options.usage.set();
-  if (world_size < 1 || rank < 0 || rank >= world_size) {
-    throw SettingsError(concat("DistributedSampler: rank is ", rank, " of world_size ", world_size,
-                               "; it must be in 0 .. world_size - 1"));
+  if (world_size() < 1 || rank() < 0 || rank() >= world_size()) {
+    throw SettingsError(concat("DistributedSampler: rank is ", rank(), " of world_size ",
+                               world_size(), "; it must be in 0 .. world_size - 1"));
   }
   if (size < 0) {
     throw SettingsError(concat("DistributedSampler: size is ", size,
@@ -68,9 +74,9 @@ int64_t DistributedSampler::end_place(int64_t first) const {
     return first;
   }
   if (options_.drop_last) {
-    return first + remaining / world_size_ * world_size_;
+    return first + remaining / world_size() * world_size();
   }
-  return options_.pad ? first + ceil_div(remaining, world_size_) * world_size_ : size_;
+  return options_.pad ? first + ceil_div(remaining, world_size()) * world_size() : size_;
 }
 
 int64_t DistributedSampler::total_size() const {
@@ -79,7 +85,7 @@ int64_t DistributedSampler::total_size() const {
 
 int64_t DistributedSampler::num_samples() const {
   const int64_t total = total_size();
-  return total > rank_ ? ceil_div(total - rank_, world_size_) : 0;
+  return total > rank() ? ceil_div(total - rank(), world_size()) : 0;
 }
 
 int64_t DistributedSampler::index_at(int64_t place) const {
@@ -91,7 +97,7 @@ std::vector<int64_t> DistributedSampler::indices() const {
   std::vector<int64_t> result;
   result.reserve(static_cast<size_t>(num_samples()));
   const int64_t end = total_size();
-  for (int64_t place = rank_; place < end; place += world_size_) {
+  for (int64_t place = rank(); place < end; place += world_size()) {
     result.push_back(index_at(place));
   }
   return result;
@@ -118,7 +124,7 @@ void DistributedSampler::reset(std::optional<size_t> new_size) {
 }
 
 int64_t DistributedSampler::position() const {
-  return std::min(origin_ + taken_ * world_size_, std::max(end_place(origin_), origin_));
+  return std::min(origin_ + taken_ * world_size(), std::max(end_place(origin_), origin_));
 }
 
 std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
@@ -126,7 +132,7 @@ std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
   const int64_t end = end_place(origin_);
   std::vector<size_t> result;
   while (result.size() < batch_size) {
-    const int64_t place = origin_ + taken_ * world_size_ + rank_;
+    const int64_t place = origin_ + taken_ * world_size() + rank();
     if (place >= end) {
       break;
     }

@@ -120,7 +120,7 @@ BucketLayout assign_buckets(const std::vector<ParameterSpec>& parameters,
       bucket.offsets.push_back(bucket.numel);
       bucket.numel += round_up(parameters[static_cast<size_t>(index)].numel, aligned);
     }
-    bucket.numel = round_up(bucket.numel, aligned * options.world_size);
+    bucket.numel = round_up(bucket.numel, aligned * options.membership.world_size);
     arena_end += bucket.numel;
     layout.buckets.push_back(std::move(bucket));
   }
@@ -148,7 +148,7 @@ int64_t max_arena_numel(const std::vector<ParameterSpec>& parameters,
         1, *std::min_element(options.limits_bytes.begin(), options.limits_bytes.end()));
     buckets = std::min(count, bytes / smallest + 1);
   }
-  return elements + buckets * aligned * options.world_size;
+  return elements + buckets * aligned * options.membership.world_size;
 }
 
 }  // namespace ddp

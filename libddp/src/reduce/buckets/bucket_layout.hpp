@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "ddp/core/membership.hpp"
+
 namespace ddp {
 
 /// A parameter that requires a gradient, as the layout sees it.
@@ -25,7 +27,7 @@ struct BucketLayoutOptions {
   /// parameters (ascending; the last is the number of all parameters).
   std::vector<int> cuts = {};
   int64_t alignment_bytes = 64;  ///< of each gradient inside the arena
-  int64_t world_size = 1;        ///< each bucket's element count is a multiple of it
+  Membership membership = {};    ///< a bucket's element count is a multiple of its world size
 };
 
 struct Bucket {

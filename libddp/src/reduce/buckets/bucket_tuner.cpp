@@ -169,7 +169,7 @@ void BucketTuner::rebuild(const std::vector<int>& ready_order) {
   auto rebuilt = assign_buckets(gradients_.specs(),
                                 {.limits_bytes = bucket_limits_bytes(options_),
                                  .cuts = std::move(cuts),
-                                 .world_size = communicator_->world_size()},
+                                 .membership = communicator_->membership()},
                                 agreed);
   rebuilt.version = gradients_.layout().version + 1;
   gradients_.set_layout(std::move(rebuilt));

@@ -101,7 +101,7 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
   const bool unbounded = !options.find_unused_parameters || options.static_graph;
   cut(assign_buckets(
       specs_, {.limits_bytes = unbounded ? std::vector<int64_t>{} : bucket_limits_bytes(options),
-               .world_size = communicator_->world_size()}));
+               .membership = communicator_->membership()}));
 }
 
 GradientArena::~GradientArena() {
@@ -120,7 +120,7 @@ void GradientArena::allocate(const DdpOptions& options) {
   const BucketLayoutOptions limits{.limits_bytes = chooses_buckets(options)
                                                        ? std::vector<int64_t>{1}
                                                        : bucket_limits_bytes(options),
-                                   .world_size = communicator_->world_size()};
+                                   .membership = communicator_->membership()};
   for (size_t key = 0; key < arenas_.size(); ++key) {
     const int64_t numel = max_arena_numel(specs_, limits, static_cast<int>(key));
     arenas_[key] =

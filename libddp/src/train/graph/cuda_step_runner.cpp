@@ -57,7 +57,7 @@ constexpr const char* kComparesCalls =
     "false";
 
 bool compares_calls(Communicator& communicator) {
-  const auto* capturable = dynamic_cast<CapturableCommunicator*>(&communicator);
+  const auto* capturable = communicator.capturable();
   return capturable != nullptr && capturable->compares_calls();
 }
 

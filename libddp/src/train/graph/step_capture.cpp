@@ -21,7 +21,7 @@ class HeldCounts {
  public:
   explicit HeldCounts(const std::vector<Communicator*>& communicators) {
     for (auto* communicator : communicators) {
-      if (auto* counts = dynamic_cast<CapturableCommunicator*>(communicator)) {
+      if (auto* counts = communicator->capturable()) {
         counts->hold_counts();
         all_.push_back(counts);
       }

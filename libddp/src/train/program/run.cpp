@@ -10,8 +10,10 @@
 #include <thread>
 
 #include "comm/job/context_handle.hpp"
-#include "core/control/failure/exit_deadline.hpp"
 #include "core/control/failure/failure_cause.hpp"
+#include "core/control/failure/failure_policy.hpp"
+#include "core/control/failure/failure_watch.hpp"
+#include "core/control/failure/first_failure.hpp"
 #include "core/log/error_text.hpp"
 #include "core/settings/command_line.hpp"
 #include "core/settings/setting_row.hpp"
@@ -25,13 +27,6 @@
 namespace ddp {
 namespace {
 
-ExitCode exit_code_of(const std::exception& exception) {
-  const auto* error = dynamic_cast<const Error*>(&exception);
-  return error == nullptr ? ExitCode::UserException : error->exit_code();
-}
-
-constexpr std::chrono::seconds kUnwindGrace{10};
-constexpr std::chrono::seconds kStopGrace{3};  // nothing is unwound that a restart needs
 // A broken collective may surface before the control plane has the cause, which is more precise.
 constexpr std::chrono::milliseconds kCauseWait{300};
 
@@ -89,7 +84,8 @@ void publish(ControlPlane& plane, const std::exception* exception) {
   FailureCause cause;
   cause.message =
       exception == nullptr ? "an exception of unknown type" : detail::message_of(*exception);
-  cause.exit_code = exception == nullptr ? ExitCode::UserException : exit_code_of(*exception);
+  cause.exit_code =
+      exception == nullptr ? ExitCode::UserException : detail::exit_code_of(*exception);
   if (const auto* save = dynamic_cast<const detail::SaveFailure*>(exception)) {
     cause = save->cause();  // all ranks throw it; whichever is first, the same rank is to blame
   }
@@ -98,35 +94,6 @@ void publish(ControlPlane& plane, const std::exception* exception) {
   }
   plane.publish_failure(cause);
 }
-
-// Arms the deadline as soon as any rank fails, even if this rank is busy.
-class FailureWatch {
- public:
-  explicit FailureWatch(ControlPlane& plane) : plane_(plane) {
-    token_ =
-        plane_.add_failure_callback([this](const FailureCause& cause) { arm(cause.exit_code); });
-  }
-  ~FailureWatch() { detach(); }
-  FailureWatch(const FailureWatch&) = delete;
-  FailureWatch& operator=(const FailureWatch&) = delete;
-
-  void arm(ExitCode code) {
-    deadline_.arm(static_cast<int>(code),
-                  code == ExitCode::SavedRequeue ? kStopGrace : kUnwindGrace);
-  }
-  /// Call before the control plane is destroyed; an armed deadline stays.
-  void detach() {
-    if (token_) {
-      plane_.remove_failure_callback(*token_);
-      token_.reset();
-    }
-  }
-
- private:
-  ControlPlane& plane_;
-  detail::ExitDeadline deadline_;
-  std::optional<int> token_;
-};
 
 void log_start(const Context& context) {
   if (context.is_main()) {
@@ -166,10 +133,10 @@ void train(Context& context, const Config& config, const RunFunction& function,
   }
 }
 
-// All ranks return the first cause's code, if known.
+// All ranks return the code of the failure policy, if any rank failed.
 ExitCode code_after(const Context& context, ExitCode own) {
-  const auto& plane = context.control_plane();
-  return plane.failed() ? plane.failure().exit_code : own;
+  const auto end = detail::job_end_of(context.control_plane());
+  return end ? end->exit_code : own;
 }
 
 ExitCode run_in_context(Context& context, const Config& config, const RunFunction& function,
@@ -184,7 +151,7 @@ ExitCode run_in_context(Context& context, const Config& config, const RunFunctio
     return code_after(context, ExitCode::SavedRequeue);
   } catch (const std::exception& exception) {
     publish(context.control_plane(), &exception);
-    return code_after(context, exit_code_of(exception));
+    return code_after(context, detail::exit_code_of(exception));
   } catch (...) {
     publish(context.control_plane(), nullptr);
     return code_after(context, ExitCode::UserException);
@@ -193,16 +160,13 @@ ExitCode run_in_context(Context& context, const Config& config, const RunFunctio
 
 ExitCode run_job(const Config& config, const RunFunction& function) {
   detail::FirstStepCheck check(config);
-  detail::StopBeforeTraining early_stop(kStopGrace);
+  detail::StopBeforeTraining early_stop;
   std::optional<Context> context(Context::create(config.context));
-  FailureWatch watch(context->control_plane());
+  detail::FailureWatch watch(context->control_plane());
   early_stop.watch(context->control_plane());
   ExitCode code = run_in_context(*context, config, function, check);
   early_stop.finish();
   const bool failed = context->control_plane().failed();
-  if (failed) {
-    watch.arm(code);  // its callback may not have run yet
-  }
   watch.detach();
   if (failed || (code != ExitCode::Ok && code != ExitCode::SavedRequeue)) {
     context.reset();  // peers have the cause; no wait for them
@@ -232,7 +196,7 @@ int run(int argc, const char* const* argv, const RunFunction& function,
     });
   } catch (const std::exception& exception) {
     log_error(detail::message_of(exception));
-    code = exit_code_of(exception);
+    code = detail::exit_code_of(exception);
   }
   return static_cast<int>(code);
 }

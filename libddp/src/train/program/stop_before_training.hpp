@@ -10,6 +10,7 @@
 
 #include "core/control/failure/exit_deadline.hpp"
 #include "core/control/failure/failure_cause.hpp"
+#include "core/control/failure/failure_policy.hpp"
 #include "core/launch/training_state.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
@@ -18,11 +19,11 @@ namespace ddp::detail {
 
 /// Ends the job with code 75 when a stop is requested before the first step: while the program
 /// waits for other ranks, prepares data or loads weights. Such phases need no checks of their own.
-/// Every rank learns of the request, and ends when it next waits for another one, or after `grace`.
+/// Every rank learns of the request. It ends when it next waits for another one, or as the failure
+/// policy says.
 class StopBeforeTraining {
  public:
-  explicit StopBeforeTraining(std::chrono::milliseconds grace)
-      : grace_(grace), thread_([this](const std::stop_token& end) { run(end); }) {}
+  StopBeforeTraining() : thread_([this](const std::stop_token& end) { run(end); }) {}
 
   /// The ranks are connected; `plane` must stay until finish().
   void watch(ControlPlane& plane) {
@@ -49,17 +50,16 @@ class StopBeforeTraining {
       if (is_stop_requested()) {
         asked = std::min(asked, Clock::now());
       }
-      const bool is_due = asked <= Clock::now() - kPatience;
-      if (is_due) {
-        deadline_.arm(static_cast<int>(ExitCode::SavedRequeue),
-                      grace_);  // only the first call counts
-      }
-      if (is_due && plane_ != nullptr) {
+      if (asked <= Clock::now() - kPatience) {
         FailureCause cause;
         cause.message = "a stop was requested, and there is nothing to save yet";
         cause.exit_code = ExitCode::SavedRequeue;
-        plane_->publish_failure(cause);
-        return;
+        const auto ranks = plane_ == nullptr ? Membership{} : plane_->membership();
+        deadline_.arm(job_end_after(cause, ranks));  // only the first call counts
+        if (plane_ != nullptr) {
+          plane_->publish_failure(cause);
+          return;
+        }
       }
       if (wake_.wait_for(lock, end, kPoll, [] { return false; }); end.stop_requested()) {
         return;
@@ -67,7 +67,6 @@ class StopBeforeTraining {
     }
   }
 
-  const std::chrono::milliseconds grace_;
   std::mutex mutex_;
   std::condition_variable_any wake_;
   ControlPlane* plane_ = nullptr;

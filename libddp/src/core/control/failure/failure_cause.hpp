@@ -10,7 +10,8 @@ namespace ddp {
 
 /// The cause of the job's failure, as reported by the first rank that knew.
 struct FailureCause {
-  int rank = -1;
+  int64_t generation = 0;  ///< whose failure it is; its control plane sets it
+  int rank = -1;           ///< in that generation
   std::string host;
   int64_t step = -1;                        ///< -1 before the first step
   std::string where;                        ///< bucket or module, if known
@@ -19,7 +20,8 @@ struct FailureCause {
 
   /// Whether another rank may have sent it.
   bool is_valid() const;
-  /// "rank 2 (node3) failed at step 41 in bucket 3: out of memory".
+  /// "rank 2 (node3) failed at step 41 in bucket 3: out of memory". Names a later generation than
+  /// the first.
   std::string to_line() const;
 };
 

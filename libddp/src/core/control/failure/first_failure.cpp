@@ -26,13 +26,13 @@ bool FailureCause::is_valid() const {
 
 std::string FailureCause::to_line() const {
   if (rank < 0) {
-    return message;
+    return generation == 0 ? message : concat("generation ", generation, ": ", message);
   }
   std::string line = concat("rank ", rank);
   if (!host.empty()) {
     line += " (" + host + ")";
   }
-  line += " failed";
+  line += generation == 0 ? " failed" : concat(" of generation ", generation, " failed");
   line += step >= 0 ? concat(" at step ", step) : " before the first step";
   if (!where.empty()) {
     line += " in " + where;
@@ -54,6 +54,7 @@ bool FirstFailure::set(const FailureCause& cause) {
     return false;
   }
   cause_ = with_failing_code(cause);
+  cause_->generation = generation_;
   return true;
 }
 
@@ -127,6 +128,11 @@ void refuse_while_unwinding(const char* operation) {
                "not know of the exception yet; fix: skip the call while "
                "std::uncaught_exceptions() is above 0"));
   }
+}
+
+ExitCode exit_code_of(const std::exception& exception) {
+  const auto* error = dynamic_cast<const Error*>(&exception);
+  return error == nullptr ? ExitCode::UserException : error->exit_code();
 }
 
 void throw_failure(const FailureCause& cause) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first cause of the job's failure: its callbacks, its error and its message.
+// The first cause of a generation's failure: its callbacks, its error and its message.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -14,10 +15,12 @@ namespace ddp::detail {
 /// `cause` with the exit code that a process really ends with, and 1 instead of 0.
 FailureCause with_failing_code(FailureCause cause);
 
-/// The first cause and the callbacks that it notifies. Any thread.
+/// The first cause of one generation and the callbacks that it notifies. Any thread.
 class FirstFailure {
  public:
-  /// Stores with_failing_code(). Returns false if an earlier cause is set.
+  explicit FirstFailure(int64_t generation) : generation_(generation) {}
+
+  /// Stores with_failing_code() as this generation's. Returns false if an earlier cause is set.
   bool set(const FailureCause& cause);
   bool failed() const;
   FailureCause get() const;  ///< a default cause if none is set
@@ -33,6 +36,7 @@ class FirstFailure {
  private:
   void call(const std::function<void(const FailureCause&)>& callback) const;
 
+  const int64_t generation_;
   mutable std::mutex mutex_;
   std::optional<FailureCause> cause_;
   bool ran_ = false;
@@ -46,6 +50,9 @@ class FirstFailure {
 /// Throws while an exception unwinds in this thread. Its peers do not know of the exception yet, so
 /// a destructor that waits for them would deadlock.
 void refuse_while_unwinding(const char* operation);
+
+/// The code of an Error; UserException for other exceptions.
+ExitCode exit_code_of(const std::exception& exception);
 
 /// Throws the error of the cause's exit code, with the cause's line as the message.
 [[noreturn]] void throw_failure(const FailureCause& cause);

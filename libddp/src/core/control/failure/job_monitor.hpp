@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mutex of a control plane, and waits on it that the end of the job ends.
+// The mutex of a control plane, and waits on it that the end of its generation ends.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,8 @@ class JobMonitor {
   using Lock = std::unique_lock<std::mutex>;
 
   /// `longest_turn` is the longest time between two ticks of a running process.
-  explicit JobMonitor(std::chrono::milliseconds longest_turn) : clock_(longest_turn) {}
+  JobMonitor(int64_t generation, std::chrono::milliseconds longest_turn)
+      : clock_(longest_turn), failure_(generation) {}
 
   Lock lock() { return Lock(mutex_); }
   std::mutex& mutex() { return mutex_; }
@@ -65,7 +66,7 @@ class JobMonitor {
       throw_failure(first_cause());
     }
   }
-  /// A default cause if the job has not failed.
+  /// A default cause if no rank has failed.
   FailureCause first_cause() const { return failure_.get(); }
   /// Gives access to the callbacks.
   FirstFailure& failure() { return failure_; }
@@ -82,6 +83,7 @@ class JobMonitor {
   bool found_failure_here() const { return found_here_; }
   /// All ranks have called close(). From now on a closed connection is no failure.
   void set_closing() { closing_ = true; }
+  /// Nothing that ranks of this generation do from now on is a failure.
   bool is_over() const { return closing_ || failed(); }
 
  private:

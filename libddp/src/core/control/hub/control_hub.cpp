@@ -34,10 +34,11 @@ ControlHub::ControlHub(RankState& state, Listener listener, std::string secret, 
       generation_(generation),
       rendezvous_deadline_(Clock::now() + state.options.rendezvous_timeout),
       peers_(state),
-      acceptor_(std::move(listener), std::move(secret), newcomer_limit(state.world_size)),
+      acceptor_(std::move(listener), std::move(secret),
+                newcomer_limit(state.membership.world_size)),
       rounds_(peers_, state.options.collective_timeout),
       waits_(peers_, state.options.heartbeat_interval * kReportAfterHeartbeats),
-      exchanges_(state.world_size) {}
+      exchanges_(state.membership) {}
 
 void ControlHub::wait_for_all(JobMonitor::Lock& lock) {
   // The background thread ends the wait: either all ranks joined or the rendezvous failed.
@@ -58,7 +59,7 @@ void ControlHub::serve(const std::vector<pollfd>& watched, SteadyTime now) {
   acceptor_.serve(now, [&](const Hello& hello, ControlChannel channel) {
     admit(hello, std::move(channel), now);
   });
-  for (int rank = 1; rank < state_.world_size; ++rank) {
+  for (int rank = 1; rank < state_.membership.world_size; ++rank) {
     if (const auto ready = peers_.events(rank, watched); ready != 0) {
       serve_peer(rank, (ready & ~POLLOUT) != 0, now);
     }
@@ -78,8 +79,8 @@ void ControlHub::admit(const Hello& hello, ControlChannel channel, SteadyTime no
   if (hello.generation != generation_) {
     acceptor_.refuse(
         std::move(channel),
-        concat("this process belongs to another job, or to another start of the job, than rank 0 "
-               "(",
+        concat("this process belongs to another job, or to another start or generation of the "
+               "job, than rank 0 (",
                state_.host, ":", getpid(),
                "), which listens at this port; give every job its own port (MASTER_PORT)"),
         now);
@@ -100,7 +101,8 @@ void ControlHub::admit(const Hello& hello, ControlChannel channel, SteadyTime no
     peers_.send(rank, FrameType::Failure, encode_cause(state_.monitor.first_cause()));
   } else if (peers_.all_joined()) {
     complete_ = true;
-    peers_.broadcast(FrameType::Welcome, state_.host);
+    state_.membership.hosts = peers_.hosts();
+    peers_.broadcast(FrameType::Welcome, encode_message(Welcome{state_.membership.hosts}));
     state_.monitor.notify();
   }
 }
@@ -165,8 +167,9 @@ std::string ControlHub::handle(int rank, const Frame& frame) {
 
 // A rank may name another one, which all ranks found to be the cause.
 std::string ControlHub::note_failure(const FailureCause& cause) {
-  if (cause.rank < 0 || cause.rank >= state_.world_size) {
-    return concat("reported a failure of rank ", cause.rank, " in a job of ", state_.world_size);
+  if (cause.rank < 0 || cause.rank >= state_.membership.world_size) {
+    return concat("reported a failure of rank ", cause.rank, " in a job of ",
+                  state_.membership.world_size);
   }
   if (!state_.monitor.failed()) {
     send_failure(cause);
@@ -236,7 +239,7 @@ void ControlHub::note_exchange(int rank, ExchangeValue value) {
 // Adds what the other ranks did if the failing rank waited: it knows only that it waited.
 void ControlHub::send_failure(const FailureCause& cause) {
   auto full = cause;
-  if (cause.rank >= 0 && cause.rank < state_.world_size && waits_.waits(cause.rank)) {
+  if (cause.rank >= 0 && cause.rank < state_.membership.world_size && waits_.waits(cause.rank)) {
     if (const auto busy = waits_.describe_busy({cause.rank}); !busy.empty()) {
       full.message += "; meanwhile " + busy;
     }
@@ -288,7 +291,8 @@ void ControlHub::check_limits(SteadyTime now) {
     return;
   }
   // More than the results of a collective whose values all have the greatest size.
-  const auto most_unsent = static_cast<std::size_t>(state_.world_size + 64) * kMaxPayloadBytes;
+  const auto most_unsent =
+      static_cast<std::size_t>(state_.membership.world_size + 64) * kMaxPayloadBytes;
   if (const auto deaf = peers_.find_deaf(most_unsent)) {
     lose(*deaf, concat("it does not read its messages: more than ", most_unsent,
                        " bytes could not be sent"));
@@ -297,7 +301,7 @@ void ControlHub::check_limits(SteadyTime now) {
   if (!complete_ && now >= rendezvous_deadline_) {
     fail_job(
         ExitCode::PeerLost,
-        concat("rendezvous: ", peers_.num_joined(), " of ", state_.world_size,
+        concat("rendezvous: ", peers_.num_joined(), " of ", state_.membership.world_size,
                " ranks joined within ", state_.options.rendezvous_timeout.count(),
                " ms; missing: ", list_ranks(peers_.missing()),
                acceptor_.problem().empty() ? "" : "; rank 0 could not accept their connections: ",

@@ -11,6 +11,7 @@
 
 #include "core/control/wire/control_messages.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/membership.hpp"
 
 namespace ddp::detail {
 
@@ -20,9 +21,9 @@ class ExchangeRounds {
   /// Each waiting thread of a rank holds one value.
   static constexpr std::size_t kMaxPending = 1024;
 
-  explicit ExchangeRounds(int world_size)
-      : world_size_(static_cast<uint32_t>(world_size)),
-        num_pending_(static_cast<std::size_t>(world_size)) {}
+  explicit ExchangeRounds(const Membership& membership)
+      : world_size_(static_cast<uint32_t>(membership.world_size)),
+        num_pending_(static_cast<std::size_t>(membership.world_size)) {}
 
   /// Why no rank of this library would send this value now; empty if one would.
   std::string objection_to(int rank, const ExchangeValue& given) const {

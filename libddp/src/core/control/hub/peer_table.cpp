@@ -11,7 +11,7 @@
 namespace ddp::detail {
 
 PeerTable::PeerTable(RankState& state)
-    : state_(state), peers_(static_cast<std::size_t>(state.world_size)) {
+    : state_(state), peers_(static_cast<std::size_t>(state.membership.world_size)) {
   at(0).host = state.host;
   at(0).pid = static_cast<uint32_t>(getpid());
 }
@@ -151,6 +151,14 @@ void PeerTable::set_progress(int rank, Progress progress) {
 
 Progress PeerTable::progress(int rank) const {
   return rank == 0 ? state_.progress.get() : at(rank).progress;
+}
+
+std::vector<std::string> PeerTable::hosts() const {
+  std::vector<std::string> hosts;
+  for (const auto& peer : peers_) {
+    hosts.push_back(peer.host);
+  }
+  return hosts;
 }
 
 std::string PeerTable::name(int rank) const {

@@ -24,7 +24,7 @@ class PeerTable {
   void add(const Hello& hello, ControlChannel channel, SteadyTime now);
   std::vector<int> missing() const;
   int num_joined() const;
-  bool all_joined() const { return num_joined() == state_.world_size; }
+  bool all_joined() const { return num_joined() == state_.membership.world_size; }
 
   void send(int rank, FrameType type, std::string_view payload);
   void broadcast(FrameType type, std::string_view payload);
@@ -48,9 +48,10 @@ class PeerTable {
   void set_progress(int rank, Progress progress);
   Progress progress(int rank) const;
   const std::string& host(int rank) const { return at(rank).host; }
+  std::vector<std::string> hosts() const;  ///< by rank
   /// "rank 1 (node3)"
   std::string name(int rank) const;
-  int size() const { return state_.world_size; }
+  int size() const { return state_.membership.world_size; }
 
  private:
   struct Peer {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of control-plane collectives and exchanges.
+// Messages of the rendezvous, of control-plane collectives and of exchanges.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -12,6 +13,17 @@
 #include "core/control/wire/control_channel.hpp"
 
 namespace ddp::detail {
+
+/// Ends the rendezvous: every rank has joined.
+struct Welcome {
+  std::vector<std::string> hosts;  ///< by rank
+
+  bool is_valid() const {
+    return std::all_of(hosts.begin(), hosts.end(),
+                       [](const auto& host) { return host.size() <= kMaxHostBytes; });
+  }
+  friend auto message_fields(Welcome& welcome) { return std::tie(welcome.hosts); }
+};
 
 enum class CollectiveKind : uint8_t { Broadcast, AllGather, Gather, Barrier, Close };
 const char* to_string(CollectiveKind kind);
