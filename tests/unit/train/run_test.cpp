@@ -154,6 +154,7 @@ TEST_CASE("settings without an effect end the program before its first backward"
       const torch::NoGradGuard evaluation;  // is no step
       model.forward(torch::ones({1, 1}));
     }
+    model.forward(torch::ones({1, 1}));  // a trial, before all objects are made
     context.set_progress(0, "training");
     const LrSchedule lr_schedule(config.lr_schedule);
     torch::Tensor loss;

@@ -6,7 +6,8 @@
 //   field of a section       an object with the section's options   in the first step
 //
 // A step makes its own objects (Autocast), so the check follows the first forward of a wrapped
-// model in grad mode. Programs without one announce a second step, or end.
+// model in grad mode after a step was announced. Without an announcement it follows the second
+// forward, because a program may try its model first. Others announce a second step, or end.
 #pragma once
 
 #include <algorithm>
@@ -122,7 +123,7 @@ class FirstStepCheck {
   /// A run that announced a step and ran no forward had no steps left, so it made no objects.
   void end_run() {
     if (first_ < 0) {
-      see(-1);
+      config_.require_all_used();
     }
   }
   /// False after a loop over train.epochs=0, for example. A run that resumes at its end announces
@@ -131,15 +132,17 @@ class FirstStepCheck {
 
  private:
   void see(int64_t step) {
+    const bool is_due = step < 0 ? first_ >= 0 || ++forwards_ > 1 : first_ >= 0 && step > first_;
     newest_ = std::max(newest_, step);
     first_ = first_ < 0 ? step : first_;
-    if ((step < 0 || step > first_) && !checked_.exchange(true)) {
+    if (is_due && !checked_.exchange(true)) {
       config_.require_all_used();
     }
   }
 
   const Config& config_;
   int64_t first_ = -1;
+  int forwards_ = 0;  // before a step was announced
   int64_t newest_ = -1;  // the next step; after the last step, the number of steps
   std::atomic<bool> checked_{false};
 };
