@@ -222,6 +222,22 @@ class Gradients(unittest.TestCase):
         self.assertIn("4 of them gradients", str(summary.checks["train"][0]))
         self.assertNotIn("gradients", str(summary.checks["eval"][0]))
 
+    def test_gradient_of_a_branch_that_is_not_taken(self):
+        """Zeros in the program of torch.cond, and none in Python, where the condition is a truth value."""
+
+        def either(module, x):
+            return torch.cond(x.shape[0] > 2, module.first, module.third, (x,))
+
+        model = Net(either)
+        model.third = nn.Linear(4, 4)
+        difference = export(model, (torch.randn(3, 4),), path="branch.pt2").checks["train"][0]
+        self.assertEqual((difference.different, difference.greatest), (4, 0.0))  # two parameters, two calls
+
+    def test_input_that_forward_marks(self):
+        model = Net(lambda module, x: module.first(x.requires_grad_()))
+        summary = export(model, (torch.randn(3, 4),), path="marked.pt2")
+        self.assertEqual(summary.checks["train"][0].different, 0)
+
     def test_gradient_of_tied_and_sparse_weights(self):
         class Tied(nn.Module):
             def __init__(self):
@@ -258,6 +274,14 @@ class Results(unittest.TestCase):
             summary = export(net, (torch.randn(3, 4), 1), path="results.pt2", dynamic_shapes={})
             self.assertEqual(summary.checks["train"][0].different, 0)
         self.assertEqual(len(list(model.parameters())), 2)
+
+    def test_program_that_python_cannot_run(self):
+        """PyTorch writes an infinite complex constant that its own code cannot read."""
+        net = Net(lambda module, x: torch.view_as_real(module.first(x) + complex(0, float("inf")))[..., 0])
+        with self.assertRaisesRegex(
+            DoesNotExport, "fails on the example inputs, which the module takes; fix"
+        ):
+            export(net, (torch.randn(3, 4),), path="infinite.pt2")
 
     def test_text_and_named_tuples(self):
         Pair = collections.namedtuple("Pair", "a b")

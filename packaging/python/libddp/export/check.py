@@ -208,16 +208,16 @@ class Result:
 def evaluate(module, parameters, sizes, args, kwargs):
     """A call, and the gradients of inputs and of these parameters ({name: all names}; None: no backward)."""
     args, kwargs = copied((tuple(args), dict(kwargs)))
-    outputs = call(module, args, kwargs)
-    result = Result([t.detach() for t in outputs], buffers_of(module), {})
-    if parameters is None:
-        return result
-    own = dict(module.named_parameters(remove_duplicate=False))
     sources = {
         f"input {item.name}": leaf
         for item, leaf in zip(sizes.inputs, _pytree.tree_leaves((args, kwargs)))
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     }
+    outputs = call(module, args, kwargs)
+    result = Result([t.detach() for t in outputs], buffers_of(module), {})
+    if parameters is None:
+        return result
+    own = dict(module.named_parameters(remove_duplicate=False))
     for names in parameters.values():
         sources.update({name: own[name] for name in names if name in own and own[name].requires_grad})
     try:
@@ -254,8 +254,13 @@ def compare_gradients(mode, expected, found):
     for name, (a, b) in pairs.items():
         if a is None and b is None:
             continue
-        if a is None or b is None:
+        if (a is None and plain(b).any()) or (
+            b is None and plain(a).any()
+        ):  # torch.cond gives zeros for None
             refuse(name, f"has a gradient in {'Python' if b is None else 'the program'} alone")
+        if a is None or b is None:
+            total.add(Difference(tensors=1, gradients=1, different=1))
+            continue
         result = difference([a], [b], least)
         if result is None:
             refuse(name, f"has {tuple(b.shape)} {b.dtype}, in Python {tuple(a.shape)} {a.dtype}")
@@ -307,7 +312,16 @@ def check_mode(mode, make_eager, program, sizes, args, kwargs, backward):
     difference and what was tried."""
     eager, program = make_eager(), program.module()
     parameters = names_of_parameters(eager) if backward else None
-    total, lost = compare(mode, eager, program, sizes, args, kwargs, parameters)
+    try:
+        total, lost = compare(mode, eager, program, sizes, args, kwargs, parameters)
+    except DoesNotExport:
+        raise
+    except Exception as error:
+        raise DoesNotExport(
+            f"the program of {mode} fails on the example inputs, which the module takes; fix: change what "
+            "Python names; --no-check (check=False) writes the archive all the same. Python says: "
+            f"{last_lines(error)}"
+        ) from error
     without = f", without gradients, because Python's backward fails: {last_lines(lost)}" if lost else ""
     problem = None
     for text, make_inputs in trials(sizes, args, kwargs):
