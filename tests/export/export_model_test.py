@@ -2,8 +2,6 @@
 """tools/export_model.py, and its archives in Python and in C++: export_model_test.py EXPORTED_CASE, the
 program of tests/export."""
 
-import contextlib
-import io
 import json
 import os
 import pathlib
@@ -13,17 +11,12 @@ import tempfile
 import unittest
 import zipfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[1:1] = [os.path.join(ROOT, "packaging", "python"), os.path.join(ROOT, "tests", "unit", "tools")]
-from study_support import need  # noqa: E402
-
-need("torch", "transformers", "safetensors")
-import reference  # noqa: E402
-import torch  # noqa: E402
-import transformers.modeling_outputs  # noqa: E402,F401  (torch.export.load knows the outputs' classes then)
-from libddp.export import DoesNotExport, Mistake, export  # noqa: E402
-from libddp.export.command import main  # noqa: E402
-from torch.export.pt2_archive._package import load_pt2  # noqa: E402
+from export_support import ROOT, call  # isort: skip  (finds the exporter)
+import reference
+import torch
+import transformers.modeling_outputs  # noqa: F401  (torch.export.load knows the outputs' classes then)
+from libddp.export import DoesNotExport, Mistake, export
+from torch.export.pt2_archive._package import load_pt2
 
 OWN = '''
 import random
@@ -105,17 +98,6 @@ def setUpModule():
 def tearDownModule():
     os.chdir(ROOT)
     FOLDER.cleanup()
-
-
-def call(*arguments):
-    """Exit code and what is printed."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        try:
-            code = main(list(arguments))
-        except SystemExit as end:  # argparse
-            code = end.code
-    return code, printed.getvalue()
 
 
 def pairs(values):
@@ -207,9 +189,10 @@ class Archives(unittest.TestCase):
         self.export("entries", "--from", "own:make", "--set", "width=6")
         with zipfile.ZipFile("entries/model.pt2") as archive, open("entries/model.pt2", "rb") as file:
             self.assertIsNone(archive.testzip())
-            names = [name.removeprefix("model/") for name in archive.namelist()]
+            root = archive.namelist()[0].split("/")[0] + "/"
+            names = [name.removeprefix(root) for name in archive.namelist()]
             tables = {
-                mode: json.loads(archive.read(f"model/data/weights/{mode}_weights_config.json"))
+                mode: json.loads(archive.read(f"{root}data/weights/{mode}_weights_config.json"))
                 for mode in ("model", "eval")
             }
             for entry in archive.infolist():

@@ -49,7 +49,7 @@ def register():
 def longest(inputs):
     """The greatest length of a text that the export allows."""
     lengths = [
-        getattr(i.dimensions.get(1), "max", math.inf) if 1 in i.dimensions else i.value.shape[1]
+        (getattr(i.dimensions[1], "max", None) or math.inf) if 1 in i.dimensions else i.value.shape[1]
         for i in inputs
         if isinstance(i.value, torch.Tensor) and i.value.dim() >= 2
     ]

@@ -11,8 +11,8 @@
 The archive has the program of training, the program of evaluation, and the weights once. The command compares
 both with the model in Python: on the example inputs, and on other sizes.
 
-Exit codes: 0 exported, 64 a mistake in the call, 65 the model does not export, 73 the archive cannot be
-written.
+Exit codes: 0 exported, 64 a mistake in the call, 65 the model does not export, 70 another error, 73 the
+archive cannot be written.
 """
 
 import argparse
@@ -21,8 +21,9 @@ import itertools
 import json
 import re
 import sys
+import traceback
 
-from .errors import ExportError, Mistake
+from .errors import ExportError, Mistake, last_lines
 from .sources import keyed, make_model, split
 
 TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d,\s]*)\](<(?P<below>\d+))?")
@@ -104,15 +105,29 @@ def random_tensor(dtype_name, sizes, below, what):
         raise Mistake(
             f"{what}: there is no dtype {dtype_name}; fix: float32, int64 or another dtype of torch"
         )
-    if dtype == torch.bool:
-        return torch.rand(sizes) < 0.5
-    if dtype.is_floating_point or dtype.is_complex:
-        if below is not None:
-            raise Mistake(f"{what}: <{below} is for integers; fix: leave it out")
-        return torch.randn(sizes, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
+    is_integer = not dtype.is_floating_point and not dtype.is_complex
+    if below is not None and not is_integer:
+        raise Mistake(f"{what}: <{below} is for integers; fix: leave it out")
     if below == 0:
         raise Mistake(f"{what}: no integer lies in 0 to 0; fix: a limit of at least 1")
-    return torch.randint(2 if below is None else below, sizes, dtype=dtype)
+    try:
+        if dtype == torch.bool:
+            return torch.rand(sizes) < 0.5
+        if not is_integer:
+            return torch.randn(sizes, dtype=torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
+        greatest = torch.iinfo(dtype).max
+        if below is not None and below > greatest + (dtype != torch.int64):
+            raise Mistake(
+                f"{what}: {dtype_name} holds integers up to {greatest}; fix: a limit of at most {greatest}"
+            )
+        return torch.randint(2 if below is None else below, sizes, dtype=dtype)
+    except Mistake:
+        raise
+    except Exception as error:
+        raise Mistake(
+            f"{what}: the example cannot be made; fix: smaller sizes, or another dtype, such as float32 or "
+            f"int64. Python says: {last_lines(error)}"
+        ) from error
 
 
 def example_value(text, what):
@@ -204,6 +219,8 @@ def read_dynamic(texts):
     parts = itertools.chain.from_iterable(split(text) for text in texts)
     for part in map(str.strip, parts):
         dimension, limits = DIMENSION.fullmatch(part), RANGE.fullmatch(part)
+        if dimension and dimension["factor"] and int(dimension["factor"]) == 0:
+            raise Mistake(f"--dynamic {part} is always 0; fix: a factor of at least 1")
         if dimension:
             dimensions.setdefault(dimension["input"], {})[int(dimension["number"])] = (
                 int(dimension["factor"] or 1),
@@ -213,6 +230,11 @@ def read_dynamic(texts):
             ranges[limits["name"]] = int(limits["low"]), int(limits["high"]) if limits["high"] else None
             if limits["high"] and int(limits["high"]) < int(limits["low"]):
                 raise Mistake(f"--dynamic {part} is an empty range; fix: the smaller size first")
+            if limits["high"] and int(limits["high"]) == int(limits["low"]):
+                raise Mistake(
+                    f"--dynamic {part} is a single size; fix: a range, or leave this dimension out of "
+                    "--dynamic, which fixes its size"
+                )
         else:
             raise Mistake(
                 f"--dynamic {part} is neither INPUT:DIM=NAME nor NAME=LEAST..GREATEST; fix: "
@@ -330,4 +352,12 @@ def main(arguments=None):
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        print(
+            f"error: the export ended at {place.filename}:{place.lineno}; fix: change what Python names, or "
+            f"report this as a bug. Python says: {last_lines(error)}",
+            file=sys.stderr,
+        )
+        return ExportError.exit_code
     return 0

@@ -6,8 +6,6 @@ import collections.abc
 import copy
 import dataclasses
 import os
-import shutil
-import tempfile
 import time
 
 import torch
@@ -15,9 +13,10 @@ from torch.export.pt2_archive._package import load_pt2
 from torch.utils import _pytree
 
 from . import archive, attention
-from .check import check_mode, quiet, run
-from .errors import CannotWrite, DoesNotExport, ExportError, Mistake, last_lines
-from .sizes import Sizes, batch_shapes, list_inputs
+from .check import check_mode, copied, quiet, run
+from .errors import DoesNotExport, ExportError, Mistake, last_lines
+from .files import checked_path, write
+from .sizes import Sizes, batch_shapes, list_inputs, resolve
 
 MODES = {"both": ("train", "eval"), "train": ("train",), "eval": ("eval",)}
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -42,6 +41,7 @@ class Summary:
     operators: dict  # name: calls, of all programs
     checks: dict  # mode: (Difference, sizes)
     notes: list
+    warnings: list
     num_bytes: int
     seconds: float
 
@@ -66,15 +66,16 @@ class Summary:
                 for mode, (difference, sizes) in self.checks.items()
             ),
             *(("note", note) for note in self.notes),
+            *(("warning", warning) for warning in self.warnings),
             ("written", f"{self.path}, {self.num_bytes:,} bytes, in {self.seconds:.1f} s"),
         ]
         return "\n".join(f"{name:<12}{value}" for name, value in lines)
 
 
-def copy_of(module):
-    """The module with its own buffers and modes. It shares the parameters."""
+def copy_of(module, shared=True):
+    """The module with its own buffers and modes. It shares the parameters unless told otherwise."""
     try:
-        return copy.deepcopy(module, {id(p): p for p in module.parameters()})
+        return copy.deepcopy(module, {id(p): p for p in module.parameters()} if shared else {})
     except Exception as error:
         raise DoesNotExport(
             f"{type(module).__name__} cannot be copied by copy.deepcopy; fix: keep only parameters, buffers "
@@ -116,15 +117,18 @@ def try_module(module, mode, args, kwargs):
         run(in_mode(module, mode), args, kwargs)
     except Exception as error:
         raise Mistake(
-            f"{type(module).__name__}.forward fails in Python on the example inputs; fix: give inputs that "
-            f"it takes (--input). Python says: {last_lines(error)}"
+            f"{type(module).__name__}.forward fails in Python on the example inputs in mode {mode}; fix: "
+            "give inputs that it takes (--input), or export a mode in which it runs (--mode). Python says: "
+            f"{last_lines(error)}"
         ) from error
 
 
-def trace(module, mode, args, kwargs, shapes):
+def trace(module, mode, args, kwargs, shapes, verify):
     try:
         with quiet():
-            return torch.export.export(in_mode(module, mode), args, kwargs, dynamic_shapes=shapes)
+            program = torch.export.export(in_mode(module, mode), args, kwargs, dynamic_shapes=shapes)
+            verify(program)
+            return program
     except ExportError:
         raise
     except Exception as error:
@@ -142,26 +146,6 @@ def trace(module, mode, args, kwargs, shapes):
         )
         raise DoesNotExport(
             f"the model does not export in mode {mode}{hint}. Python says: {last_lines(error)}"
-        ) from error
-
-
-def save(program, mode, path):
-    try:
-        with quiet():
-            torch.export.save(program, path)
-    except OSError as error:
-        raise CannotWrite(
-            f"{path}: cannot write: {error.strerror or error}; fix: name another folder, or make room"
-        ) from error
-    except Exception as error:
-        hint = (
-            "masks of attention that are built by vmap are one cause; "
-            if "lazy_load_decompositions" in str(error)
-            else ""
-        )
-        raise DoesNotExport(
-            f"torch.export.save refuses the program of mode {mode}: {hint}fix: change what Python names. "
-            f"Python says: {last_lines(error)}"
         ) from error
 
 
@@ -210,6 +194,29 @@ def outputs_of(program, sizes):
     return lines
 
 
+def autocast_devices(program):
+    """The types of devices that regions of torch.autocast name."""
+    return {
+        node.args[0]
+        for module in program.graph_module.modules()
+        for node in getattr(getattr(module, "graph", None), "nodes", ())
+        if isinstance(node.target, torch._ops.HigherOrderOperator)
+        and node.target.name() == "wrap_with_autocast"
+    }
+
+
+def warnings_of(programs, module, args, kwargs):
+    tensors = [*module.parameters(), *_pytree.tree_leaves((args, kwargs))]
+    devices = {tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)}
+    named = set().union(*(autocast_devices(program) for program in programs.values()))
+    return [
+        f"a region of torch.autocast({device!r}) was exported on {', '.join(sorted(devices))}, where it does "
+        f"nothing. Without {device} PyTorch also records it as switched off, so it stays off on {device}; "
+        f"fix: export with the model and its inputs on {device}"
+        for device in sorted(named - devices)
+    ]
+
+
 def notes_of(programs):
     notes = []
     libraries = set()
@@ -224,77 +231,44 @@ def notes_of(programs):
     return notes
 
 
-def checked_path(path):
-    """Says before the work what would end it."""
-    path = os.fspath(path)
-    if not path.endswith(".pt2"):
-        start, ending = os.path.splitext(path)
-        raise Mistake(
-            f"the archive's name is {path}, and torch.export reads only names that end in .pt2; "
-            f"fix: {start if ending in ('.pt', '.pth') else path}.pt2"
-        )
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder) or not os.access(folder, os.W_OK) or os.path.isdir(path):
-        what = "it is a folder" if os.path.isdir(path) else f"{folder} is no folder that you may write"
-        raise CannotWrite(
-            f"{path}: cannot write: {what}; fix: name a file in a folder that exists and that you may write"
-        )
-    return path
-
-
-def write(programs, path, check_archive):
-    """Writes beside `path`, and moves the archive there once `check_archive(file)` passed."""
-    parent = os.path.dirname(os.path.abspath(path))
-    try:
-        folder = tempfile.mkdtemp(prefix=".export_", dir=parent)
-    except OSError as error:
-        raise CannotWrite(
-            f"{path}: cannot write: {error.strerror}; fix: name a folder that exists and that you may write"
-        ) from error
-    try:
-        files = {}
-        for mode, program in programs.items():
-            os.mkdir(os.path.join(folder, mode))
-            files[mode] = os.path.join(folder, mode, os.path.basename(path))
-            save(program, mode, files[mode])
-        first, *others = files.values()
-        for other in others:
-            archive.merge(first, other)
-            os.remove(other)
-        result = check_archive(first)
-        os.replace(first, path)
-        return result
-    except OSError as error:
-        if isinstance(error, ExportError):
-            raise
-        raise CannotWrite(
-            f"{path}: cannot write: {error.strerror or error}; fix: name another file, or make room"
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def loading_hint(programs, error):
+    for program in programs.values():
+        for spec in program.graph_signature.output_specs:
+            if isinstance(getattr(spec.arg, "value", None), str):
+                return f"forward returns the text {spec.arg.value!r}; fix: return tensors and numbers"
+    if "wrap_with_autocast" in str(error):
+        return "torch.no_grad inside torch.autocast is a likely cause; fix: change their order, or detach()"
+    return "fix: another version of PyTorch"
 
 
 def checked(module, programs, file, sizes, args, kwargs):
-    """Compares the archive's programs with the module: {mode: (Difference, sizes)}."""
+    """Compares the archive's programs with the module: {mode: (Difference, sizes)}. Gradients are those of
+    the program that C++ trains."""
     names = {mode: "model" if mode == next(iter(programs)) else archive.EVAL for mode in programs}
     try:
         with quiet():
             loaded = load_pt2(file).exported_programs
     except Exception as error:
         raise DoesNotExport(
-            "PyTorch cannot load the archive that its torch.export.save wrote; fix: another version of "
-            "PyTorch, or --no-check "
-            f"(check=False), which writes the archive all the same. Python says: {last_lines(error)}"
+            "PyTorch cannot load the archive that its torch.export.save wrote: "
+            f"{loading_hint(programs, error)}, or --no-check (check=False), which writes the archive all the "
+            f"same. Python says: {last_lines(error)}"
         ) from error
     return {
         mode: check_mode(
-            mode, lambda mode=mode: in_mode(module, mode), loaded[name], sizes[mode], args, kwargs
+            mode,
+            lambda mode=mode: in_mode(module, mode),
+            loaded[name],
+            sizes[mode],
+            args,
+            kwargs,
+            backward=mode == next(iter(programs)),
         )
         for mode, name in names.items()
     }
 
 
-def summarize(module, path, programs, sizes, checks, notes, begin):
+def summarize(module, path, programs, sizes, checks, notes, warnings, begin):
     first = next(iter(programs))
     counts = collections.Counter()
     for program in programs.values():
@@ -317,6 +291,7 @@ def summarize(module, path, programs, sizes, checks, notes, begin):
         operators=dict(counts),
         checks=checks,
         notes=notes,
+        warnings=warnings,
         num_bytes=os.path.getsize(path),
         seconds=time.perf_counter() - begin,
     )
@@ -326,40 +301,47 @@ def export(module, args=(), kwargs=None, *, path, dynamic_shapes=None, modes="bo
     """Writes the archive `path` (.pt2) and returns a Summary. The module stays as it is.
 
     args, kwargs    example inputs of forward. Sizes below 2 cannot be dynamic.
-    dynamic_shapes  as torch.export.export takes them. None: dimension 0 of every tensor is a batch of at
-                    least 2. {}: no size changes.
+    dynamic_shapes  as torch.export.export takes them, also a ShapesCollection or AdditionalInputs. None:
+                    dimension 0 of every tensor is a batch of at least 2. {}: no size changes.
     modes           "both", "train" or "eval". The module trains as it is if it is in training mode, else
                     after train().
     dtype           converts a copy of the module and the floating-point inputs first: bfloat16, float16,
                     float32 or float64.
-    check           compares outputs and buffers of the archive's programs with the module's, on the example
-                    and on other sizes.
+    check           compares outputs and buffers of the archive's programs with the module's, and gradients
+                    of the program that trains, on the example and on other values and sizes.
 
     Raises Mistake for an argument that cannot be used, DoesNotExport with Python's error, and CannotWrite.
     """
     begin = time.perf_counter()
-    path, args, kwargs = checked_path(path), tuple(args), dict(kwargs or {})
+    path = checked_path(path)
     if modes not in MODES:
         raise Mistake(f"modes is {modes}; fix: one of {', '.join(MODES)}")
     if not isinstance(module, torch.nn.Module):
         raise Mistake(
             f"the model is an object of {type(module).__name__}, and no torch.nn.Module; fix: give the module"
         )
+    if isinstance(args, torch.Tensor):
+        raise Mistake("args is a tensor; fix: a tuple of the arguments, such as (images,)")
+    args, kwargs = tuple(args), dict(kwargs or {})
     with torch.random.fork_rng():
+        args, kwargs, dynamic_shapes, verify = resolve(module, args, kwargs, dynamic_shapes)
+        args, kwargs = copied((args, kwargs))  # torch.export takes one tensor for two inputs as one input
         if dtype is not None:
-            module, args, kwargs = (
-                copy.deepcopy(module).to(dtype_of(dtype)),
-                *converted((args, kwargs), dtype_of(dtype)),
-            )
+            module = copy_of(module, shared=False).to(dtype_of(dtype))
+            args, kwargs = converted((args, kwargs), dtype_of(dtype))
         if dynamic_shapes is None:
             dynamic_shapes = batch_shapes(module, args, kwargs)
         inputs = list_inputs(module, args, kwargs, dynamic_shapes)
         original, module = module, copy_of(module)
-        try_module(module, MODES[modes][0], args, kwargs)
+        for mode in MODES[modes]:
+            try_module(module, mode, args, kwargs)
         notes = attention.prepare(module, copy_of, inputs, args, kwargs)
-        programs = {mode: trace(module, mode, args, kwargs, dynamic_shapes or None) for mode in MODES[modes]}
+        programs = {
+            mode: trace(module, mode, args, kwargs, dynamic_shapes or None, verify) for mode in MODES[modes]
+        }
         sizes = {mode: Sizes(program, inputs) for mode, program in programs.items()}
         checks = write(
             programs, path, lambda file: checked(module, programs, file, sizes, args, kwargs) if check else {}
         )
-    return summarize(original, path, programs, sizes, checks, notes + notes_of(programs), begin)
+    notes, warnings = notes + notes_of(programs), warnings_of(programs, module, args, kwargs)
+    return summarize(original, path, programs, sizes, checks, notes, warnings, begin)

@@ -7,7 +7,7 @@ import inspect
 import torch
 from torch.utils import _pytree
 
-from .errors import Mistake
+from .errors import Mistake, last_lines
 
 MANY = "int_oo"  # how torch.export writes the end of an open range
 
@@ -54,9 +54,34 @@ def step(spec, key):
 
 
 def dimensions_of(spec):
-    if isinstance(spec, dict):
-        return {number: dim for number, dim in spec.items() if dim is not None}
-    return {number: dim for number, dim in enumerate(spec or ()) if dim is not None}
+    """The part of dynamic_shapes for one leaf, by number. An integer has a single mark and no dimensions."""
+    if isinstance(spec, (tuple, list)):
+        spec = dict(enumerate(spec))
+    return {
+        number: dim
+        for number, dim in (spec.items() if isinstance(spec, dict) else ())
+        if dim is not None and not isinstance(dim, int) and dim != torch.export.Dim.STATIC
+    }
+
+
+def resolve(module, args, kwargs, dynamic_shapes):
+    """The arguments, and dynamic_shapes as a plain tree. ShapesCollection knows tensors by their identity, so
+    this comes before tensors are copied. Also returns what checks a program against AdditionalInputs."""
+    verify = getattr(dynamic_shapes, "verify", lambda program: None)
+    if isinstance(dynamic_shapes, (torch.export.ShapesCollection, torch.export.AdditionalInputs)):
+        bound(module, args, kwargs)
+        try:
+            dynamic_shapes = dynamic_shapes.dynamic_shapes(module, args, kwargs)
+        except Exception as error:
+            raise Mistake(
+                "dynamic_shapes does not fit the example inputs; fix: assign shapes to the tensors of args "
+                f"and kwargs themselves. Python says: {last_lines(error)}"
+            ) from error
+    wrapper = getattr(torch.export.dynamic_shapes, "_IntWrapper", ())  # of integers in a ShapesCollection
+    args, kwargs = _pytree.tree_map(
+        lambda leaf: leaf.val if isinstance(leaf, wrapper) else leaf, (tuple(args), dict(kwargs))
+    )
+    return args, kwargs, dynamic_shapes, verify
 
 
 def list_inputs(module, args, kwargs, dynamic_shapes=None):
@@ -128,19 +153,20 @@ class Sizes:
     def __init__(self, program, inputs):
         self.inputs, self.ranges = inputs, program.range_constraints
         by_name = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-        self.shapes = [
-            tuple(getattr(by_name[name].meta.get("val"), "shape", ()))
-            if isinstance(name, str) and name in by_name
-            else ()
-            for name in placeholders(program)
+        values = [
+            by_name[name].meta.get("val") if name in by_name else None for name in placeholders(program)
         ]
+        self.shapes = [tuple(getattr(value, "shape", ())) for value in values]
+        self.numbers = [value if isinstance(value, torch.SymInt) else None for value in values]  # that change
         self.names, self.values = {}, {}
-        for item, shape in zip(inputs, self.shapes):
+        for item, shape, value in zip(inputs, self.shapes, self.numbers):
+            if value is not None:
+                self.note(value.node.expr, item, None, item.value)
             for number, size in enumerate(shape):
                 if isinstance(size, torch.SymInt):
-                    self.note(size.node.expr, item, number)
+                    self.note(size.node.expr, item, number, item.value.shape[number])
 
-    def note(self, expression, item, number):
+    def note(self, expression, item, number, example):
         symbols = expression.free_symbols
         if len(symbols) != 1:
             return
@@ -152,7 +178,7 @@ class Sizes:
         if symbol not in self.values:
             import sympy
 
-            solved = [v for v in sympy.solve(expression - item.value.shape[number], symbol) if v.is_Integer]
+            solved = [v for v in sympy.solve(expression - example, symbol) if v.is_Integer]
             if solved:
                 self.values[symbol] = int(solved[0])
 
@@ -170,8 +196,10 @@ class Sizes:
 
     def input_lines(self):
         lines = []
-        for item, shape in zip(self.inputs, self.shapes):
-            if isinstance(item.value, torch.Tensor):
+        for item, shape, number in zip(self.inputs, self.shapes, self.numbers):
+            if number is not None:
+                lines.append(f"{item.name}: int {self.text(number)}")
+            elif isinstance(item.value, torch.Tensor):
                 dtype = str(item.value.dtype).removeprefix("torch.")
                 lines.append(f"{item.name}: {dtype} [{', '.join(map(self.text, shape))}]")
             else:
@@ -213,11 +241,18 @@ class Sizes:
     def resized(self, args, kwargs, values):
         """The arguments in other sizes. Their values are the example's, repeated."""
         leaves, spec = _pytree.tree_flatten((tuple(args), dict(kwargs)))
+
+        def wanted(size):
+            known = isinstance(size, torch.SymInt) and size.node.expr.free_symbols <= values.keys()
+            return int(size.node.expr.xreplace(values)) if known else None
+
         for position, shape in enumerate(self.shapes):
+            if wanted(self.numbers[position]) is not None:
+                leaves[position] = wanted(self.numbers[position])
             for number, size in enumerate(shape):
-                if isinstance(size, torch.SymInt) and size.node.expr.free_symbols <= values.keys():
-                    leaf, wanted = leaves[position], int(size.node.expr.xreplace(values))
-                    rows = torch.arange(wanted, device=leaf.device) % leaf.shape[number]
+                if wanted(size) is not None:
+                    leaf = leaves[position]
+                    rows = torch.arange(wanted(size), device=leaf.device) % leaf.shape[number]
                     leaves[position] = (
                         leaf.detach().index_select(number, rows).requires_grad_(leaf.requires_grad)
                     )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models by name: of torchvision, timm, transformers, or of the caller's own module."""
 
+import difflib
 import importlib
 import inspect
 import json
@@ -128,6 +129,56 @@ def timm_model(name, options):
     return model, image(model, (size[0], *(patches or size[1:])))
 
 
+def known_values(config):
+    """Names that the configuration has, and that may be given to it."""
+    kind = type(config)
+    settable = [name for name in dir(kind) if getattr(getattr(kind, name), "fset", None) is not None]
+    return {name for name in (*config.to_dict(), *kind.attribute_map, *settable) if not name.startswith("_")}
+
+
+def has_effect(kind, values, key):
+    """Whether an unknown name changes known values: transformers also reads names of its older versions."""
+    try:
+        with_key, without = (vars(kind(**given)) for given in (values, {**values, key: None}))
+        without_key = vars(kind(**{k: v for k, v in values.items() if k != key}))
+    except Exception:  # the name is read, and its value is refused
+        return True
+    return any(
+        {k: v for k, v in state.items() if k != key} != {k: v for k, v in without_key.items() if k != key}
+        for state in (with_key, without)
+    )
+
+
+def config_parts(config, values):
+    """Configurations inside this one that `values` changes: name, class and values."""
+    import transformers
+
+    for key, value in values.items():
+        part = getattr(config, key, None)
+        if isinstance(value, dict) and isinstance(part, transformers.PretrainedConfig):
+            named = value.get("model_type", part.model_type)
+            kind = transformers.CONFIG_MAPPING[named] if named in transformers.CONFIG_MAPPING else type(part)
+            yield key, type(part) if named == part.model_type else kind, value
+
+
+def check_config(kind, values, path=""):
+    """Refuses names that the configuration does not have. transformers would keep them without effect."""
+    try:
+        config = kind()
+    except Exception:  # has no defaults, such as an encoder with a decoder
+        return
+    known = known_values(config)
+    unknown = [key for key in values if key not in known and not key.startswith("_")]
+    unknown = [key for key in unknown if not has_effect(kind, values, key)]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        names = f"{path}{near[0]}" if near else f"one of {', '.join(sorted(known))}"
+        listed = ", ".join(path + key for key in unknown)
+        raise Mistake(f"--config {listed}: {kind.__name__} has no such value; fix: {names}, or leave it out")
+    for key, part, part_values in config_parts(config, values):
+        check_config(part, part_values, f"{path}{key}.")
+
+
 def transformers_model(name, options):
     package = load("transformers", "transformers")
     try:
@@ -155,6 +206,7 @@ def transformers_model(name, options):
                 f"{name} does not say which configuration it has; fix: a model's own class, such as "
                 "GPT2LMHeadModel, or --pretrained"
             )
+        check_config(kind.config_class, values)
         model = call(lambda **v: kind(kind.config_class(**v)), name, values, "--config")
     return model, transformers_inputs(model)
 
