@@ -216,7 +216,10 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
   const auto& program = mode.program;
   auto leaves = mode.arguments.flat(positional, keywords);
   positional.clear();
-  const detail::CallContext context{device_of(leaves), state_->overrides};
+  const detail::CallContext context{.device = device_of(leaves),
+                                    .export_device = program.device,
+                                    .is_training = is_training(),
+                                    .overrides = state_->overrides};
   detail::ValueStack inputs;
   std::size_t next_leaf = 0;
   for (const auto& input : program.inputs) {
@@ -357,7 +360,7 @@ void ExportedModuleImpl::save_archive(const std::string& path) const {
 }
 
 bool ExportedModuleImpl::override_operator(
-    const std::string& name, std::function<void(std::vector<c10::IValue>&)> function) {
+    const std::string& name, std::function<void(std::vector<c10::IValue>&, bool)> function) {
   auto overrides = state_->overrides ? *state_->overrides : detail::OperatorOverrides();
   overrides[name] = std::move(function);
   state_->overrides = std::make_shared<const detail::OperatorOverrides>(std::move(overrides));

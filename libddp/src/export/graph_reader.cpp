@@ -353,6 +353,20 @@ void check_counts(const ExportedProgram& program) {
   }
 }
 
+// That of the first input whose device the archive says.
+at::DeviceType export_device(const Json& graph) {
+  const auto& values = graph.at("tensor_values");
+  for (const auto& input : graph.at("inputs")) {
+    const auto name = input.find("as_tensor");
+    const auto value =
+        name == input.end() ? values.end() : values.find(name->at("name").get<std::string>());
+    if (value != values.end() && value->contains("device")) {
+      return device(value->at("device")).constant()->toDevice().type();
+    }
+  }
+  return at::kCPU;
+}
+
 }  // namespace
 
 const Argument* Node::input(std::string_view argument) const {
@@ -375,6 +389,7 @@ ExportedProgram read_program(const std::string& text) {
   ExportedProgram program;
   const auto& module = json.at("graph_module");
   program.graph = read_graph(module.at("graph"));
+  program.device = export_device(module.at("graph"));
   program.ranges = read_ranges(json.at("range_constraints"));
   program.guards = json.value("guards_code", std::vector<std::string>());
   read_signature(module, program);

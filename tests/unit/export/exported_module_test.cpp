@@ -287,7 +287,7 @@ TEST_CASE("A program that returns new buffers writes them", "[export]") {
 
 TEST_CASE("Operators can be replaced", "[export]") {
   auto module = load(linear_relu());
-  module->override_operator("aten::relu", [](std::vector<c10::IValue>& stack) {
+  module->override_operator("aten::relu", [](std::vector<c10::IValue>& stack, bool) {
     const auto x = stack.at(0).toTensor();
     stack = {x.neg()};
   });

@@ -51,7 +51,9 @@ struct ExportedModuleOptions {
 /// `if self.training` is not in the archive: export both modes then. eval() refuses a training
 /// program with random operators, because it cannot know whether they belong to training only.
 ///
-/// Devices in the program follow the module. Control flow of Python is as it was at the export.
+/// Devices in the program follow the module. So do regions of torch.autocast() for the device of
+/// the export; those for another device have an effect only there. Control flow of Python is as it
+/// was at the export.
 ///
 /// Adapters. models::add_lora(*module, options) adds adapters to the linear layers, which have
 /// Python's names; PEFT's files and merge_lora() work too. Add them before the module is wrapped:
@@ -106,10 +108,11 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
   void save_archive(const std::string& path) const;
 
   /// Calls `function` in place of every operator `name` ("aten::batch_norm") of the program. It
-  /// takes the arguments of the operator's schema from the stack and leaves the results. An
-  /// overload is a part of the name ("aten::add.Tensor"). Returns has_operator().
+  /// takes the arguments of the operator's schema from the stack and leaves the results. Its second
+  /// argument says whether the module trains. An overload is a part of the name
+  /// ("aten::add.Tensor"). Returns has_operator().
   bool override_operator(const std::string& name,
-                         std::function<void(std::vector<c10::IValue>&)> function);
+                         std::function<void(std::vector<c10::IValue>&, bool is_training)> function);
   bool has_operator(const std::string& name) const;  ///< in the program of any mode
   bool overrides(const std::string& name) const;     ///< whether override_operator() was called
 
