@@ -142,13 +142,19 @@ void while_loop(const Graphs& graphs, ValueStack& stack, const CallContext& cont
     values.insert(values.end(), additional.begin(), additional.end());
     return values;
   };
-  for (;;) {
+  const auto goes_on = [&] {
     const auto condition = run(*graphs[0], inputs(), context);
     require(condition.size() == 1);
-    if (!truth(condition[0])) {
-      break;
-    }
+    return truth(condition[0]);
+  };
+  bool has_run = false;
+  for (; goes_on(); has_run = true) {
     carried = run(*graphs[1], inputs(), context);
+  }
+  for (auto& value : carried) {  // as in Python, results are never the inputs themselves
+    if (!has_run && value.isTensor()) {
+      value = value.toTensor().clone();
+    }
   }
   stack = std::move(carried);
 }
