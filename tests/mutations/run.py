@@ -7,17 +7,19 @@
     tests/mutations/run.sh --again reduce       the same, and also those that an earlier call has caught
     tests/mutations/run.sh --check              only compares the tables with the sources; builds nothing
 
-A table, <area>.yaml, is a list of mutations:
+A table, <area>.yaml, is a list of mutations. A comment names the page and the section whose promises the
+mutations below it break. Each promise has one mutation.
 
-    - name: comm_streams_look_alike
+    # semantics.md: Collectives
+    - name: comm_mean_not_divided
       why: what goes wrong (optional)
-      expect: [gpu_nccl_works_r2]
+      expect: [communicator_r2]
       edits:
-      - file: libddp/src/comm/nccl/nccl_work.cpp
+      - file: libddp/src/comm/mpi/mpi_communicator.cpp
         old: |2
-            return number;
+            if (op == ReduceOp::Avg && !divides_first) {
         new: |2
-            return 1;
+            if (false) {
 
 `expect` holds regular expressions of whole test names; one of these tests must fail. `old` holds whole lines
 that occur exactly once in the file. The 2 behind the bar keeps the indentation of the first line.
