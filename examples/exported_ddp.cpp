@@ -44,12 +44,14 @@ ddp::ExportedModule make_module(const ddp::Context& ctx, const ddp::Config& cfg,
   return module;
 }
 
-/// Adds the settings to errors about the shape of images.
-template <typename Function>
-auto with_image_shape(const Function& run) {
+/// A forward of images, which get the parameters' dtype. Adds the settings to errors about their
+/// sizes.
+template <typename Net, typename... Targets>
+c10::IValue forward_images(Net& net, const at::Tensor& images, c10::ScalarType dtype,
+                           const Targets&... targets) {
   try {
-    return run();
-  } catch (const ddp::SettingsError& error) {
+    return net.forward(examples::as_input(images, dtype), targets...);
+  } catch (const ddp::InputSizeError& error) {
     throw ddp::SettingsError(std::string(error.what()) +
                              " (data.image_size and data.channels set the shape of images)");
   }
@@ -75,24 +77,21 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const Run& run) {
       .model = model,
       .module = *module,
       .forward =
-          [&](const at::Tensor& images) {
-            return scores(with_image_shape([&] { return model.forward(images); }));
-          },
+          [&](const at::Tensor& images) { return scores(forward_images(model, images, dtype)); },
       .ema_decay = settings.ema_decay};
   const bool in_graph = settings.loss == LossKind::InGraph;
   if (in_graph) {
     classifier.own_loss = [&](const ddp::Batch& batch) {
-      return loss(with_image_shape([&] { return model.forward(batch.data, batch.target); }));
+      return loss(forward_images(model, batch.data, dtype, batch.target));
     };
   }
   examples::rehearse_evaluation(ctx, cfg, *module, data.test->size(), [&](int64_t size) {
     auto shape = data.test->layout().value().shape;
     shape.insert(shape.begin(), size);
-    const auto images = torch::zeros(shape, at::TensorOptions(ctx.device()).dtype(dtype));
+    const auto images = torch::zeros(shape, at::TensorOptions(ctx.device()));
     const auto target = torch::zeros({size}, images.options().dtype(torch::kInt64));
-    with_image_shape([&] {
-      return in_graph ? loss(module->forward(images, target)) : scores(module->forward(images));
-    });
+    return in_graph ? loss(forward_images(*module, images, dtype, target))
+                    : scores(forward_images(*module, images, dtype));
   });
   examples::train_images(ctx, cfg, data, classifier, kProgram);
   examples::save_trained(module, settings, run.lora, ctx);

@@ -12,6 +12,13 @@ namespace {
 
 using ddp::concat;
 
+// The sum of the losses of labels that count. Without any the mean is NaN, and the sum 0.
+at::Tensor loss_sum(const at::Tensor& mean, const at::Tensor& labels) {
+  const auto num_counted = labels.ne(models::kIgnoredLabel).sum();
+  const auto sum = mean * num_counted;
+  return torch::where(num_counted.gt(0), sum, torch::zeros_like(sum));
+}
+
 models::LmOutput next_token_loss(const at::Tensor& logits, const at::Tensor& labels,
                                  int64_t vocab_size) {
   if (logits.dim() != 3 || logits.size(0) != labels.size(0) || logits.size(1) != labels.size(1)) {
@@ -29,8 +36,7 @@ models::LmOutput next_token_loss(const at::Tensor& logits, const at::Tensor& lab
   const auto flat_labels = labels.reshape(-1);
   const auto result = ddp::ops::cross_entropy(logits.reshape({-1, logits.size(2)}), flat_labels,
                                               {.ignore_index = models::kIgnoredLabel});
-  const auto num_counted = flat_labels.ne(models::kIgnoredLabel).sum();
-  return {.loss_sum = result.loss * num_counted, .num_correct = result.num_correct};
+  return {.loss_sum = loss_sum(result.loss, flat_labels), .num_correct = result.num_correct};
 }
 
 template <typename Net>
@@ -38,7 +44,7 @@ models::LmOutput loss_of(Net& net, const at::Tensor& ids, const at::Tensor& labe
                          const ExportedSettings& settings, int64_t vocab_size) {
   if (settings.loss == LossKind::InGraph) {
     const auto mean = loss_in_graph(net.forward(ids, labels), settings.output);
-    return {.loss_sum = mean * labels.ne(models::kIgnoredLabel).sum(), .num_correct = {}};
+    return {.loss_sum = loss_sum(mean, labels), .num_correct = {}};
   }
   return next_token_loss(select_output(net.forward(ids), settings.output), labels, vocab_size);
 }

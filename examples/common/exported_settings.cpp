@@ -208,6 +208,10 @@ ddp::ExportedModule make_exported(const ExportedSettings& settings, const ddp::C
   return module;
 }
 
+at::Tensor as_input(const at::Tensor& input, c10::ScalarType parameter_dtype) {
+  return input.is_floating_point() ? input.to(parameter_dtype) : input;
+}
+
 at::Tensor select_output(const c10::IValue& outputs, const std::string& name) {
   const auto named = named_outputs(outputs);
   for (const auto& [key, value] : named) {

@@ -4,7 +4,6 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,6 +57,9 @@ ExportedData choose_data(const ddp::Config& cfg, const ExportedSettings& model,
 /// that the run needs.
 ddp::ExportedModule make_exported(const ExportedSettings& settings, const ddp::Config& cfg,
                                   const ddp::CommunicatorPtr& communicator);
+
+/// `input` in the dtype of the parameters, if it has floating-point numbers.
+at::Tensor as_input(const at::Tensor& input, c10::ScalarType parameter_dtype);
 
 /// The output that model.output names: of one tensor that tensor, else the first or the named one.
 /// Throws SettingsError if there is no such tensor.

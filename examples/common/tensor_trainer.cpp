@@ -43,8 +43,7 @@ SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& da
     const auto& tensors = rows.tensors;
     std::map<std::string, c10::IValue> arguments;
     for (std::size_t i = 0; i + (has_target ? 1 : 0) < tensors.size(); ++i) {
-      const bool is_cast = dtype == torch::kBFloat16 && tensors[i].is_floating_point();
-      arguments.emplace(data.names[i], is_cast ? tensors[i].to(dtype) : tensors[i]);
+      arguments.emplace(data.names[i], as_input(tensors[i], dtype));
     }
     const auto outputs = forward(arguments);
     if (!has_target) {

@@ -19,8 +19,8 @@ struct TensorForwards {
   Forward module;  ///< without the wrapper, which may communicate
 };
 
-/// Trains as the settings say, with evaluations and checkpoints. Floating-point arguments have the
-/// dtype of bf16 parameters. Collective.
+/// Trains as the settings say, with evaluations and checkpoints. Floating-point arguments get the
+/// dtype of the parameters. Collective.
 SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& data,
                         const SampleModel& wrapped, const ExportedSettings& settings,
                         const TensorForwards& forwards);

@@ -10,6 +10,7 @@ did.
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,8 +18,19 @@ import unittest
 
 try:
     import torch
+    from exported_ddp_models import (
+        ImageLoss,
+        Images,
+        Language,
+        LanguageLoss,
+        Regression,
+        RegressionLoss,
+        Segmenter,
+        export,
+        make_files,
+    )
+    from safetensors import safe_open
     from safetensors.torch import load_file, save_file
-    from torch import nn
     from torch.nn import functional as F
 except ImportError as error:
     print("skipped:", error)
@@ -27,120 +39,6 @@ except ImportError as error:
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RANKS = int(sys.argv.pop()) if len(sys.argv) > 2 else 1
 PROGRAM = os.path.abspath(sys.argv.pop())
-VOCABULARY = 61  # of data/text-sample
-
-
-class Regression(nn.Module):
-    """Two inputs, dropout, and a parameter under two names."""
-
-    def __init__(self, dropout=0.1):
-        super().__init__()
-        self.first, self.second, self.head = nn.Linear(3, 16), nn.Linear(16, 16), nn.Linear(16, 1)
-        self.again = self.second
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x, y):
-        h = torch.tanh(self.first(torch.cat([x, y], 1)))
-        return self.head(self.dropout(torch.tanh(self.again(torch.tanh(self.second(h))))))
-
-
-class RegressionLoss(Regression):
-    def forward(self, x, y, target):
-        prediction = super().forward(x, y).squeeze(1)
-        return {"prediction": prediction, "loss": F.mse_loss(prediction, target)}
-
-
-class Segmenter(nn.Module):
-    """The classes of pixels, behind another output."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
-
-    def forward(self, x):
-        return {"mean": x.mean(), "classes": self.layers(x)}
-
-
-class Language(nn.Module):
-    """One layer of causal attention."""
-
-    def __init__(self, vocabulary=VOCABULARY):
-        super().__init__()
-        self.embedding, self.positions = nn.Embedding(vocabulary, 32), nn.Embedding(64, 32)
-        self.norm, self.qkv, self.head = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, vocabulary)
-
-    def forward(self, ids):
-        x = self.embedding(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
-        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        x = x + F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
-        return self.head(x)
-
-
-class LanguageLoss(Language):
-    def forward(self, ids, labels):
-        return F.cross_entropy(super().forward(ids).flatten(0, 1), labels.flatten())
-
-
-class SmallLanguage(Language):
-    def __init__(self):
-        super().__init__(20)
-
-
-class SmallLanguageLoss(LanguageLoss):
-    def __init__(self):
-        super().__init__(20)
-
-
-class ImageLoss(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(3, 8, 3, 2), nn.Linear(8, 10)
-
-    def forward(self, images, labels):
-        scores = self.head(torch.relu(self.conv(images)).mean((2, 3)))
-        return F.cross_entropy(scores, labels), scores
-
-
-def export(model, *inputs, shapes=None):
-    torch.manual_seed(3)
-    net = model()
-    batch = torch.export.Dim("batch", min=1)
-    shapes = shapes or tuple({0: batch} for _ in inputs)
-    torch.export.save(
-        torch.export.export(net.train(), inputs, dynamic_shapes=shapes), f"{model.__name__}.pt2"
-    )
-
-
-def export_language(model, num_inputs):
-    batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=2, max=64)
-    inputs = [torch.randint(20, (3, 10)) for _ in range(num_inputs)]  # one tensor twice would be one input
-    export(model, *inputs, shapes=tuple({0: batch, 1: length} for _ in range(num_inputs)))
-
-
-def make_files():
-    torch.manual_seed(4)
-    x, y = torch.randn(500, 2), torch.randn(500, 1)
-    target = x[:, 0] * x[:, 1] + torch.sin(y[:, 0])
-    parts = {"train": slice(0, 397), "eval": slice(397, 500)}  # no number of ranks divides either
-    images = torch.randn(203, 1, 8, 8)
-    labels = (images[:, 0] > 0).long() + (images[:, 0] > 1).long()
-    labels[:80, :5] = -100  # unevenly, so that ranks count different numbers
-    labels[160:, 0] = -100
-    for name, rows in parts.items():
-        save_file({"x": x[rows], "y": y[rows], "target": target[rows]}, f"{name}.safetensors")
-        save_file(
-            {"x": x[rows], "y": y[rows], "target": (target[rows] > 0).to(torch.int32)},
-            f"{name}_signs.safetensors",
-        )
-    save_file({"x": images, "labels": labels}, "pixels.safetensors")
-    export(Regression, *[torch.randn(4, n) for n in (2, 1)])
-    export(RegressionLoss, torch.randn(4, 2), torch.randn(4, 1), torch.randn(4))
-    export(Segmenter, torch.randn(4, 1, 8, 8))
-    export(ImageLoss, torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.int64))
-    export_language(Language, 1)
-    export_language(LanguageLoss, 2)
-    export_language(SmallLanguage, 1)
-    export_language(SmallLanguageLoss, 2)
 
 
 class ExportedDdp(unittest.TestCase):
@@ -409,6 +307,76 @@ class ExportedDdp(unittest.TestCase):
                 )
                 self.assertIn("adapters on 2 layers", again)
                 self.assertEqual(load_file(f"{folder}/adapter_model.safetensors").keys(), expected)
+
+    def test_archives_of_other_dtypes(self):
+        images = torch.randn(4, 3, 32, 32)
+        for dtype in (torch.float16, torch.bfloat16, torch.float64):
+            export(Regression, *[torch.randn(4, n) for n in (2, 1)], dtype=dtype)
+            export(Images, images, dtype=dtype)
+            export(ImageLoss, images, torch.zeros(4, dtype=torch.int64), dtype=dtype)
+            name = str(dtype).replace("torch.", "")
+            cases = (
+                (Regression, "model.loss=mse", "tensors.path=train.safetensors", "tensors.eval_rows=100"),
+                (Images, f"data.path={ROOT}/data/cifar10-sample", "data.num_samples=163"),
+                (
+                    ImageLoss,
+                    "model.loss=in_graph",
+                    f"data.path={ROOT}/data/cifar10-sample",
+                    "data.num_samples=163",
+                ),
+            )
+            for model, *settings in cases:
+                with self.subTest(f"{model.__name__}_{name}"):
+                    output = self.run_on(
+                        RANKS,
+                        f"model.path={model.__name__}_{name}.pt2",
+                        "model.save_weights=weights.safetensors",
+                        "lr_schedule.lr=0.01",
+                        "train.epochs=2",
+                        *settings,
+                    )
+                    self.number(r"test (?:loss|accuracy) +([0-9.]+)", output)
+                    for weight in load_file("weights.safetensors").values():
+                        self.assertEqual(weight.dtype, dtype)
+                        self.assertTrue(weight.isfinite().all())
+
+    def test_rows_without_targets(self):
+        pathlib.Path("masked").mkdir()
+        source = pathlib.Path(ROOT, "data/text-sample")
+        shutil.copy(source / "vocabulary.safetensors", "masked")
+        for split in ("train", "eval"):
+            file = source / f"{split}.safetensors"
+            tensors = load_file(file)
+            numbers = torch.arange(len(tensors["tokens"]))
+            tensors["targets"] = (numbers // 96 % 2).to(torch.uint8)  # rows of 32 with none
+            with safe_open(file, "pt") as opened:
+                save_file(tensors, f"masked/{split}.safetensors", opened.metadata())
+        for model, loss in ((Language, "cross_entropy"), (LanguageLoss, "in_graph")):
+            with self.subTest(loss):
+                output, net = self.trained(
+                    model,
+                    f"model.loss={loss}",
+                    "tokens.path=masked",
+                    "tokens.max_seq_len=32",
+                    "train.max_steps=20",
+                    "train.batch_size=1",
+                    "train.eval_batch_size=1",
+                    "train.eval_first=true",
+                )
+                self.assertTrue(all(weight.isfinite().all() for weight in net.state_dict().values()))
+                after, count = re.search(
+                    r"eval loss .*, ([0-9.]+) after.* over (\d+) targets", output
+                ).groups()
+                ids, targets = tensors["tokens"].to(torch.int64), tensors["targets"].bool()
+                total = 0.0
+                with torch.no_grad():
+                    for start in range(0, len(ids) - 1, 32):
+                        end = min(start + 32, len(ids) - 1)
+                        labels = ids[start + 1 : end + 1].where(targets[start + 1 : end + 1], -100)
+                        scores = Language.forward(net, ids[None, start:end])[0]
+                        total += F.cross_entropy(scores, labels, reduction="sum").item()
+                self.assertEqual(int(count), targets[1:].sum().item())
+                self.assertAlmostEqual(total / int(count), float(after), delta=2e-4)
 
     def check_refusals(self, cases, *common):
         if RANKS > 1:

@@ -58,6 +58,8 @@ case $scenario in
     refused 64 "the size is 48, and the export allows only 32" data.image_size=48
     refused 64 "the size is 1, and the export allows only 3" data.channels=1
     refused 64 "data.image_size and data.channels set the shape of images" data.channels=1
+    ! { (run "$work/refused.log" model.loss=in_graph); grep -q "set the shape of images" "$work/refused.log"; } ||
+      fail "a number of arguments has the hint about shapes"
     refused 65 "the data has 11 classes, but the output of model.path has 10" data.num_classes=11
     refused 64 "model.output=1 does not exist; the program returns: 0" model.output=1
     refused 64 "model.loss=mse needs the targets of a file" model.loss=mse

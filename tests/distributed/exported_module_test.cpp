@@ -183,6 +183,26 @@ TEST_CASE("batch norms of an exported module take the statistics of all ranks") 
   CHECK(torch::allclose(model.forward(x).toTensor(), plain->forward(x).toTensor(), 1e-5, 1e-6));
 }
 
+// Without running estimates the operator normalizes by the batch in evaluation too.
+TEST_CASE("an evaluation of a norm without running estimates is of one rank alone") {
+  ArchiveBuilder archive;
+  archive.parameter("norm.weight", at::full({4}, 2.0F)).parameter("norm.bias", at::ones({4}));
+  archive.input("x", {symbol("s0"), integer(4)});
+  auto arguments = norm_arguments();
+  arguments[3].second = arguments[4].second = {{"as_none", true}};
+  arguments.emplace_back("cudnn_enabled", truth(false));
+  archive.node("torch.ops.aten.batch_norm.default", arguments, {tensor("y")});
+  archive.output(tensor("y"));
+  auto module = on_device(archive);
+  const auto plain = copy_of(module);
+  convert_sync_batchnorm(*module, group());
+  const auto x = batch_of(rank(), 0, 4), all = concatenated(0, 4);
+  CHECK(torch::allclose(module->forward(x).toTensor(),
+                        plain->forward(all).toTensor().narrow(0, rank() * 3, 3), 1e-5, 1e-6));
+  module->eval();
+  CHECK(torch::allclose(module->forward(x).toTensor(), plain->forward(x).toTensor(), 1e-5, 1e-6));
+}
+
 // A block of x -> x w, and w v, which the loss does not use.
 TEST_CASE("a checkpointed block may have parameters that the loss does not use") {
   ArchiveBuilder archive;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "export/graph_operands.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -17,58 +18,23 @@ namespace {
 constexpr std::string_view kLinear = "torch.ops.aten.linear.default";
 constexpr std::string_view kWeight = ".weight";
 
-/// A layer's index by the name of its weight's value in a graph.
-using LayersByValue = std::map<std::string, std::size_t>;
+/// A weight's index by the name of its value in a graph.
+using WeightsByValue = std::map<std::string, std::size_t>;
 
-const std::size_t* find_layer(const LayersByValue& layers, const Argument* argument) {
+const std::size_t* find_weight(const WeightsByValue& weights, const Argument* argument) {
   const auto* name = argument ? argument->name() : nullptr;
-  const auto found = name ? layers.find(name->name) : layers.end();
-  return found == layers.end() ? nullptr : &found->second;
+  const auto found = name ? weights.find(name->name) : weights.end();
+  return found == weights.end() ? nullptr : &found->second;
 }
 
-const std::size_t* called_layer(const Node& node, const LayersByValue& layers) {
-  return node.target == kLinear ? find_layer(layers, node.input("weight")) : nullptr;
+const std::size_t* linear_weight(const Node& node, const WeightsByValue& weights) {
+  return node.target == kLinear ? find_weight(weights, node.input("weight")) : nullptr;
 }
 
-bool has_graph(const Node& node) {
-  return std::any_of(node.inputs.begin(), node.inputs.end(),
-                     [](const NamedArgument& input) { return input.value.graph() != nullptr; });
-}
-
-// The values that a node with graphs passes unchanged to every run of them. They are the last
-// inputs of each graph: cond, while_loop, scan and map end with a list of them, and the other
-// operators with the values themselves.
-std::vector<const Argument*> shared_operands(const Node& node) {
-  std::vector<const Argument*> operands;
-  if (const auto* list = node.inputs.back().value.list()) {
-    for (const auto& item : *list) {
-      operands.push_back(&item);
-    }
-    return operands;
-  }
-  for (const auto& input : node.inputs) {
-    if (input.value.graph() != nullptr) {
-      operands.clear();
-    } else {
-      operands.push_back(&input.value);
-    }
-  }
-  return operands;
-}
-
-// The layers by the names that their weights have in a graph of the node.
-LayersByValue layers_inside(const Node& node, const Graph& inner, const LayersByValue& layers) {
-  LayersByValue inside;
-  const auto operands = shared_operands(node);
-  const auto count = std::min(operands.size(), inner.inputs.size());
-  for (std::size_t i = 1; i <= count; ++i) {  // from the end
-    const auto* layer = find_layer(layers, operands[operands.size() - i]);
-    const auto* name = inner.inputs[inner.inputs.size() - i].name();
-    if (layer != nullptr && name != nullptr) {
-      inside.emplace(name->name, *layer);
-    }
-  }
-  return inside;
+// Only weights that each run of the graph gets: a carried value is another one in the next run.
+WeightsByValue weights_inside(const GraphOperands& operands, const Graph& inner,
+                              const WeightsByValue& weights) {
+  return known_inside(operands, inner, weights, operands.values.size() - operands.num_shared);
 }
 
 /// Who reads the weights.
@@ -83,17 +49,17 @@ class WeightUses {
   explicit WeightUses(std::size_t num_weights) : uses_(num_weights) {}
   const Uses& of(std::size_t weight) const { return uses_[weight]; }
 
-  void search(const Graph& graph, const LayersByValue& weights) {
+  void search(const Graph& graph, const WeightsByValue& weights) {
     for (const auto& node : graph.nodes) {
-      const auto* weight = called_layer(node, weights);
+      const auto* weight = linear_weight(node, weights);
       if (weight != nullptr) {
         uses_[*weight].is_linear = true;
         uses_[*weight].modules.insert(node.module);
       }
-      std::vector<const Argument*> passed;
+      GraphOperands passed;
       if (has_graph(node)) {
-        passed = shared_operands(node);
-        search_inside(node, weights);
+        passed = graph_operands(node);
+        search_inside(node, passed, weights);
       }
       for (const auto& input : node.inputs) {
         if (weight == nullptr || input.name != "weight") {
@@ -107,21 +73,23 @@ class WeightUses {
   }
 
  private:
-  void search_inside(const Node& node, const LayersByValue& weights) {
+  void search_inside(const Node& node, const GraphOperands& operands,
+                     const WeightsByValue& weights) {
     for (const auto& input : node.inputs) {
       if (const auto* inner = input.value.graph()) {
-        search(**inner, layers_inside(node, **inner, weights));
+        search(**inner, weights_inside(operands, **inner, weights));
       }
     }
   }
 
-  // `passed` are operands whose uses are in the node's graphs.
-  void note_others(const Argument& argument, const std::vector<const Argument*>& passed,
-                   const LayersByValue& weights) {
-    if (std::find(passed.begin(), passed.end(), &argument) != passed.end()) {
+  // The uses of shared operands are in the node's graphs.
+  void note_others(const Argument& argument, const GraphOperands& passed,
+                   const WeightsByValue& weights) {
+    const auto shared = passed.shared();
+    if (std::find(shared.begin(), shared.end(), &argument) != shared.end()) {
       return;
     }
-    if (const auto* weight = find_layer(weights, &argument)) {
+    if (const auto* weight = find_weight(weights, &argument)) {
       uses_[*weight].is_other = true;
     }
     if (const auto* list = argument.list()) {
@@ -153,26 +121,98 @@ std::string layer_name(const std::vector<std::string>& parameters,
   return first;
 }
 
+// Whether two names are of one module of Python: then the bias is one too.
+bool is_one_module(const std::string& a, const std::string& b, const TensorMap& tensors) {
+  const auto first = tensors.find(a + ".bias"), second = tensors.find(b + ".bias");
+  return first != tensors.end() && second != tensors.end() && first->second.is_same(second->second);
+}
+
+// The modules that call a weight of several names, each with its names. Fewer than two: all calls
+// are of one layer.
+std::vector<std::vector<std::string>> calling_modules(const std::vector<std::string>& parameters,
+                                                      const std::set<std::string>& modules,
+                                                      const TensorMap& tensors) {
+  std::vector<std::vector<std::string>> callers;
+  for (const auto& parameter : parameters) {
+    const auto layer = layer_of(parameter);
+    if (layer.empty() || modules.count(layer) == 0) {
+      continue;
+    }
+    const auto same = std::find_if(callers.begin(), callers.end(), [&](const auto& names) {
+      return is_one_module(names.front(), layer, tensors);
+    });
+    if (same == callers.end()) {
+      callers.push_back({layer});
+    } else {
+      same->push_back(layer);
+    }
+  }
+  return callers;
+}
+
+/// The adapters of a program by their weights.
+struct AdaptedWeights {
+  WeightsByValue by_value;                         // indexes of `adapters`
+  std::vector<std::vector<std::size_t>> adapters;  // of each weight
+
+  // nullptr if no adapter is on the node.
+  const std::size_t* adapter_of(const Node& node, const WeightsByValue& weights,
+                                const std::vector<ProgramAdapter>& all) const {
+    const auto* weight = linear_weight(node, weights);
+    if (weight == nullptr) {
+      return nullptr;
+    }
+    const auto& candidates = adapters[*weight];
+    const auto found = std::find_if(candidates.begin(), candidates.end(), [&](std::size_t i) {
+      return all[i].linear.is_called_by(node.module);
+    });
+    return found == candidates.end() ? nullptr : &*found;
+  }
+};
+
+AdaptedWeights adapted_weights(const ExportedProgram& program,
+                               const std::vector<ProgramAdapter>& adapters) {
+  AdaptedWeights weights;
+  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
+    const auto* value = program.graph.inputs[i].name();
+    std::vector<std::size_t> on_weight;
+    for (std::size_t k = 0; k < adapters.size(); ++k) {
+      if (adapters[k].linear.weights.count(program.inputs[i].target) != 0) {
+        on_weight.push_back(k);
+      }
+    }
+    if (value != nullptr && program.inputs[i].kind == InputKind::Parameter && !on_weight.empty()) {
+      weights.by_value.emplace(value->name, weights.adapters.size());
+      weights.adapters.push_back(std::move(on_weight));
+    }
+  }
+  return weights;
+}
+
 /// Adds the nodes of adapters to graphs.
 class BranchInsertion {
  public:
-  BranchInsertion(const std::vector<ProgramAdapter>& adapters, bool training)
-      : adapters_(adapters), training_(training) {}
+  BranchInsertion(const std::vector<ProgramAdapter>& adapters, const AdaptedWeights& weights,
+                  bool training)
+      : adapters_(adapters), weights_(weights), training_(training) {}
 
+  void insert(Graph& graph) const { insert(graph, weights_.by_value); }
+
+ private:
   // Returns the adapters that the graph or a graph in it calls. Their parameters must become inputs
   // of the graph.
-  std::set<std::size_t> insert(Graph& graph, const LayersByValue& layers) const {
+  std::set<std::size_t> insert(Graph& graph, const WeightsByValue& weights) const {
     std::set<std::size_t> used;
     std::vector<Node> nodes;
     for (auto& node : graph.nodes) {
       if (has_graph(node)) {
-        used.merge(insert_inside(node, layers));
+        used.merge(insert_inside(node, weights));
       }
-      const auto* layer = called_layer(node, layers);
+      const auto* adapter = weights_.adapter_of(node, weights, adapters_);
       const bool has_result = node.outputs.size() == 1 && node.outputs[0].name() != nullptr;
-      if (layer != nullptr && has_result) {
-        used.insert(*layer);
-        add_branch(std::move(node), adapters_[*layer], nodes);
+      if (adapter != nullptr && has_result) {
+        used.insert(*adapter);
+        add_branch(std::move(node), adapters_[*adapter], nodes);
       } else {
         nodes.push_back(std::move(node));
       }
@@ -181,15 +221,15 @@ class BranchInsertion {
     return used;
   }
 
- private:
   // All graphs of a node take the same operands.
-  std::set<std::size_t> insert_inside(Node& node, const LayersByValue& layers) const {
+  std::set<std::size_t> insert_inside(Node& node, const WeightsByValue& weights) const {
     std::set<std::size_t> used;
     std::vector<std::pair<Argument*, std::shared_ptr<Graph>>> copies;
+    const auto operands = graph_operands(node);
     for (auto& input : node.inputs) {
       if (const auto* inner = input.value.graph()) {
         auto copy = std::make_shared<Graph>(**inner);
-        used.merge(insert(*copy, layers_inside(node, **inner, layers)));
+        used.merge(insert(*copy, weights_inside(operands, **inner, weights)));
         copies.emplace_back(&input.value, std::move(copy));
       }
     }
@@ -268,6 +308,7 @@ class BranchInsertion {
   }
 
   const std::vector<ProgramAdapter>& adapters_;
+  const AdaptedWeights& weights_;
   bool training_;
 };
 
@@ -315,7 +356,7 @@ std::string lora_b_name(const std::string& layer) {
 std::vector<ProgramLinear> find_linears(const ExportedProgram& program, const TensorMap& tensors) {
   std::map<const at::TensorImpl*, std::size_t> weights;
   std::vector<std::vector<std::string>> names;  // of each weight
-  LayersByValue by_value;
+  WeightsByValue by_value;
   for (std::size_t i = 0; i < program.inputs.size(); ++i) {
     const auto& input = program.inputs[i];
     const auto* value = program.graph.inputs[i].name();
@@ -334,9 +375,23 @@ std::vector<ProgramLinear> find_linears(const ExportedProgram& program, const Te
   uses.search(program.graph, by_value);
   std::vector<ProgramLinear> linears;
   for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::set<std::string> of_weight(names[i].begin(), names[i].end());
+    const auto callers = calling_modules(names[i], uses.of(i).modules, tensors);
+    if (callers.size() > 1) {
+      for (const auto& caller : callers) {
+        linears.push_back({.layer = caller.front(),
+                           .weights = of_weight,
+                           .callers = {caller.begin(), caller.end()},
+                           .has_other_uses = true});
+      }
+      continue;
+    }
     const auto layer = layer_name(names[i], uses.of(i).modules);
     if (uses.of(i).is_linear && !layer.empty()) {
-      linears.push_back({layer, {names[i].begin(), names[i].end()}, uses.of(i).is_other});
+      linears.push_back({.layer = layer,
+                         .weights = of_weight,
+                         .callers = {},
+                         .has_other_uses = uses.of(i).is_other});
     }
   }
   return linears;
@@ -344,28 +399,26 @@ std::vector<ProgramLinear> find_linears(const ExportedProgram& program, const Te
 
 void add_adapters(ExportedProgram& program, const std::vector<ProgramAdapter>& adapters,
                   bool training) {
-  LayersByValue layers;
-  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
-    const auto* value = program.graph.inputs[i].name();
-    for (std::size_t k = 0; k < adapters.size(); ++k) {
-      if (value != nullptr && program.inputs[i].kind == InputKind::Parameter &&
-          adapters[k].linear.weights.count(program.inputs[i].target) != 0) {
-        layers.emplace(value->name, k);
+  const auto weights = adapted_weights(program, adapters);
+  WeightUses uses(weights.adapters.size());
+  uses.search(program.graph, weights.by_value);
+  for (std::size_t i = 0; i < weights.adapters.size(); ++i) {
+    const auto& modules = uses.of(i).modules;
+    for (const auto k : weights.adapters[i]) {
+      const auto& linear = adapters[k].linear;
+      const bool is_called =
+          std::any_of(modules.begin(), modules.end(),
+                      [&](const std::string& module) { return linear.is_called_by(module); });
+      if (!is_called && (uses.of(i).is_linear || uses.of(i).is_other)) {
+        throw SettingsError(concat("the layer ", printable(linear.layer),
+                                   " is no aten.linear in the program of ",
+                                   training ? "training" : "evaluation",
+                                   ", so its adapter would have no effect there; fix: export both "
+                                   "modes without run_decompositions()"));
       }
     }
   }
-  WeightUses uses(adapters.size());
-  uses.search(program.graph, layers);
-  for (std::size_t k = 0; k < adapters.size(); ++k) {
-    if (!uses.of(k).is_linear && uses.of(k).is_other) {
-      throw SettingsError(concat("the layer ", printable(adapters[k].linear.layer),
-                                 " is no aten.linear in the program of ",
-                                 training ? "training" : "evaluation",
-                                 ", so its adapter would have no effect there; fix: export both "
-                                 "modes without run_decompositions()"));
-    }
-  }
-  BranchInsertion(adapters, training).insert(program.graph, layers);
+  BranchInsertion(adapters, weights, training).insert(program.graph);
   add_inputs(program, adapters);
 }
 

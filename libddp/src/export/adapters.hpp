@@ -15,11 +15,18 @@ namespace ddp::detail {
 struct ProgramLinear {
   std::string layer;              ///< "model.layers.0.self_attn.q_proj"
   std::set<std::string> weights;  ///< Python's names of the weight: several if it is tied
-  bool has_other_uses = false;    ///< another operator reads the weight too
+  /// The modules whose calls are the layer's, where several modules call one weight. Empty: all.
+  std::set<std::string> callers = {};
+  bool has_other_uses = false;  ///< another operator or layer reads the weight too
+
+  bool is_called_by(const std::string& module) const {
+    return callers.empty() || callers.count(module) != 0;
+  }
 };
 
 /// In the order of the program's inputs, also from graphs in the graph. `tensors` says which names
-/// are tied. Of several names, the layer has that of the module that made the call, else the first.
+/// are tied. Modules that share a weight and have their own bias, or none, are a layer each if both
+/// call it. Else a layer of several names has that of the module that made the call, or the first.
 std::vector<ProgramLinear> find_linears(const ExportedProgram& program, const TensorMap& tensors);
 
 struct ProgramAdapter {

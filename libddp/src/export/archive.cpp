@@ -19,6 +19,8 @@ namespace ddp::detail {
 namespace {
 
 constexpr std::size_t kMaxTableBytes = std::size_t{1} << 28;
+constexpr std::size_t kMaxTableGrowth = 4096;  // of the zip's directory; more is reallocated
+constexpr const char* kWeights = "data/weights/";
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
   throw ReadError(
@@ -97,6 +99,21 @@ at::Tensor tensor_in(const at::Storage& storage, const nlohmann::json& meta) {
   return at::empty({0}, at::dtype(dtype)).set_(storage, offset, sizes, strides);
 }
 
+std::string weights_table(const std::string& program) {
+  return concat(kWeights, program, "_weights_config.json");
+}
+
+// The table of weights, in which parameters have a gradient where `tensors` have. Its order stays.
+std::string frozen_like(const std::string& table, const TensorMap& tensors) {
+  auto json = parse_bounded_json<nlohmann::ordered_json>(table, kMaxJsonDepth);
+  for (auto& [name, payload] : json.at("config").items()) {
+    if (payload.at("is_param").get<bool>()) {
+      payload.at("tensor_meta").at("requires_grad") = tensors.at(name).requires_grad();
+    }
+  }
+  return json.dump();
+}
+
 }  // namespace
 
 Pt2Archive::Pt2Archive(const std::string& path) : path_(path) {
@@ -154,17 +171,17 @@ std::string Pt2Archive::text(const std::string& entry, std::size_t max_bytes) {
 }
 
 TensorMap Pt2Archive::weights(const std::string& program) {
-  return tensors("data/weights/", program + "_weights_config.json");
+  return tensors(kWeights, weights_table(program));
 }
 
 TensorMap Pt2Archive::constants(const std::string& program) {
-  return tensors("data/constants/", program + "_constants_config.json");
+  constexpr const char* kConstants = "data/constants/";
+  return tensors(kConstants, concat(kConstants, program, "_constants_config.json"));
 }
 
 TensorMap Pt2Archive::tensors(const std::string& folder, const std::string& table) {
   TensorMap result;
-  const auto json =
-      parse_bounded_json<nlohmann::json>(text(folder + table, kMaxTableBytes), kMaxJsonDepth);
+  const auto json = parse_bounded_json<nlohmann::json>(text(table, kMaxTableBytes), kMaxJsonDepth);
   for (const auto& [name, payload] : json.at("config").items()) {
     try {
       if (payload.at("use_pickle").get<bool>()) {
@@ -189,19 +206,41 @@ TensorMap Pt2Archive::tensors(const std::string& folder, const std::string& tabl
   return result;
 }
 
-std::string Pt2Archive::with_weights(const std::string& program, const TensorMap& new_tensors) {
+// Over storages_.
+void Pt2Archive::overwrite_weights(const std::string& program, const TensorMap& new_tensors) {
   const at::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : weights(program)) {  // over storages_
-    tensor.detach().copy_(new_tensors.at(name));
+  for (const auto& [name, tensor] : weights(program)) {
+    const auto found = new_tensors.find(name);
+    if (found == new_tensors.end() || found->second.sizes() != tensor.sizes()) {
+      throw DataError(concat(
+          path_, " has the tensor ", printable(name), " of ", tensor.sizes(), ", and the module ",
+          found == new_tensors.end() ? "lacks it" : concat("has one of ", found->second.sizes()),
+          "; fix: leave the file as it was when the module was read"));
+    }
+    tensor.detach().copy_(found->second);
+  }
+}
+
+std::string Pt2Archive::with_weights(const std::vector<std::string>& programs,
+                                     const TensorMap& new_tensors) {
+  std::map<std::string, std::string> tables;
+  for (const auto& program : programs) {
+    overwrite_weights(program, new_tensors);
+    const auto entry = weights_table(program);
+    tables[entry] = frozen_like(text(entry, kMaxTableBytes), new_tensors);
   }
   std::string bytes;
+  bytes.reserve(file_bytes(path_) + kMaxTableGrowth);
   caffe2::serialize::PyTorchStreamWriter writer([&](const void* data, std::size_t size) {
     bytes.append(static_cast<const char*>(data), size);
     return size;
   });
   for (const auto& [entry, size] : sizes_) {
+    const auto table = tables.find(entry);
     if (const auto changed = storages_.find(entry); changed != storages_.end()) {
       writer.writeRecord(entry, changed->second.data(), size);
+    } else if (table != tables.end()) {
+      writer.writeRecord(entry, table->second.data(), table->second.size());
     } else if (!entry.starts_with(".data/") && entry != "version") {  // these are the writer's own
       const auto record = text(entry, size);
       writer.writeRecord(entry, record.data(), record.size());

@@ -31,13 +31,15 @@ class Pt2Archive {
   /// share memory in Python share it here.
   TensorMap weights(const std::string& program);
   TensorMap constants(const std::string& program);
-  /// The bytes of an archive that differs in the weights of `program`: `tensors` in the archive's
-  /// dtypes.
-  std::string with_weights(const std::string& program, const TensorMap& tensors);
+  /// The bytes of an archive that differs in the weights of the programs: they are `tensors`, in
+  /// the archive's dtypes, and are frozen where these are. Throws DataError if the archive has a
+  /// weight that `tensors` lacks, or one of other sizes.
+  std::string with_weights(const std::vector<std::string>& programs, const TensorMap& tensors);
 
  private:
   TensorMap tensors(const std::string& folder, const std::string& table);
   at::Storage storage(const std::string& entry);
+  void overwrite_weights(const std::string& program, const TensorMap& new_tensors);
   void check_bools(const std::string& entry);
 
   std::string path_;

@@ -15,6 +15,7 @@
 #include "ddp/detail/files.hpp"
 #include "ddp/detail/model_weights.hpp"
 #include "export/adapters.hpp"
+#include "export/fixed_dtype.hpp"
 #include "export/module_tree.hpp"
 #include "export/programs.hpp"
 #include "export/recurrent_weights.hpp"
@@ -40,12 +41,16 @@ struct ExportedModuleImpl::State {
   std::shared_ptr<const detail::OperatorOverrides> overrides;  // null: none
   std::map<std::string, Adapter> adapters;                     // by layer
 
-  void move_constants(at::Device device) {
-    for (auto& [program, tensors_of_program] : constants) {
-      for (auto& [name, tensor] : tensors_of_program) {
-        tensor = tensor.to(device);
+  // Copies, because a program may write its constants.
+  std::map<std::string, TensorMap> copied_constants(std::optional<at::Device> device) const {
+    std::map<std::string, TensorMap> copies;
+    for (const auto& [program, tensors_of_program] : constants) {
+      const auto by_original = detail::copies_of(tensors_of_program, device, std::nullopt);
+      for (const auto& [name, tensor] : tensors_of_program) {
+        copies[program].emplace(name, by_original.at(tensor.unsafeGetTensorImpl()));
       }
     }
+    return copies;
   }
 };
 
@@ -131,22 +136,6 @@ void check_adapter(const ops::LinearLayer& adapted, const std::vector<ops::Linea
   }
 }
 
-const detail::Node* node_with_dtype(const detail::Graph& graph) {
-  for (const auto& node : graph.nodes) {
-    for (const auto& input : node.inputs) {
-      const auto* inner = input.value.graph();
-      const auto* dtype = input.value.dtype();
-      if (dtype != nullptr && !c10::isIntegralType(*dtype, /*includeBool=*/true)) {
-        return &node;
-      }
-      if (const auto* found = inner ? node_with_dtype(**inner) : nullptr) {
-        return found;
-      }
-    }
-  }
-  return nullptr;
-}
-
 }  // namespace
 
 ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
@@ -216,7 +205,10 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
   const auto& program = mode.program;
   auto leaves = mode.arguments.flat(positional, keywords);
   positional.clear();
-  const detail::CallContext context{device_of(leaves), state_->overrides};
+  const detail::CallContext context{.device = device_of(leaves),
+                                    .export_device = program.device,
+                                    .is_training = is_training(),
+                                    .overrides = state_->overrides};
   detail::ValueStack inputs;
   std::size_t next_leaf = 0;
   for (const auto& input : program.inputs) {
@@ -243,18 +235,34 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
       throw;
     }
   }();
-  detail::ValueStack results;
+  return detail::unflatten(program.out_spec, write_mutations(program, outputs));
+}
+
+// A functional program returns the new values of buffers instead of writing them. As in Python, a
+// result that is such a value is the buffer.
+std::vector<c10::IValue> ExportedModuleImpl::write_mutations(
+    const ExportedProgram& program, const std::vector<c10::IValue>& outputs) {
+  std::map<std::string, at::Tensor> written;  // by the name of the new value
   for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const auto& output = program.outputs[i];
-    if (output.kind == OutputKind::User) {
-      results.push_back(outputs[i]);
-      continue;
+    const auto& [kind, target] = program.outputs[i];
+    if (kind != OutputKind::User) {
+      const torch::NoGradGuard no_grad;
+      auto& tensor = state_->tensors.at(target);
+      tensor.copy_(outputs[i].toTensor());
+      if (const auto* name = program.graph.outputs[i].name()) {
+        written.emplace(name->name, tensor);
+      }
     }
-    // A functional program returns the new values of buffers instead of writing them.
-    torch::NoGradGuard no_grad;
-    state_->tensors.at(output.target).copy_(outputs[i].toTensor());
   }
-  return detail::unflatten(program.out_spec, results);
+  std::vector<c10::IValue> results;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (program.outputs[i].kind == OutputKind::User) {
+      const auto* name = program.graph.outputs[i].name();
+      const auto found = name ? written.find(name->name) : written.end();
+      results.push_back(found == written.end() ? outputs[i] : c10::IValue(found->second));
+    }
+  }
+  return results;
 }
 
 void ExportedModuleImpl::train(bool on) {
@@ -266,20 +274,27 @@ void ExportedModuleImpl::check_dtype(at::ScalarType dtype) const {
   if (!at::isFloatingType(dtype)) {
     return;  // LibTorch's own message
   }
-  for (const auto& [name, tensor] : state_->tensors) {
-    if (!tensor.is_floating_point() || tensor.scalar_type() == dtype) {
-      continue;
-    }
-    const auto& eval = state_->programs->eval_program();
-    const auto* node = node_with_dtype(state_->programs->main().graph);
-    node = node == nullptr && eval ? node_with_dtype(eval->graph) : node;
-    if (node != nullptr) {
-      throw SettingsError(concat(state_->programs->path(), " was exported in ",
-                                 tensor.scalar_type(), ", and its ", node->describe(),
-                                 " names a dtype; fix: export the model in ", dtype,
+  const auto changes = [&](const auto& entry) {
+    return entry.second.is_floating_point() && entry.second.scalar_type() != dtype;
+  };
+  const auto& tensors = state_->tensors;
+  const auto changed = std::find_if(tensors.begin(), tensors.end(), changes);
+  if (changed == tensors.end()) {
+    return;
+  }
+  const auto& programs = *state_->programs;
+  const auto refuse = [&](const ExportedProgram& program, const std::string& name) {
+    const auto obstacle = detail::fixed_dtype(program, state_->constants.at(name), dtype);
+    if (!obstacle.empty()) {
+      throw SettingsError(concat(programs.path(), " was exported in ",
+                                 changed->second.scalar_type(), ", and its ", obstacle,
+                                 "; fix: export the model in ", dtype,
                                  " (tools/export_model.py --dtype), or use autocast"));
     }
-    return;
+  };
+  refuse(programs.main(), programs.main_name());
+  if (programs.eval_program()) {
+    refuse(*programs.eval_program(), "eval");
   }
 }
 
@@ -289,20 +304,27 @@ void ExportedModuleImpl::move(std::optional<at::Device> device,
     check_dtype(*dtype);
   }
   const auto copies = detail::copies_of(state_->tensors, device, dtype);
-  if (device) {
-    state_->move_constants(*device);
+  auto constants = device ? state_->copied_constants(device) : state_->constants;
+  std::map<const at::TensorImpl*, at::Tensor> gradients;
+  for (const auto& [name, tensor] : state_->tensors) {
+    if (tensor.grad().defined()) {
+      const auto* original = tensor.unsafeGetTensorImpl();
+      gradients[original] = tensor.grad().to(copies.at(original).options());
+    }
   }
+  // From here on nothing is allocated.
   std::set<const at::TensorImpl*> moved;
   for (const auto& [name, tensor] : state_->tensors) {
-    if (!moved.insert(tensor.unsafeGetTensorImpl()).second) {
+    const auto* original = tensor.unsafeGetTensorImpl();
+    if (!moved.insert(original).second) {
       continue;  // under another name
     }
-    const auto& copy = copies.at(tensor.unsafeGetTensorImpl());
-    if (tensor.grad().defined()) {
-      tensor.mutable_grad() = tensor.grad().to(copy.options());
+    if (const auto gradient = gradients.find(original); gradient != gradients.end()) {
+      tensor.mutable_grad() = gradient->second;
     }
-    tensor.set_data(copy);
+    tensor.set_data(copies.at(original));
   }
+  state_->constants = std::move(constants);
   detail::join_recurrent_weights(state_->programs->main(), state_->tensors);
 }
 
@@ -325,9 +347,7 @@ std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
   for (const auto& [name, tensor] : state_->tensors) {
     state->tensors.at(name) = copies.at(tensor.unsafeGetTensorImpl());
   }
-  if (device) {
-    state->move_constants(*device);
-  }
+  state->constants = state_->copied_constants(device);
   const std::shared_ptr<ExportedModuleImpl> copy(new ExportedModuleImpl(std::move(state)));
   detail::join_recurrent_weights(state_->programs->main(), copy->state_->tensors);
   copy->torch::nn::Module::train(is_training());
@@ -352,12 +372,22 @@ void ExportedModuleImpl::save_archive(const std::string& path) const {
                                "first, or save the adapter with models::save_adapter()"));
   }
   detail::Pt2Archive archive(state_->archive);
-  replace_file(system_file_ops(), path,
-               {archive.with_weights(state_->programs->main_name(), state_->tensors)});
+  std::vector<std::string> programs = {state_->programs->main_name()};
+  if (state_->programs->eval_program()) {
+    programs.emplace_back("eval");
+  }
+  const auto bytes = [&] {
+    try {
+      return archive.with_weights(programs, state_->tensors);
+    } catch (const nlohmann::json::exception& error) {
+      throw DataError(concat(state_->archive, " is damaged: ", printable(error.what())));
+    }
+  }();
+  replace_file(system_file_ops(), path, {bytes});
 }
 
 bool ExportedModuleImpl::override_operator(
-    const std::string& name, std::function<void(std::vector<c10::IValue>&)> function) {
+    const std::string& name, std::function<void(std::vector<c10::IValue>&, bool)> function) {
   auto overrides = state_->overrides ? *state_->overrides : detail::OperatorOverrides();
   overrides[name] = std::move(function);
   state_->overrides = std::make_shared<const detail::OperatorOverrides>(std::move(overrides));

@@ -110,6 +110,7 @@ struct Range {
 
 struct ExportedProgram {
   Graph graph;
+  at::DeviceType device = at::kCPU;     ///< that the export ran on
   std::vector<InputSpec> inputs;        ///< one per input of the graph
   std::vector<OutputSpec> outputs;      ///< one per output of the graph
   std::map<std::string, Range> ranges;  ///< by symbol

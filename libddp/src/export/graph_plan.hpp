@@ -21,13 +21,17 @@
 namespace ddp::detail {
 
 using ValueStack = std::vector<c10::IValue>;
-/// By the operators' full names: "aten::batch_norm".
-using OperatorOverrides = std::map<std::string, std::function<void(ValueStack&)>>;
+/// By the operators' full names: "aten::batch_norm". The second argument says whether the module
+/// trains.
+using OperatorOverrides = std::map<std::string, std::function<void(ValueStack&, bool)>>;
 
 /// What a call depends on beside its inputs.
 struct CallContext {
   /// Devices in the graph follow it, because an export records the device that it ran on.
   at::Device device;
+  /// The kind of the device that the export ran on.
+  at::DeviceType export_device = at::kCPU;
+  bool is_training = true;  ///< the module's mode
   /// Called in place of LibTorch's operators; null: none.
   std::shared_ptr<const OperatorOverrides> overrides = {};
 };

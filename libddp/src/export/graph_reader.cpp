@@ -3,7 +3,6 @@
 
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <utility>
 
 #include "core/control/wire/bounded_json.hpp"
@@ -20,6 +19,9 @@ constexpr std::size_t kMaxNodes = 1'000'000;
 // Schema versions of LibTorch 2.11 to 2.15. 18 to 20 add the dtypes uint32, uint64 and
 // float8_e8m0fnu, and lists of lists of floats.
 constexpr int64_t kSchemaMajor = 8, kOldestMinor = 17, kNewestMinor = 20;
+
+// Python's .to(dtype) records the dtype that its input had, which autocast changes.
+constexpr const char* kMetadataCheck = "torch.ops.aten._assert_tensor_metadata.default";
 
 Argument read_argument(const Json& json);
 
@@ -232,7 +234,9 @@ Graph read_graph(const Json& json) {
         concat("it has ", json.at("nodes").size(), " nodes, and the limit is ", kMaxNodes));
   }
   for (const auto& node : json.at("nodes")) {
-    graph.nodes.push_back(read_node(node));
+    if (node.at("target") != kMetadataCheck) {
+      graph.nodes.push_back(read_node(node));
+    }
   }
   for (const auto& output : json.at("outputs")) {
     graph.outputs.push_back(read_argument(output));
@@ -353,6 +357,20 @@ void check_counts(const ExportedProgram& program) {
   }
 }
 
+// That of the first input whose device the archive says.
+at::DeviceType export_device(const Json& graph) {
+  const auto& values = graph.at("tensor_values");
+  for (const auto& input : graph.at("inputs")) {
+    const auto name = input.find("as_tensor");
+    const auto value =
+        name == input.end() ? values.end() : values.find(name->at("name").get<std::string>());
+    if (value != values.end() && value->contains("device")) {
+      return device(value->at("device")).constant()->toDevice().type();
+    }
+  }
+  return at::kCPU;
+}
+
 }  // namespace
 
 const Argument* Node::input(std::string_view argument) const {
@@ -375,6 +393,7 @@ ExportedProgram read_program(const std::string& text) {
   ExportedProgram program;
   const auto& module = json.at("graph_module");
   program.graph = read_graph(module.at("graph"));
+  program.device = export_device(module.at("graph"));
   program.ranges = read_ranges(json.at("range_constraints"));
   program.guards = json.value("guards_code", std::vector<std::string>());
   read_signature(module, program);

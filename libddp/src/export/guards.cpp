@@ -11,6 +11,7 @@
 
 #include "core/settings/parse_number.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/export/exported_module.hpp"
 #include "export/call_arguments.hpp"
 #include "export/stack_functions.hpp"
 #include "export/text_scanner.hpp"
@@ -408,9 +409,9 @@ void Guards::check(const std::vector<c10::IValue>& inputs) const {
     for (const auto& [name, value] : values) {
       said += concat(said.empty() ? "" : ", ", printable(name), " is ", printable(value));
     }
-    throw SettingsError(concat("the export holds only while ", printable(guard.text.substr(0, 300)),
-                               ", and ", said, reason,
-                               "; fix: pass other sizes, or export with an example of such sizes"));
+    throw InputSizeError(
+        concat("the export holds only while ", printable(guard.text.substr(0, 300)), ", and ", said,
+               reason, "; fix: pass other sizes, or export with an example of such sizes"));
   }
 }
 

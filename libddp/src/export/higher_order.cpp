@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -45,7 +44,7 @@ ValueStack from(ValueStack& stack, std::size_t first) {
           std::make_move_iterator(stack.end())};
 }
 
-// torch.autocast(...) for a lifetime. The device's kind follows the module.
+// torch.autocast(...) for a lifetime.
 class AutocastRegion {
  public:
   AutocastRegion(at::DeviceType device, std::optional<at::ScalarType> dtype, bool enabled,
@@ -86,9 +85,15 @@ void with_grad_mode(const Graphs& graphs, ValueStack& stack, const CallContext& 
   stack = run(*graphs[0], from(stack, 1), context);
 }
 
-// wrap_with_autocast(device_type, dtype, enabled, cache_enabled, graph, *inputs)
+// wrap_with_autocast(device_type, dtype, enabled, cache_enabled, graph, *inputs). A region of the
+// export's device follows the module. In Python one of another device has no effect.
 void with_autocast(const Graphs& graphs, ValueStack& stack, const CallContext& context) {
-  require(stack.size() >= 4 && stack[2].isBool());
+  require(stack.size() >= 4 && stack[0].isString() && stack[2].isBool());
+  const auto device = at::Device(stack[0].toStringRef()).type();
+  if (device != context.export_device && device != context.device.type()) {
+    stack = run(*graphs[0], from(stack, 4), context);
+    return;
+  }
   const bool cache =
       stack[3].isNone() ? at::autocast::is_autocast_cache_enabled() : stack[3].toBool();
   const AutocastRegion region(context.device.type(), stack[1].toOptional<at::ScalarType>(),
@@ -137,13 +142,19 @@ void while_loop(const Graphs& graphs, ValueStack& stack, const CallContext& cont
     values.insert(values.end(), additional.begin(), additional.end());
     return values;
   };
-  for (;;) {
+  const auto goes_on = [&] {
     const auto condition = run(*graphs[0], inputs(), context);
     require(condition.size() == 1);
-    if (!truth(condition[0])) {
-      break;
-    }
+    return truth(condition[0]);
+  };
+  bool has_run = false;
+  for (; goes_on(); has_run = true) {
     carried = run(*graphs[1], inputs(), context);
+  }
+  for (auto& value : carried) {  // as in Python, results are never the inputs themselves
+    if (!has_run && value.isTensor()) {
+      value = value.toTensor().clone();
+    }
   }
   stack = std::move(carried);
 }

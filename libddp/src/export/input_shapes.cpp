@@ -9,6 +9,7 @@
 
 #include "core/settings/parse_number.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/export/exported_module.hpp"
 #include "export/stack_functions.hpp"
 #include "export/text_scanner.hpp"
 
@@ -191,14 +192,14 @@ void InputShapes::check_range(const std::string& where, const std::string& symbo
                               std::map<std::string, Bound>& symbols) const {
   const auto& bound = symbols.try_emplace(symbol, Bound{value, where}).first->second;
   if (bound.value != value) {
-    throw SettingsError(concat(where, ": the size is ", value, ", and that of ", bound.place,
-                               " is ", bound.value, ", but the export has the same (", symbol,
-                               ") in both places; fix: pass equal sizes"));
+    throw InputSizeError(concat(where, ": the size is ", value, ", and that of ", bound.place,
+                                " is ", bound.value, ", but the export has the same (", symbol,
+                                ") in both places; fix: pass equal sizes"));
   }
   const auto range = ranges_.find(symbol);
   if (range != ranges_.end() &&
       (value < range->second.min.value_or(0) || value > range->second.max.value_or(INT64_MAX))) {
-    throw SettingsError(concat(
+    throw InputSizeError(concat(
         where, ": the size is ", value, ", and the export allows ", words(range->second),
         "; fix: pass such a size (a loader with drop_last leaves out a smaller last batch), or "
         "export with a wider range in dynamic_shapes"));
@@ -221,8 +222,8 @@ std::vector<int64_t> InputShapes::values_of(const Input& input, const c10::IValu
   }
   const auto sizes = value.toTensor().sizes();
   if (sizes.size() != input.sizes.size()) {
-    throw SettingsError(concat("input ", name, " has ", sizes.size(), " dimensions, and ",
-                               input.sizes.size(), " at the export"));
+    throw InputSizeError(concat("input ", name, " has ", sizes.size(), " dimensions, and ",
+                                input.sizes.size(), " at the export"));
   }
   return sizes.vec();
 }
@@ -247,7 +248,7 @@ void InputShapes::check(const std::vector<c10::IValue>& inputs) const {
       const auto& expression = input.sizes[i].expression;
       const auto expected = expression ? evaluate(*expression, symbols) : input.sizes[i].size;
       if (expected && *expected != sizes[i]) {
-        throw SettingsError(concat(
+        throw InputSizeError(concat(
             place(input.name, i), ": the size is ", sizes[i], ", and the export allows only ",
             *expected, expression ? " (" + readable(*expression) + ")" : "",
             "; fix: pass this size, or name the dimension in dynamic_shapes when you export"));

@@ -98,7 +98,7 @@ void PlanBuilder::add_operator(const Node& node, const c10::OperatorHandle& hand
     const auto* overrides = context.overrides.get();
     const auto found = overrides ? overrides->find(name) : OperatorOverrides::const_iterator();
     if (overrides && found != overrides->end()) {
-      found->second(stack);
+      found->second(stack, context.is_training);
     } else {
       handle.callBoxed(&stack);
     }

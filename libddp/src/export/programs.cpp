@@ -15,7 +15,9 @@ namespace ddp::detail {
 namespace {
 
 constexpr std::size_t kMaxProgramBytes = std::size_t{1} << 30;
+constexpr std::size_t kMaxModeBytes = 16;
 constexpr const char* kEval = "eval";
+constexpr const char* kModeEntry = "extra/libddp_mode";
 
 std::string choose_main(const Pt2Archive& archive) {
   const auto names = archive.programs();
@@ -42,6 +44,19 @@ ExportedProgram read(Pt2Archive& archive, const std::string& name) {
   } catch (const nlohmann::json::exception& error) {
     throw DataError(concat(archive.path(), ", ", entry, " is damaged: ", printable(error.what())));
   }
+}
+
+// Whether the main program trains. libddp's exporter writes its mode into the archive.
+bool is_training_program(Pt2Archive& archive, const ExportedProgram& program) {
+  if (!archive.has(kModeEntry)) {
+    return is_training_graph(program.graph, true);
+  }
+  const auto mode = archive.text(kModeEntry, kMaxModeBytes);
+  if (mode != "train" && mode != kEval && mode != "both") {
+    throw DataError(concat(archive.path(), ", ", kModeEntry, " is ", printable(mode),
+                           ", and libddp knows train, eval and both"));
+  }
+  return mode != kEval;
 }
 
 void warn_of_guards(const Guards& guards, const std::string& path) {
@@ -108,7 +123,7 @@ Programs::Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_bloc
       main_(read(archive, main_name_)) {
   const auto known = state_of(main_);
   check_mutations(main_, known);
-  is_training_ = is_training_graph(main_.graph, true);
+  is_training_ = is_training_program(archive, main_);
   if (main_name_ == kEval || !archive.has(concat("models/", kEval, ".json"))) {
     return;
   }

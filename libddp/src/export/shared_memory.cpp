@@ -77,20 +77,25 @@ std::map<const at::TensorImpl*, at::Tensor> copies_of(const TensorMap& tensors,
                                                       std::optional<at::Device> device,
                                                       std::optional<at::ScalarType> dtype) {
   const at::NoGradGuard no_grad;
-  std::map<Memory, std::pair<std::string, at::Tensor>> wholes;  // a name, and all elements
+  struct Whole {
+    std::string name;  // of the first tensor
+    at::ScalarType dtype;
+    at::Tensor elements;
+  };
+  std::map<Memory, Whole> wholes;
   std::map<const at::TensorImpl*, at::Tensor> copies;
   for (const auto& [name, tensor] : tensors) {
-    auto& [first_name, whole] = wholes[memory_of(tensor)];
     const auto type = tensor.scalar_type();
+    auto& [first_name, first_type, whole] =
+        wholes.try_emplace(memory_of(tensor), Whole{name, type, {}}).first->second;
     const bool converts = dtype && (at::isFloatingType(type) || at::isComplexType(type));
     const auto new_type = converts ? *dtype : type;
     if (!whole.defined()) {
-      first_name = name;
       const auto elements = static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
       const auto all = at::empty({0}, tensor.options()).set_(tensor.storage(), 0, {elements}, {1});
       whole =
           all.to(device.value_or(tensor.device()), new_type, /*non_blocking=*/false, /*copy=*/true);
-    } else if (whole.scalar_type() != new_type) {
+    } else if (first_type != type) {
       throw SettingsError(concat("the tensors ", printable(first_name), " and ", printable(name),
                                  " of the module share memory and differ in dtype, so it can "
                                  "neither move nor be copied"));

@@ -9,26 +9,30 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ddp/core/error.hpp"
+#include "export/buffer_aliases.hpp"
+#include "export/graph_operands.hpp"
 #include "export/graph_plan.hpp"
 
 namespace ddp::detail {
 namespace {
 
 constexpr std::array<std::string_view, 3> kModeArguments = {"train", "training", "use_input_stats"};
+constexpr std::array<std::string_view, 4> kEvaluating = {"no_training", "_batch_norm_no_update",
+                                                         "_transformer_encoder_layer_fwd",
+                                                         "_native_multi_head_attention"};
 constexpr std::string_view kDropout = "dropout_p";  // of attention
 constexpr std::string_view kCounter = "num_batches_tracked", kMean = "running_mean";
 constexpr std::string_view kBatchNorm = "torch.ops.aten.batch_norm.default";
 constexpr const char* kFix =
     "; fix: export both modes into one archive (libddp's tools/export_model.py does)";
 
-using Names = std::map<std::string, std::string>;
+using Replacements = std::map<std::string, std::string>;  // names of values by removed ones
 
 [[noreturn]] void refuse(const Node& node, const std::string& why) {
   throw SettingsError(node.describe() + ' ' + why + kFix);
@@ -49,39 +53,72 @@ const std::vector<c10::Argument>& schema_arguments(const Node& node) {
   return found ? found->schema().arguments() : kNone;
 }
 
-// Position of the input that says whether the node trains. A normalization without running
-// estimates uses the batch's in both modes: it has no mode.
-std::optional<std::size_t> mode_input(const Node& node) {
-  for (std::size_t i = 0; i < node.inputs.size(); ++i) {
-    const auto* constant = node.inputs[i].value.constant();
-    if (constant != nullptr && constant->isBool() && is_mode(node.inputs[i].name)) {
-      const bool is_norm = node.input(kMean) != nullptr;
-      return is_norm && !has_value(node, kMean) ? std::nullopt : std::optional(i);
+struct Mode {
+  std::string argument;
+  bool is_training;
+};
+
+// The input that says whether the node trains. An export leaves out an input that has its default.
+// A normalization without running estimates uses the batch's in both modes: it has no mode.
+std::optional<Mode> mode_of(const Node& node) {
+  const bool is_norm = node.target.find("batch_norm") != std::string::npos ||
+                       node.target.find("instance_norm") != std::string::npos;
+  if (is_norm && !has_value(node, kMean)) {
+    return std::nullopt;
+  }
+  for (const auto& input : node.inputs) {
+    const auto* constant = input.value.constant();
+    if (constant != nullptr && constant->isBool() && is_mode(input.name)) {
+      return Mode{input.name, constant->toBool()};
+    }
+  }
+  for (const auto& argument : schema_arguments(node)) {
+    const auto& value = argument.default_value();
+    if (is_mode(argument.name()) && node.input(argument.name()) == nullptr && value &&
+        value->isBool()) {
+      return Mode{argument.name(), value->toBool()};
     }
   }
   return std::nullopt;
 }
 
-bool is_training(const Node& node, std::size_t mode) {
-  return node.inputs[mode].value.constant()->toBool();
+void set_mode(Node& node, const Mode& mode, bool training) {
+  const auto input =
+      std::find_if(node.inputs.begin(), node.inputs.end(),
+                   [&](const NamedArgument& given) { return given.name == mode.argument; });
+  if (input != node.inputs.end()) {
+    input->value.value = c10::IValue(training);
+  } else {
+    node.inputs.push_back({mode.argument, {c10::IValue(training)}});
+  }
 }
 
-// Operators in training mode, and operators in evaluation mode.
-std::pair<int, int> count_modes(const Graph& graph) {
-  std::pair<int, int> counts;
+// Operators of a mode's own.
+bool only_evaluates(const Node& node) {
+  return std::any_of(kEvaluating.begin(), kEvaluating.end(), [&](std::string_view name) {
+    return node.target.find(name) != std::string::npos;
+  });
+}
+bool only_trains(const Node& node) {
+  return node.target.find("_batch_norm_with_update") != std::string::npos;
+}
+
+struct ModeCounts {
+  int training = 0;
+  int evaluating = 0;
+};
+
+void count_modes(const Graph& graph, ModeCounts& counts) {
   for (const auto& node : graph.nodes) {
-    if (const auto mode = mode_input(node)) {
-      ++(is_training(node, *mode) ? counts.first : counts.second);
-    }
+    const auto mode = mode_of(node);
+    counts.training += (mode && mode->is_training) || only_trains(node);
+    counts.evaluating += (mode && !mode->is_training) || only_evaluates(node);
     for (const auto& input : node.inputs) {
       if (const auto* inner = input.value.graph()) {
-        const auto [training, evaluating] = count_modes(**inner);
-        counts.first += training;
-        counts.second += evaluating;
+        count_modes(**inner, counts);
       }
     }
   }
-  return counts;
 }
 
 // An operator that has a mode, or a probability of dropout, draws numbers in training only.
@@ -114,12 +151,12 @@ class ModeChange {
  private:
   using Counters = std::vector<Node>;
 
-  // `buffers` are Python's names of the buffers by their values' names in this graph, and of values
-  // that share a buffer's memory. Counters of a graph in a graph go to the outermost, which alone
-  // has the buffers that it counts in.
-  void change(Graph& graph, Names buffers, Counters* outer) {
+  // `buffers` are those that the graph's inputs are. Returns them with all values that may share
+  // their memory. Counters of a graph in a graph go to the outermost, which alone has the buffers
+  // that it counts in.
+  BufferNames change(Graph& graph, BufferNames buffers, Counters* outer) {
     std::vector<Node> nodes;
-    Names replaced;  // results of removed nodes
+    Replacements replaced;
     for (auto& node : graph.nodes) {
       replace_names(node, replaced);
       if (!training_ && counts_batches(node, buffers)) {
@@ -132,7 +169,9 @@ class ModeChange {
         continue;
       }
       Counters counters;
-      change_graphs_in(node, buffers, outer ? *outer : counters);
+      if (has_graph(node)) {
+        change_graphs_in(node, buffers, outer ? *outer : counters);
+      }
       if (auto counter = training_ ? counter_for(node, buffers) : std::nullopt) {
         (outer ? *outer : counters).push_back(std::move(*counter));
       }
@@ -144,9 +183,10 @@ class ModeChange {
     for (auto& output : graph.outputs) {
       replace_name(output, replaced);
     }
+    return buffers;
   }
 
-  static void replace_name(Argument& argument, const Names& replaced) {
+  static void replace_name(Argument& argument, const Replacements& replaced) {
     if (const auto* name = argument.name()) {
       if (const auto found = replaced.find(name->name); found != replaced.end()) {
         argument.value = ValueName{found->second};
@@ -158,14 +198,14 @@ class ModeChange {
     }
   }
 
-  static void replace_names(Node& node, const Names& replaced) {
+  static void replace_names(Node& node, const Replacements& replaced) {
     for (auto& input : node.inputs) {
       replace_name(input.value, replaced);
     }
   }
 
   // BatchNorm's own add_(1), beside whose buffer there are running estimates.
-  bool counts_batches(const Node& node, const Names& buffers) const {
+  bool counts_batches(const Node& node, const BufferNames& buffers) const {
     const auto* self = node.target == "torch.ops.aten.add_.Tensor" ? node.input("self") : nullptr;
     const auto found = self && self->name() ? buffers.find(self->name()->name) : buffers.end();
     return found != buffers.end() && found->second.ends_with(kCounter) &&
@@ -179,9 +219,9 @@ class ModeChange {
   }
 
   // What Python's BatchNorm does in training before it normalizes.
-  std::optional<Node> counter_for(const Node& node, const Names& buffers) {
-    const auto mode = node.target == kBatchNorm ? mode_input(node) : std::nullopt;
-    if (!mode || is_training(node, *mode)) {
+  std::optional<Node> counter_for(const Node& node, const BufferNames& buffers) {
+    const auto mode = node.target == kBatchNorm ? mode_of(node) : std::nullopt;
+    if (!mode || mode->is_training) {
       return std::nullopt;
     }
     const auto mean = buffers.find(node.input(kMean)->name()->name);
@@ -200,53 +240,29 @@ class ModeChange {
     return counter;
   }
 
-  // The values behind a node's graphs are the inputs of these graphs.
-  static Names names_inside(const Node& node, const Graph& inner, const Names& buffers) {
-    std::vector<const ValueName*> operands;
-    const auto add = [&](const Argument& argument) {
-      const auto* constant = argument.constant();
-      if (constant == nullptr || !constant->isString()) {  // the identifier of invoke_subgraph
-        operands.push_back(argument.name());
-      }
-    };
-    for (const auto& input : node.inputs) {
-      if (input.value.graph() != nullptr) {
-        operands.clear();
-      } else if (const auto* list = input.value.list()) {
-        std::for_each(list->begin(), list->end(), add);
-      } else {
-        add(input.value);
-      }
-    }
-    Names names;
-    for (std::size_t i = 0; i < std::min(operands.size(), inner.inputs.size()); ++i) {
-      const auto found = operands[i] ? buffers.find(operands[i]->name) : buffers.end();
-      if (found != buffers.end() && inner.inputs[i].name() != nullptr) {
-        names.emplace(inner.inputs[i].name()->name, found->second);
-      }
-    }
-    return names;
-  }
-
-  void change_graphs_in(Node& node, const Names& buffers, Counters& counters) {
+  void change_graphs_in(Node& node, BufferNames& buffers, Counters& counters) {
+    const auto outside = buffers;
+    const auto operands = graph_operands(node);
     for (auto& input : node.inputs) {
       if (const auto* inner = input.value.graph()) {
         auto copy = std::make_shared<Graph>(**inner);
-        change(*copy, names_inside(node, **inner, buffers), &counters);
+        const auto inside = change(*copy, known_inside(operands, **inner, outside), &counters);
+        add_aliases_of_graph(node, *copy, inside, buffers);
         input.value.value = std::shared_ptr<const Graph>(std::move(copy));
       }
     }
   }
 
-  void change_node(Node& node, Names& buffers) const {
-    const auto mode = mode_input(node);
+  void change_node(Node& node, BufferNames& buffers) const {
+    const auto mode = mode_of(node);
     if (training_) {
       refuse_unknown_training(node, mode);
     } else {
       refuse_unknown_evaluation(node, mode, buffers);
     }
+    add_aliases(node, buffers);
     if (mode) {
-      node.inputs[*mode].value.value = c10::IValue(training_);
+      set_mode(node, *mode, training_);
     }
     for (auto& input : node.inputs) {
       if (input.name == kDropout && !training_) {
@@ -255,7 +271,7 @@ class ModeChange {
     }
   }
 
-  static void refuse_unknown_training(const Node& node, std::optional<std::size_t> mode) {
+  static void refuse_unknown_training(const Node& node, const std::optional<Mode>& mode) {
     const auto& arguments = schema_arguments(node);
     const bool has_dropout =
         std::any_of(arguments.begin(), arguments.end(),
@@ -269,49 +285,34 @@ class ModeChange {
     if (momentum != nullptr && momentum->isDouble() && momentum->toDouble() == 0) {
       refuse(node, "has momentum 0, and train() cannot know the share of a batch in the estimates");
     }
-    if (node.target.find("no_training") != std::string::npos ||
-        node.target.find("_transformer_encoder_layer_fwd") != std::string::npos ||
-        node.target.find("_native_multi_head_attention") != std::string::npos) {
+    if (only_evaluates(node)) {
       refuse(node, "only evaluates");
     }
   }
 
-  // Also follows values that share a buffer's memory.
-  static void refuse_unknown_evaluation(const Node& node, std::optional<std::size_t> mode,
-                                        Names& buffers) {
+  static void refuse_unknown_evaluation(const Node& node, const std::optional<Mode>& mode,
+                                        const BufferNames& buffers) {
     if (draws_numbers_in_both_modes(node)) {
       refuse(node, "draws random numbers, and eval() may have to leave it out");
     }
-    for (const auto& argument : schema_arguments(node)) {
-      const auto* given = node.input(argument.name());
-      const auto buffer =
-          given && given->name() ? buffers.find(given->name()->name) : buffers.end();
-      if (argument.alias_info() == nullptr || buffer == buffers.end()) {
-        continue;
-      }
-      if (argument.alias_info()->isWrite() && !mode) {
-        refuse(node, "changes the buffer " + printable(buffer->second) +
-                         ", and eval() may have to leave it out");
-      }
-      const auto python_name = buffer->second;
-      for (const auto& output : node.outputs) {
-        if (output.name()) {
-          buffers.emplace(output.name()->name, python_name);
-        }
-      }
+    const auto buffer = mode ? "" : written_buffer(node, buffers);
+    if (!buffer.empty()) {
+      refuse(node,
+             "changes the buffer " + printable(buffer) + ", and eval() may have to leave it out");
     }
   }
 
   bool training_;
-  Names buffers_;  // Python's names by the values' names
-  Names values_;   // the opposite
+  BufferNames buffers_;                        // of the inputs
+  std::map<std::string, std::string> values_;  // of inputs, by Python's names of the buffers
 };
 
 }  // namespace
 
 bool is_training_graph(const Graph& graph, bool otherwise) {
-  const auto [training, evaluating] = count_modes(graph);
-  return training > 0 || (evaluating == 0 && otherwise);
+  ModeCounts counts;
+  count_modes(graph, counts);
+  return counts.training > 0 || (counts.evaluating == 0 && otherwise);
 }
 
 ExportedProgram with_mode(ExportedProgram program, bool training) {
@@ -322,7 +323,13 @@ ExportedProgram with_mode(ExportedProgram program, bool training) {
     throw SettingsError(
         concat("the archive's graph updates its buffers itself, so its mode cannot change", kFix));
   }
-  ModeChange(program, training).change(program.graph);
+  ModeCounts counts;
+  count_modes(program.graph, counts);
+  ModeChange(program, training).change(program.graph);  // its messages name a node
+  if (training && counts.training + counts.evaluating == 0) {
+    throw SettingsError(
+        concat("the archive has only the evaluation, in which no operator has a mode", kFix));
+  }
   return program;
 }
 

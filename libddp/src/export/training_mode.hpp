@@ -16,7 +16,8 @@ bool is_training_graph(const Graph& graph, bool otherwise);
 /// the other mode does:
 /// - eval(): a random operator without a mode, or a buffer that the program updates itself, may
 ///   belong to training only;
-/// - train(): attention whose probability of dropout was 0, and operators that only evaluate.
+/// - train(): attention whose probability of dropout was 0, operators that only evaluate, and a
+///   program without an operator that has a mode.
 ExportedProgram with_mode(ExportedProgram program, bool training);
 
 }  // namespace ddp::detail

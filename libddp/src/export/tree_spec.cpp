@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <string_view>
 
 #include "core/control/wire/bounded_json.hpp"
 #include "ddp/core/error.hpp"
@@ -114,13 +113,13 @@ void flatten_sequence(const TreeSpec& spec, std::span<const c10::IValue> values,
 void flatten_dict(const TreeSpec& spec, const c10::impl::GenericDict& dict, const std::string& what,
                   std::vector<c10::IValue>& leaves) {
   for (const auto& entry : dict) {
-    const bool is_known =
-        entry.key().isString() &&
-        std::find(spec.keys.begin(), spec.keys.end(), entry.key().toStringRef()) != spec.keys.end();
-    if (!is_known) {
-      throw SettingsError(
-          what + " has a key that it lacked at the export: " +
-          (entry.key().isString() ? printable(entry.key().toStringRef()) : entry.key().tagKind()));
+    if (!entry.key().isString()) {
+      throw SettingsError(concat(what, " has a key that is a ", entry.key().tagKind(),
+                                 "; fix: keys of any type are texts here, so 1 is \"1\""));
+    }
+    const auto& key = entry.key().toStringRef();
+    if (std::find(spec.keys.begin(), spec.keys.end(), key) == spec.keys.end()) {
+      throw SettingsError(what + " has a key that it lacked at the export: " + printable(key));
     }
   }
   for (std::size_t i = 0; i < spec.keys.size(); ++i) {

@@ -13,6 +13,7 @@
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 #include "support/same_bits.hpp"
+#include "unit/export/adapted_modules.hpp"
 #include "unit/export/archive_builder.hpp"
 #include "unit/train/temporary_folder.hpp"
 
@@ -27,10 +28,6 @@ namespace {
 const models::LoraOptions kBoth{
     .rank = 2, .alpha = 6, .dropout = 0, .target_modules = {"up", "net.down"}};
 
-at::Tensor values(at::IntArrayRef sizes, double scale) {
-  return (at::arange(c10::multiply_integers(sizes), at::kFloat) * scale).sin().reshape(sizes);
-}
-
 /// x [batch, 4] -> up [5, 4] with bias -> relu -> down [3, 5]
 ArchiveBuilder perceptron() {
   ArchiveBuilder archive;
@@ -43,34 +40,6 @@ ArchiveBuilder perceptron() {
   return archive;
 }
 
-at::Tensor input_rows() {
-  return values({6, 4}, 0.3);
-}
-
-at::Tensor run(ddp::ExportedModuleImpl& module, const at::Tensor& x = input_rows()) {
-  return module.forward(x).toTensor();
-}
-
-at::Tensor parameter(const torch::nn::Module& module, const std::string& name) {
-  return module.named_parameters()[name];
-}
-
-// Gives B values too.
-void randomize(torch::nn::Module& module) {
-  torch::NoGradGuard no_grad;
-  for (auto& item : module.named_parameters()) {
-    if (item.key().ends_with(".lora_B.weight")) {
-      item.value().normal_();
-    }
-  }
-}
-
-/// The adapter's part of a layer's result, before it is scaled.
-at::Tensor low_rank(const torch::nn::Module& module, const std::string& name, const at::Tensor& x) {
-  return at::linear(at::linear(x, parameter(module, name + ".lora_A.weight")),
-                    parameter(module, name + ".lora_B.weight"));
-}
-
 /// A layer without bias and its adapter by hand.
 at::Tensor layer(const torch::nn::Module& module, const std::string& name, const at::Tensor& x,
                  double scale = 2) {
@@ -81,10 +50,6 @@ at::Tensor layer(const torch::nn::Module& module, const std::string& name, const
 at::Tensor by_hand(const torch::nn::Module& module, const at::Tensor& x, double scale) {
   const auto h = layer(module, "net.up", x, scale) + parameter(module, "net.up.bias");
   return layer(module, "net.down", at::relu(h), scale);
-}
-
-std::string add_lora_error(torch::nn::Module& module, const models::LoraOptions& options) {
-  return message_of<std::invalid_argument>([&] { models::add_lora(module, options); });
 }
 
 }  // namespace
@@ -348,35 +313,6 @@ TEST_CASE("Adapters take part in loops", "[export]") {
   }
   models::merge_lora(*module);
   CHECK(at::allclose(call(), expected, 1e-4, 1e-4));
-}
-
-TEST_CASE("A tied weight gets an adapter at its linear layer alone", "[export]") {
-  ArchiveBuilder archive;
-  archive.parameter("tokens.weight", values({6, 4}, 0.7)).parameter("head.weight", at::eye(2));
-  archive.weights["head.weight"] = archive.weights["tokens.weight"];
-  archive.records.erase("weight_1");
-  archive.input("ids", {symbol("s0")});
-  archive.node("torch.ops.aten.embedding.default",
-               {{"weight", tensor("p_tokens_weight")}, {"indices", tensor("ids")}}, {tensor("h")});
-  archive.linear("h", "p_tokens_weight", "y");
-  archive.nodes.back()["metadata"]["nn_module_stack"] = "net,,net.Net;head,head,torch.nn.Linear";
-  auto module = load(archive.output(tensor("y")));
-  CHECK_THAT(add_lora_error(*module, {.target_modules = {"tokens"}}),
-             Contains("\"tokens\" matches no linear layer") &&
-                 Contains("tokens has a weight, but is not a linear layer"));
-  models::add_lora(*module, {.rank = 2, .alpha = 2, .dropout = 0, .target_modules = {"head"}});
-  CHECK(module->named_parameters().keys() ==
-        std::vector<std::string>{"tokens.weight", "head.lora_A.weight", "head.lora_B.weight"});
-  const auto copy = module->clone();
-  CHECK(copy->named_parameters().keys() == module->named_parameters().keys());
-  randomize(*module);
-  const auto ids = at::arange(3);
-  const auto h = at::embedding(parameter(*module, "tokens.weight"), ids);
-  const auto expected =
-      at::linear(h, parameter(*module, "tokens.weight")) + low_rank(*module, "head", h);
-  CHECK(at::allclose(run(*module, ids), expected, 1e-5, 1e-6));
-  CHECK_THAT(message_of<std::invalid_argument>([&] { models::merge_lora(*module); }),
-             Contains("adapter of head cannot be merged") && Contains("save the adapter"));
 }
 
 TEST_CASE("The branch computes in the dtype of the layer's input", "[export]") {

@@ -71,7 +71,7 @@ ddp::ExportedModule load_blocks(const ArchiveBuilder& archive,
 // Counts the calls of gelu.
 std::shared_ptr<int> count_gelu(ddp::ExportedModule& module) {
   auto count = std::make_shared<int>(0);
-  REQUIRE(module->override_operator("aten::gelu", [count](std::vector<c10::IValue>& stack) {
+  REQUIRE(module->override_operator("aten::gelu", [count](std::vector<c10::IValue>& stack, bool) {
     ++*count;
     const auto input = stack[0].toTensor();
     stack = {at::gelu(input)};

@@ -2,12 +2,14 @@
 // ExportedModule as a module: names, ties, dtypes, copies, arguments, weights.
 #include "ddp/export/exported_module.hpp"
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include <filesystem>
 
 #include "ddp/optim/ema.hpp"
 #include "ddp/train/weights.hpp"
+#include "export/archive.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 #include "unit/export/archive_builder.hpp"
@@ -241,7 +243,10 @@ TEST_CASE("Integer dtypes in the program do not fix the module's dtype", "[expor
              Contains("names a dtype"));
 }
 
-TEST_CASE("A program reads its constants", "[export]") {
+namespace {
+
+// linear_relu(), and `target`(one, relu) of the constant `one`.
+ddp::ExportedModule with_constant(const std::string& target, const at::Tensor& one) {
   auto archive = linear_relu();
   auto json = archive.program();
   auto& graph = json["graph_module"];
@@ -249,19 +254,157 @@ TEST_CASE("A program reads its constants", "[export]") {
   graph["signature"]["input_specs"].push_back(
       {{"tensor_constant", {{"arg", {{"name", "c_one"}}}, {"tensor_constant_name", "one"}}}});
   const TemporaryFolder folder;
-  archive.constants["one"] = at::full({2}, 5.0F);
+  archive.constants["one"] = one;
   graph["graph"]["nodes"].push_back({{"name", "last"},
-                                     {"target", "torch.ops.aten.add.Tensor"},
+                                     {"target", target},
                                      {"inputs",
-                                      {{{"name", "self"}, {"arg", tensor("relu")}, {"kind", 1}},
-                                       {{"name", "other"}, {"arg", tensor("c_one")}, {"kind", 1}}}},
+                                      {{{"name", "self"}, {"arg", tensor("c_one")}, {"kind", 1}},
+                                       {{"name", "other"}, {"arg", tensor("relu")}, {"kind", 1}}}},
                                      {"outputs", {tensor("y")}},
                                      {"metadata", Json::object()}});
   graph["graph"]["outputs"] = {tensor("y")};
   graph["signature"]["output_specs"] = {{{"user_output", {{"arg", tensor("y")}}}}};
   archive.write(folder.file("net.pt2"), json.dump());
-  ddp::ExportedModule module(folder.file("net.pt2"));
+  return ddp::ExportedModule(folder.file("net.pt2"));
+}
+
+}  // namespace
+
+TEST_CASE("A program reads its constants", "[export]") {
+  auto module = with_constant("torch.ops.aten.add.Tensor", at::full({2}, 5.0F));
   CHECK(module->forward(at::ones({2, 3})).toTensor()[0][0].item<float>() == 8);
+}
+
+TEST_CASE("A copy has its own constants, which a program may write", "[export]") {
+  auto module = with_constant("torch.ops.aten.add_.Tensor", at::zeros({2, 2}));
+  const auto copy = std::dynamic_pointer_cast<ddp::ExportedModuleImpl>(module->clone());
+  const torch::NoGradGuard no_grad;
+  module->forward(at::ones({2, 3}));
+  CHECK(at::equal(copy->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, 3.0F)));
+  CHECK(at::equal(module->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, 6.0F)));
+}
+
+TEST_CASE("A constant of the export's dtype fixes the module's", "[export]") {
+  auto module = with_constant("torch.ops.aten.add.Tensor", at::full({2}, 5.0F));
+  CHECK_THAT(
+      message_of<ddp::SettingsError>([&] { module->to(at::kHalf); }),
+      Contains("exported in Float") && Contains("constant one is Float") && Contains("--dtype"));
+  CHECK(module->parameters()[0].scalar_type() == at::kFloat);
+  CHECK_NOTHROW(module->to(at::kFloat));
+  // A number promotes no tensor.
+  module = with_constant("torch.ops.aten.add.Tensor", at::full({}, 5.0F));
+  module->to(at::kDouble);
+  CHECK(module->forward(at::ones({2, 3}, at::kDouble)).toTensor().scalar_type() == at::kDouble);
+}
+
+TEST_CASE("Tensors of two dtypes over one memory cannot move", "[export]") {
+  constexpr int kDouble = 8;
+  ArchiveBuilder archive;
+  archive.buffer("a", at::zeros({4})).buffer("b", at::zeros({2}));
+  archive.weights["b"]["path_name"] = "weight_0";
+  archive.weights["b"]["tensor_meta"]["dtype"] = kDouble;
+  auto module = load(archive.output(archive.inputs[0]));
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->to(at::kHalf); }),
+             Contains("tensors a and b of the module share memory and differ in dtype"));
+}
+
+TEST_CASE("A cast that recorded its input's dtype runs under autocast", "[export]") {
+  const auto with_cast = [](const std::string& value) {
+    ArchiveBuilder archive;
+    archive.input(value, {integer(2), integer(2)});
+    archive.node("torch.ops.aten._assert_tensor_metadata.default",
+                 {{"a", tensor(value)},
+                  {"size", {{"as_none", true}}},
+                  {"stride", {{"as_none", true}}},
+                  {"dtype", {{"as_scalar_type", 7}}}},
+                 {});
+    archive.node("torch.ops.aten.to.dtype",
+                 {{"self", tensor(value)}, {"dtype", {{"as_scalar_type", 7}}}}, {tensor("wide")});
+    return archive.output(tensor("wide"));
+  };
+  auto archive = linear_relu();
+  const auto outer = with_cast("linear");
+  for (const auto& node : outer.nodes) {
+    archive.nodes.push_back(node);
+  }
+  archive.node("torch.ops.higher_order.wrap_with_set_grad_enabled",
+               {{"", truth(true)}, {"", graph_argument(with_cast("v"))}, {"", tensor("linear")}},
+               {tensor("inside")});
+  auto module = load(archive.output(tensor("inside")).output(tensor("linear")));
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  const auto outputs = module->forward(at::ones({2, 3})).toTuple()->elements().vec();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  CHECK(outputs[1].toTensor().scalar_type() == at::kFloat);
+  CHECK(outputs[2].toTensor().scalar_type() == at::kBFloat16);
+}
+
+TEST_CASE("An autocast region of another device than the export's has no effect", "[export]") {
+  const auto dtype_in_region = [](const std::string& device) {
+    ArchiveBuilder inner;
+    inner.input("v", {integer(2), integer(3)}).input("w", {integer(2), integer(3)});
+    inner.linear("v", "w", "product").output(tensor("product"));
+    auto archive = linear_relu();
+    constexpr int kBFloat16 = 13;
+    archive.node("torch.ops.higher_order.wrap_with_autocast",
+                 {{"", {{"as_string", device}}},
+                  {"", {{"as_scalar_type", kBFloat16}}},
+                  {"", truth(true)},
+                  {"", {{"as_none", true}}},
+                  {"", graph_argument(inner)},
+                  {"", tensor("x")},
+                  {"", tensor("p_fc_weight")}},
+                 {tensor("y")});
+    auto module = load(archive.output(tensor("y")));
+    return module->forward(at::ones({2, 3})).toTuple()->elements()[1].toTensor().scalar_type();
+  };
+  CHECK(dtype_in_region("cpu") == at::kBFloat16);
+  CHECK(dtype_in_region("cuda") == at::kFloat);
+}
+
+TEST_CASE("Trained weights are in all programs of an archive", "[export]") {
+  // As PyTorch's package_pt2() writes two programs: each has its own weights.
+  auto archive = linear_relu();
+  archive.evaluation(linear_relu());
+  Json table = archive.weights;
+  table["fc.weight"]["path_name"] = "weight_8";
+  table["fc.bias"]["path_name"] = "weight_9";
+  archive.records["weight_8"] = at::ones({2, 3});
+  archive.records["weight_9"] = at::zeros({2});
+  archive.others["data/weights/eval_weights_config.json"] = Json{{"config", table}}.dump();
+  const TemporaryFolder folder;
+  archive.write(folder.file("net.pt2"));
+  ddp::ExportedModule module(folder.file("net.pt2"));
+  torch::nn::init::constant_(module->named_parameters()["fc.weight"], 2.0);
+  module->named_parameters()["fc.bias"].set_requires_grad(false);
+  module->save_archive(folder.file("trained.pt2"));
+  ddp::detail::Pt2Archive trained(folder.file("trained.pt2"));
+  for (const char* program : {"model", "eval"}) {
+    CAPTURE(program);
+    const auto weights = trained.weights(program);
+    CHECK(at::equal(weights.at("fc.weight"), at::full({2, 3}, 2.0F)));
+    CHECK(weights.at("fc.weight").requires_grad());
+    CHECK_FALSE(weights.at("fc.bias").requires_grad());
+  }
+
+  // Another file has taken the archive's place.
+  archive = linear_relu();
+  archive.weights["fc.weight"]["tensor_meta"]["sizes"][0] = integer(1);
+  archive.write(folder.file("net.pt2"));
+  CHECK_THAT(message_of<ddp::DataError>([&] { module->save_archive(folder.file("trained.pt2")); }),
+             Contains("net.pt2 has the tensor fc.weight of [1, 3]") && Contains("[2, 3]"));
+  tied().write(folder.file("net.pt2"));
+  CHECK_THAT(message_of<ddp::DataError>([&] { module->save_archive(folder.file("trained.pt2")); }),
+             Contains("the tensor embedding.weight") && Contains("lacks it"));
+}
+
+TEST_CASE("Sizes out of range have their own error", "[export]") {
+  auto module = load(linear_relu());
+  CHECK_THAT(message_of<ddp::InputSizeError>([&] {
+               module->forward(at::ones({9, 3}));
+             }),
+             Contains("the export allows 2 to 8"));
 }
 
 TEST_CASE("A program that returns new buffers writes them", "[export]") {
@@ -279,7 +422,9 @@ TEST_CASE("A program that returns new buffers writes them", "[export]") {
   archive.write(folder.file("net.pt2"), text.dump());
   ddp::ExportedModule module(folder.file("net.pt2"));
   module->forward(at::ones({2}));
-  CHECK(at::equal(module->forward(at::ones({2})).toTensor(), at::full({2}, 2.0F)));
+  const auto result = module->forward(at::ones({2})).toTensor();
+  CHECK(at::equal(result, at::full({2}, 2.0F)));
+  CHECK(result.is_same(module->named_buffers()["total"]));  // as in Python
   CHECK(at::equal(module->named_buffers()["total"], at::full({2}, 2.0F)));
   CHECK_THAT(message_of<ddp::SettingsError>([&] { module->eval(); }),
              Contains("updates its buffers itself"));
@@ -287,7 +432,7 @@ TEST_CASE("A program that returns new buffers writes them", "[export]") {
 
 TEST_CASE("Operators can be replaced", "[export]") {
   auto module = load(linear_relu());
-  module->override_operator("aten::relu", [](std::vector<c10::IValue>& stack) {
+  module->override_operator("aten::relu", [](std::vector<c10::IValue>& stack, bool) {
     const auto x = stack.at(0).toTensor();
     stack = {x.neg()};
   });

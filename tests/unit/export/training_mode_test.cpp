@@ -201,3 +201,166 @@ TEST_CASE("An archive of both modes is evaluated by its own program", "[export]"
   CHECK_THAT(message_of<ddp::DataError>([&] { load(archive); }),
              Contains("eval") && Contains("tensor other"));
 }
+
+namespace {
+
+// Arguments by name, and results.
+struct Call {
+  std::string target;
+  std::vector<std::pair<std::string, Json>> arguments;
+  std::vector<Json> results;
+};
+
+std::string refusal_of_eval(const std::vector<Call>& calls) {
+  ArchiveBuilder archive;
+  archive.buffer("mask", at::ones({4, 6})).input("x", {integer(2)});
+  for (const auto& [target, arguments, results] : calls) {
+    archive.node(target, arguments, results);
+  }
+  auto module = load(archive.output(tensor("x")));
+  CHECK(module->is_training());
+  return message_of<ddp::SettingsError>([&] { module->eval(); });
+}
+
+Json list_result(const std::vector<std::string>& names) {
+  return list_of(names);
+}
+
+// detach inside a region: the result is a view of the region's argument.
+ArchiveBuilder view_region() {
+  ArchiveBuilder inner;
+  inner.input("v", {integer(4), integer(6)});
+  inner.node("torch.ops.aten.detach.default", {{"self", tensor("v")}}, {tensor("detached")});
+  inner.output(tensor("detached"));
+  return inner;
+}
+
+const Call kAddToPart = {"torch.ops.aten.add_.Scalar",
+                         {{"self", tensor("part")}, {"other", number(1)}},
+                         {tensor("written")}};
+
+}  // namespace
+
+TEST_CASE("eval() follows buffers through lists, regions and operators that may be views",
+          "[export]") {
+  const auto mask = tensor("b_mask");
+  const std::vector<Call> views = {
+      {"torch.ops.aten.split.Tensor",
+       {{"self", mask}, {"split_size", integer(2)}},
+       {list_result({"other", "part"})}},
+      {"torch.ops.aten.chunk.default",
+       {{"self", mask}, {"chunks", integer(2)}},
+       {list_result({"part", "other"})}},
+      {"torch.ops.aten.unbind.int", {{"self", mask}}, {list_result({"a", "b", "part", "c"})}},
+      {"torch.ops.aten.broadcast_tensors.default",
+       {{"tensors", list_of({"b_mask"})}},
+       {list_result({"part"})}},
+      {"torch.ops.aten.dropout.default",
+       {{"input", mask}, {"p", number(0)}, {"train", truth(true)}},
+       {tensor("part")}},
+      {"torch.ops.higher_order.wrap_with_set_grad_enabled",
+       {{"", truth(false)}, {"", graph_argument(view_region())}, {"", mask}},
+       {tensor("part")}},
+  };
+  for (const auto& view : views) {
+    CAPTURE(view.target);
+    CHECK_THAT(refusal_of_eval({view, kAddToPart}), Contains("changes the buffer mask"));
+  }
+  CHECK_THAT(refusal_of_eval({{"torch.ops.aten._foreach_add_.Scalar",
+                               {{"self", list_of({"x", "b_mask"})}, {"scalar", number(1)}},
+                               {}}}),
+             Contains("changes the buffer mask"));
+  // A copy may change.
+  CHECK(refusal_of_eval(
+            {{"torch.ops.aten.clone.default", {{"self", mask}}, {tensor("part")}}, kAddToPart})
+            .empty());
+}
+
+TEST_CASE("A norm that counts in a region and outside counts in training only", "[export]") {
+  ArchiveBuilder inner;
+  inner.input("count", {});
+  inner.node("torch.ops.aten.add_.Tensor", {{"self", tensor("count")}, {"other", integer(1)}},
+             {tensor("counted")});
+  inner.output(tensor("counted"));
+  auto archive = batch_norm(true);
+  archive.node("torch.ops.higher_order.wrap_with_set_grad_enabled",
+               {{"", truth(false)}, {"", graph_argument(inner)}, {"", tensor("counted")}},
+               {tensor("counted_inside")});
+  archive.node("torch.ops.aten.add_.Tensor",
+               {{"self", tensor("counted_inside")}, {"other", integer(1)}}, {tensor("last")});
+  auto module = load(archive);
+  module->forward(samples());
+  CHECK(module->named_buffers()["norm.num_batches_tracked"].item<int64_t>() == 3);
+  module->eval();
+  module->forward(samples());
+  CHECK(module->named_buffers()["norm.num_batches_tracked"].item<int64_t>() == 3);
+}
+
+TEST_CASE("rrelu draws slopes in training only, also where the export left out its mode",
+          "[export]") {
+  auto module = load(one_node("torch.ops.aten.rrelu.default", "self",
+                              {{"lower", number(0.1)}, {"upper", number(0.3)}}));
+  CHECK_FALSE(module->is_training());
+  const auto x = -samples();
+  CHECK(at::allclose(module->forward(x).toTensor(), x * 0.2));
+  module->train();
+  CHECK_FALSE(at::allclose(module->forward(x).toTensor(), x * 0.2));
+  module->eval();
+  CHECK(at::allclose(module->forward(x).toTensor(), x * 0.2));
+}
+
+TEST_CASE("Decomposed norms say the mode of their program", "[export]") {
+  ArchiveBuilder archive;
+  archive.buffer("norm.running_mean", at::zeros({2})).buffer("norm.running_var", at::ones({2}));
+  archive.input("x", {symbol("s0"), integer(2), integer(8)});
+  const Json none = {{"as_none", true}};
+  archive.node("torch.ops.aten._native_batch_norm_legit_no_training.default",
+               {{"input", tensor("x")},
+                {"weight", none},
+                {"bias", none},
+                {"running_mean", tensor("b_norm_running_mean")},
+                {"running_var", tensor("b_norm_running_var")},
+                {"momentum", number(0.5)},
+                {"eps", number(1e-5)}},
+               {tensor("y"), tensor("mean"), tensor("invstd")});
+  auto module = load(archive.output(tensor("y")));
+  CHECK_FALSE(module->is_training());
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->train(); }),
+             Contains("only evaluates") && Contains("export both modes"));
+
+  ArchiveBuilder without_estimates;
+  without_estimates.input("x", {symbol("s0"), integer(2), integer(8)});
+  without_estimates.node("torch.ops.aten._native_batch_norm_legit.no_stats",
+                         {{"input", tensor("x")},
+                          {"weight", none},
+                          {"bias", none},
+                          {"training", truth(true)},
+                          {"momentum", number(0.5)},
+                          {"eps", number(1e-5)}},
+                         {tensor("y"), tensor("mean"), tensor("invstd")});
+  module = load(without_estimates.output(tensor("y")));
+  const auto trained = module->forward(samples()).toTensor();
+  module->eval();
+  CHECK(at::equal(module->forward(samples()).toTensor(), trained));
+}
+
+TEST_CASE("The exporter's note says the mode of a program", "[export]") {
+  const auto noted = [](ArchiveBuilder archive, const std::string& mode) {
+    archive.others["extra/libddp_mode"] = mode;
+    return load(archive);
+  };
+  auto module = noted(linear_relu(), "eval");
+  CHECK_FALSE(module->is_training());
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->train(); }),
+             Contains("no operator has a mode") && Contains("export both modes"));
+  CHECK_FALSE(module->is_training());
+
+  CHECK(noted(linear_relu(), "train")->is_training());
+  CHECK(noted(batch_norm(false), "train")->is_training());  // a frozen norm
+  module = noted(batch_norm(false), "eval");
+  CHECK_FALSE(module->is_training());
+  module->train();
+  CHECK(module->is_training());
+  CHECK_THAT(message_of<ddp::DataError>([&] { noted(linear_relu(), "both modes"); }),
+             Contains("libddp_mode is both modes") && Contains("train, eval and both"));
+}

@@ -22,10 +22,19 @@
 #include <utility>
 #include <vector>
 
+#include "ddp/core/error.hpp"
 #include "ddp/core/safetensors.hpp"
 #include "ddp/ops/linear_owner.hpp"
 
 namespace ddp {
+namespace detail {
+struct ExportedProgram;
+}
+
+/// Inputs have sizes that the export does not allow.
+struct InputSizeError : SettingsError {
+  using SettingsError::SettingsError;
+};
 
 /// How an archive is opened.
 struct ExportedModuleOptions {
@@ -51,7 +60,9 @@ struct ExportedModuleOptions {
 /// `if self.training` is not in the archive: export both modes then. eval() refuses a training
 /// program with random operators, because it cannot know whether they belong to training only.
 ///
-/// Devices in the program follow the module. Control flow of Python is as it was at the export.
+/// Devices in the program follow the module. So do regions of torch.autocast() for the device of
+/// the export; those for another device have an effect only there. Control flow of Python is as it
+/// was at the export.
 ///
 /// Adapters. models::add_lora(*module, options) adds adapters to the linear layers, which have
 /// Python's names; PEFT's files and merge_lora() work too. Add them before the module is wrapped:
@@ -65,10 +76,11 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
   explicit ExportedModuleImpl(const std::string& path, const ExportedModuleOptions& options = {});
   ~ExportedModuleImpl() override;
 
-  /// Python's forward. Lists, tuples and dicts are IValues of the same structure as at the export;
-  /// a dataclass is a dict of its fields. So is the result. An argument that was None or a number
-  /// at the export keeps its value and may be left out. Throws SettingsError for another structure,
-  /// for sizes outside of the export's ranges, and for sizes that break one of its conditions.
+  /// Python's forward. Lists, tuples and dicts are IValues of the same structure as at the export.
+  /// A named tuple or a dataclass is a dict of its fields. All keys are texts: 1 is "1". So is the
+  /// result. An argument that was None or a number at the export keeps its value and may be left
+  /// out. Throws SettingsError for another structure, InputSizeError for sizes outside of the
+  /// export's ranges or against one of its conditions.
   c10::IValue forward(std::vector<c10::IValue> positional,
                       const std::map<std::string, c10::IValue>& keywords = {});
   /// The same with all arguments by name.
@@ -86,7 +98,8 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
   void train(bool on = true) override;
 
   /// As in Python, only floating-point and complex tensors take a dtype. Throws SettingsError if
-  /// the program names dtypes, which the export fixed: export in `dtype` then, or use autocast.
+  /// the program names dtypes or has constants of another one, which the export fixed: export in
+  /// `dtype` then, or use autocast. A call that throws leaves the module as it was.
   void to(at::Device device, bool non_blocking = false) override;
   void to(at::Device device, at::ScalarType dtype, bool non_blocking = false) override;
   void to(at::ScalarType dtype, bool non_blocking = false) override;
@@ -100,16 +113,19 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
   TensorMap state_dict() const;
 
   /// Writes an archive with the present parameters and persistent buffers, in the dtypes of the
-  /// archive that the module was read from; that file must still be there. Python's
-  /// torch.export.load() opens it. `path` is the old or the new file, never a part. Throws
-  /// WriteError, and SettingsError if the module has adapters, which an archive does not hold.
+  /// archive that the module was read from, in all its programs; that file must still be there.
+  /// Frozen parameters stay frozen. Python's torch.export.load() opens it. `path` is the old or the
+  /// new file, never a part. Throws WriteError, ReadError or DataError if the file that the module
+  /// was read from is gone or has other tensors, and SettingsError if the module has adapters,
+  /// which an archive does not hold.
   void save_archive(const std::string& path) const;
 
   /// Calls `function` in place of every operator `name` ("aten::batch_norm") of the program. It
-  /// takes the arguments of the operator's schema from the stack and leaves the results. An
-  /// overload is a part of the name ("aten::add.Tensor"). Returns has_operator().
+  /// takes the arguments of the operator's schema from the stack and leaves the results. Its second
+  /// argument says whether the module trains. An overload is a part of the name
+  /// ("aten::add.Tensor"). Returns has_operator().
   bool override_operator(const std::string& name,
-                         std::function<void(std::vector<c10::IValue>&)> function);
+                         std::function<void(std::vector<c10::IValue>&, bool is_training)> function);
   bool has_operator(const std::string& name) const;  ///< in the program of any mode
   bool overrides(const std::string& name) const;     ///< whether override_operator() was called
 
@@ -128,6 +144,8 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
   void register_tensors();
   void replace_state(std::unique_ptr<State> state);
   void move(std::optional<at::Device> device, std::optional<at::ScalarType> dtype);
+  std::vector<c10::IValue> write_mutations(const detail::ExportedProgram& program,
+                                           const std::vector<c10::IValue>& outputs);
   at::Device device_of(const std::vector<c10::IValue>& leaves) const;
   void check_dtype(at::ScalarType dtype) const;
 

@@ -184,8 +184,9 @@ void check_children(const torch::nn::Module& module, const std::string& path) {
 
 // aten::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps,
 // cudnn_enabled) of an exported program, over all ranks' batches in training. The program itself
-// counts the batches.
-at::Tensor exported_batch_norm(const std::vector<c10::IValue>& arguments,
+// counts the batches. `is_training` is the module's mode: without running estimates `training` is
+// true in evaluation too, which is not collective.
+at::Tensor exported_batch_norm(const std::vector<c10::IValue>& arguments, bool is_training,
                                const std::shared_ptr<ops::StatisticsExchange>& exchange) {
   const auto tensor = [&](std::size_t i) {
     return arguments.at(i).isTensor() ? arguments[i].toTensor() : at::Tensor();
@@ -193,8 +194,9 @@ at::Tensor exported_batch_norm(const std::vector<c10::IValue>& arguments,
   const auto input = tensor(0), weight = tensor(1), bias = tensor(2), mean = tensor(3),
              var = tensor(4);
   const double momentum = arguments.at(6).toDouble(), eps = arguments.at(7).toDouble();
-  if (!arguments.at(5).toBool()) {
-    return torch::batch_norm(input, weight, bias, mean, var, /*training=*/false, momentum, eps,
+  const bool by_batch = arguments.at(5).toBool();
+  if (!by_batch || !(is_training || mean.defined())) {
+    return torch::batch_norm(input, weight, bias, mean, var, by_batch, momentum, eps,
                              arguments.at(8).toBool());
   }
   const auto& per_feature = mean.defined() ? mean : weight;
@@ -226,13 +228,14 @@ void refuse_decomposed_norms(const ExportedModuleImpl& module) {
 }
 
 void convert_exported(ExportedModuleImpl& module, const CommunicatorPtr& communicator) {
-  module.override_operator("aten::batch_norm", [exchange = std::shared_ptr<ops::StatisticsExchange>(
-                                                    std::make_shared<RankExchange>(communicator))](
-                                                   std::vector<c10::IValue>& stack) {
-    auto result = exported_batch_norm(stack, exchange);
-    stack.clear();
-    stack.emplace_back(std::move(result));
-  });
+  module.override_operator("aten::batch_norm",
+                           [exchange = std::shared_ptr<ops::StatisticsExchange>(
+                                std::make_shared<RankExchange>(communicator))](
+                               std::vector<c10::IValue>& stack, bool is_training) {
+                             auto result = exported_batch_norm(stack, is_training, exchange);
+                             stack.clear();
+                             stack.emplace_back(std::move(result));
+                           });
 }
 
 std::vector<ExportedModuleImpl*> exported_modules(torch::nn::Module& module) {

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "export/buffer_aliases.hpp"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "export/graph_plan.hpp"
+
+namespace ddp::detail {
+namespace {
+
+// Operators that may return their argument itself or a view of it, which their schema does not say.
+constexpr std::string_view kUnmarkedViews[] = {
+    "aten::_cast_Byte",
+    "aten::_cast_Char",
+    "aten::_cast_Double",
+    "aten::_cast_Float",
+    "aten::_cast_Half",
+    "aten::_cast_Int",
+    "aten::_cast_Long",
+    "aten::_cast_Short",
+    "aten::_to_cpu",
+    "aten::_unsafe_view",
+    "aten::align_as",
+    "aten::align_tensors",
+    "aten::alpha_dropout",
+    "aten::atleast_1d",
+    "aten::atleast_2d",
+    "aten::atleast_3d",
+    "aten::broadcast_tensors",
+    "aten::cartesian_prod",
+    "aten::chain_matmul",
+    "aten::conj_physical",
+    "aten::data",
+    "aten::dropout",
+    "aten::einsum",
+    "aten::feature_alpha_dropout",
+    "aten::feature_dropout",
+    "aten::lift",
+    "aten::meshgrid",
+    "aten::sum_to_size",
+    "aten::to_dense",
+    "aten::type_as",
+    "aten::unsafe_chunk",
+    "aten::unsafe_split",
+    "aten::unsafe_split_with_sizes",
+};
+
+bool is_unmarked_view(const c10::FunctionSchema& schema) {
+  return std::find(std::begin(kUnmarkedViews), std::end(kUnmarkedViews), schema.name()) !=
+         std::end(kUnmarkedViews);
+}
+
+// Empty if no value of the argument is a buffer.
+std::string buffer_in(const Argument& argument, const BufferNames& buffers) {
+  std::string buffer;
+  visit_names(argument, [&](const std::string& name) {
+    const auto found = buffers.find(name);
+    buffer = found != buffers.end() && buffer.empty() ? found->second : buffer;
+  });
+  return buffer;
+}
+
+// The values of arguments and of lists of them, in order; nullptr for constants.
+std::vector<const ValueName*> flat_names(const std::vector<Argument>& arguments) {
+  std::vector<const ValueName*> names;
+  for (const auto& argument : arguments) {
+    if (const auto* list = argument.list()) {
+      const auto inner = flat_names(*list);
+      names.insert(names.end(), inner.begin(), inner.end());
+    } else {
+      names.push_back(argument.name());
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string written_buffer(const Node& node, const BufferNames& buffers) {
+  const auto found = find_operator(node.target);
+  if (!found) {
+    return "";
+  }
+  for (const auto& argument : found->schema().arguments()) {
+    const auto* given = node.input(argument.name());
+    const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    if (auto buffer = given && is_written ? buffer_in(*given, buffers) : ""; !buffer.empty()) {
+      return buffer;
+    }
+  }
+  return "";
+}
+
+void add_aliases(const Node& node, BufferNames& buffers) {
+  const auto found = find_operator(node.target);
+  if (!found) {
+    return;
+  }
+  const auto& schema = found->schema();
+  const bool is_unmarked = is_unmarked_view(schema);
+  for (const auto& argument : schema.arguments()) {
+    const auto* given = node.input(argument.name());
+    if (given == nullptr || (argument.alias_info() == nullptr && !is_unmarked)) {
+      continue;
+    }
+    const auto buffer = buffer_in(*given, buffers);
+    if (buffer.empty()) {
+      continue;
+    }
+    for (std::size_t i = 0; i < std::min(node.outputs.size(), schema.returns().size()); ++i) {
+      if (is_unmarked || schema.returns()[i].alias_info() != nullptr) {
+        visit_names(node.outputs[i],
+                    [&](const std::string& name) { buffers.emplace(name, buffer); });
+      }
+    }
+  }
+}
+
+void add_aliases_of_graph(const Node& node, const Graph& inner, const BufferNames& inside,
+                          BufferNames& buffers) {
+  const auto from = flat_names(inner.outputs), to = flat_names(node.outputs);
+  for (std::size_t i = 0; i < std::min(from.size(), to.size()); ++i) {
+    const auto found = from[i] ? inside.find(from[i]->name) : inside.end();
+    if (found != inside.end() && to[i] != nullptr) {
+      buffers.emplace(to[i]->name, found->second);
+    }
+  }
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values of a graph that share memory with a buffer.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "export/graph.hpp"
+
+namespace ddp::detail {
+
+/// Python's names of buffers, by the values of a graph that are these buffers or may share their
+/// memory.
+using BufferNames = std::map<std::string, std::string>;
+
+/// The name of a buffer that the node's operator writes. Empty if it writes none.
+std::string written_buffer(const Node& node, const BufferNames& buffers);
+
+/// Adds the results of the node's operator that may share a buffer's memory.
+void add_aliases(const Node& node, BufferNames& buffers);
+
+/// Adds the results of a higher-order node whose graph `inner` returns values that may share a
+/// buffer's memory. `inside` are the names in this graph.
+void add_aliases_of_graph(const Node& node, const Graph& inner, const BufferNames& inside,
+                          BufferNames& buffers);
+
+}  // namespace ddp::detail
