@@ -114,7 +114,7 @@ void flatten_dict(const TreeSpec& spec, const c10::impl::GenericDict& dict, cons
                   std::vector<c10::IValue>& leaves) {
   for (const auto& entry : dict) {
     if (!entry.key().isString()) {
-      throw SettingsError(concat(what, " has a key that is a ", entry.key().tagKind(),
+      throw SettingsError(concat(what, " has a key of the type ", entry.key().tagKind(),
                                  "; fix: keys of any type are texts here, so 1 is \"1\""));
     }
     const auto& key = entry.key().toStringRef();

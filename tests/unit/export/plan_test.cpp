@@ -235,3 +235,18 @@ TEST_CASE("Values are freed after their last use", "[export]") {
   CHECK(std::count_if(results.begin(), results.end(),
                       [](const auto& result) { return !result.expired(); }) == 1);
 }
+
+TEST_CASE("Keys of dicts are texts", "[export]") {
+  const auto spec = ddp::detail::read_tree_spec(
+      Json::array({1, container("builtins.dict", "[1]", Json::array({leaf()}))}).dump(), {});
+  std::vector<c10::IValue> leaves;
+  c10::impl::GenericDict texts(c10::StringType::get(), c10::AnyType::get());
+  texts.insert("1", 5);
+  ddp::detail::flatten(spec, texts, "x", leaves);
+  CHECK(leaves.at(0).toInt() == 5);
+  c10::impl::GenericDict numbers(c10::IntType::get(), c10::AnyType::get());
+  numbers.insert(1, 5);
+  CHECK_THAT(
+      message_of<ddp::SettingsError>([&] { ddp::detail::flatten(spec, numbers, "x", leaves); }),
+      Contains("x has a key of the type Int") && Contains("so 1 is \"1\""));
+}
