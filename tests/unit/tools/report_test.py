@@ -134,8 +134,8 @@ class Sources(ToolTest):
     def test_a_page_that_does_not_exist(self):
         self.replace(
             "data/runs.csv",
-            "docs/notes/tried.md docs/performance.md",
-            "docs/tried.md docs/performance.md docs/notes/tried.md",
+            "docs/notes/tried.md docs/notes/figures.md",
+            "docs/tried.md docs/notes/figures.md docs/notes/tried.md",
         )
         self.problem("names the page docs/tried.md, which does not exist")
 

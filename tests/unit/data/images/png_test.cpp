@@ -77,6 +77,19 @@ std::string error_of_png(const std::string& bytes, int64_t max_pixels = 1'000'00
   });
 }
 
+// The keys of the trainer's section.
+struct ModelKeys {
+  std::string name = "", dtype = "";
+  bool zero_init_residual = false, channels_last = false;
+};
+void describe_fields(ModelKeys& keys, ddp::FieldVisitor& visitor) {
+  visitor.field({.name = "name", .doc = "The architecture."}, keys.name);
+  visitor.field({.name = "dtype", .doc = "Of the parameters."}, keys.dtype);
+  visitor.field({.name = "zero_init_residual", .doc = "As torchvision's."},
+                keys.zero_init_residual);
+  visitor.field({.name = "channels_last", .doc = "Memory order."}, keys.channels_last);
+}
+
 }  // namespace
 
 TEST_CASE("the ImageNet configuration reads PNG files named .JPEG and skips damaged ones",
@@ -84,7 +97,9 @@ TEST_CASE("the ImageNet configuration reads PNG files named .JPEG and skips dama
   ddp::Settings settings;
   settings.add_yaml_file(DDP_SOURCE_DIR "/examples/configs/resnet50_imagefolder.yaml");
   ddp::DataOptions options =
-      ddp::Config::from_settings(std::move(settings), {ddp::uses({"train"})}).data;
+      ddp::Config::from_settings(std::move(settings),
+                                 {ddp::uses({"train"}), ddp::declare_section<ModelKeys>("model")})
+          .data;
   TempFolder folder;
   options.path = folder.path();
   const auto write = [&](const std::string& name, const std::string& bytes) {
