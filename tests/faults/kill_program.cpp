@@ -317,7 +317,9 @@ class Run {
     Net net;
     net->before_forward = [this] { fault_.pass("forward", step_); };
     model_.emplace(net, context_.communicator(), options);
-    model_->register_comm_hook(hook_);
+    if (!config_.optimizer.zero1) {  // which takes no hook: without the places in a bucket
+      model_->register_comm_hook(hook_);
+    }
     fault_.pass_while_loading("broadcast");
     model_->sync_module_states();
   }
