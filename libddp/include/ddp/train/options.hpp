@@ -75,8 +75,8 @@ struct CheckpointOptions {
   int64_t max_failures = 3;         ///< failed saves in a row until training ends with exit code 73
   double stop_check_seconds = 1.0;  ///< interval of the ranks' stop checks
 
-  bool read_only = false;   ///< not a setting: nothing is saved or changed in `dir`
-  bool same_steps = false;  ///< not a setting: refuses other samples per step, else a warning
+  bool read_only = false;        ///< not a setting: nothing is saved or changed in `dir`
+  bool same_steps = false;       ///< not a setting: refuses other samples per step, else a warning
   int64_t samples_per_step = 0;  ///< not a setting: of all ranks, saved and compared; 0: unknown
   // Not settings: texts saved with every checkpoint, set by ddp::Config or by the program.
   std::string settings_text{};          ///< the resolved settings

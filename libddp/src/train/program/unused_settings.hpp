@@ -142,7 +142,7 @@ class FirstStepCheck {
 
   const Config& config_;
   int64_t first_ = -1;
-  int forwards_ = 0;  // before a step was announced
+  int forwards_ = 0;     // before a step was announced
   int64_t newest_ = -1;  // the next step; after the last step, the number of steps
   std::atomic<bool> checked_{false};
 };
