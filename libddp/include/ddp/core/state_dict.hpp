@@ -46,7 +46,7 @@ struct StateKey {
 struct StateSlice {
   std::vector<int64_t> sizes;    ///< of the whole tensor
   std::vector<int64_t> strides;  ///< of the whole tensor, which is dense
-  int64_t begin = 0;
+  int64_t begin = 0;             ///< first element
   bool operator==(const StateSlice&) const = default;
 };
 
