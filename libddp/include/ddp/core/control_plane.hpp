@@ -72,9 +72,10 @@ class ControlPlane : public detail::FailureReports {
   /// was not closed counts as a failure for the peers.
   virtual void close() = 0;
 
-  // Internal: parts of a control plane of several ranks; null with one rank.
-  virtual detail::GroupExchange* group_exchange() { return nullptr; }
-  virtual detail::PositionBoard* position_board() { return nullptr; }
+  // Internal: parts of a control plane of several ranks.
+  virtual detail::GroupExchange* group_exchange() { return nullptr; }  ///< null with one rank
+  virtual detail::PositionBoard* position_board() { return nullptr; }  ///< null with one rank
+  /// Null with one rank.
   virtual detail::BackgroundService* background_service() { return nullptr; }
 };
 

@@ -33,26 +33,26 @@ struct StateKey {
   std::string parameter;  ///< "layer1.0.conv1.weight", or the object's own name of a tensor
   std::string slot;       ///< "exp_avg", "master", "step"; empty: the parameter or tensor itself
 
-  /// The key of a text: `state.<parameter>.<slot>` is a slot's, all others are tensors' names.
-  StateKey(const std::string& text);                           // NOLINT: a text is a key
-  StateKey(const char* text) : StateKey(std::string(text)) {}  // NOLINT
-  StateKey(std::string parameter_name, std::string slot_name);
+  /// The key of a text: state.PARAMETER.SLOT is a slot's, all others are tensors' names.
+  StateKey(const std::string& text);                            // NOLINT: a text is a key
+  StateKey(const char* text) : StateKey(std::string(text)) {}   ///< the same
+  StateKey(std::string parameter_name, std::string slot_name);  ///< `slot_name` has no dot
   std::string text() const;  ///< as in files and messages; StateKey(key.text()) == key
-  auto operator<=>(const StateKey&) const = default;
+  auto operator<=>(const StateKey&) const = default;  ///< by parameter, then slot
   friend std::ostream& operator<<(std::ostream& stream, const StateKey& key);  ///< its text
 };
 
 /// Elements [begin, begin + numel) of a whole tensor, in the order of the whole tensor's memory.
 struct StateSlice {
-  std::vector<int64_t> sizes;    ///< of the whole tensor
-  std::vector<int64_t> strides;  ///< of the whole tensor, which is dense
-  int64_t begin = 0;             ///< first element
-  bool operator==(const StateSlice&) const = default;
+  std::vector<int64_t> sizes;                          ///< of the whole tensor
+  std::vector<int64_t> strides;                        ///< of the whole tensor, which is dense
+  int64_t begin = 0;                                   ///< first element
+  bool operator==(const StateSlice&) const = default;  ///< the same elements
 };
 
 /// What a rank holds of a tensor that is divided between ranks.
 struct StatePart {
-  StateSlice slice;
+  StateSlice slice;   ///< which elements
   at::Tensor tensor;  ///< 1-D
 };
 
@@ -64,6 +64,7 @@ struct StateDict {
   /// number of ranks.
   std::map<StateKey, std::vector<StatePart>> parts = {};
 
+  /// Whether there is such a tensor, whole or divided.
   bool contains(const StateKey& key) const { return tensors.contains(key) || parts.contains(key); }
   /// The sizes of a whole or divided tensor, which must exist.
   at::IntArrayRef sizes(const StateKey& key) const;
