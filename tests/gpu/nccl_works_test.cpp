@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Works that share one event: waited for in any order, from any stream or thread, polled, dropped,
-// and mixed with launches that do not share. The launching stream is busy and the reading stream is
-// idle, so a wait that ends too early reads old values.
+// Works waited for in any order, from any stream or thread, polled, dropped, grouped and captured.
+// The launching stream is busy and the reading stream is idle, so a wait that ends too early reads
+// old values.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -53,8 +53,8 @@ struct Row {
       works.push_back(comm.all_reduce(tensor));
     }
   }
-  void keep_busy() {
-    for (int i = 0; i < 4; ++i) {
+  void keep_busy(int additions = 4) {
+    for (int i = 0; i < additions; ++i) {
       busy.add_(1);
     }
   }
@@ -92,6 +92,20 @@ TEST_CASE("works in a row are waited for out of order, on one stream and on othe
     on_idle_stream([&] { CHECK(row.ends(2)); });
     CHECK(row.ends(0));
   }
+}
+
+TEST_CASE("a wait for one work does not wait for the later ones") {
+  auto comm = make();
+  Row row(*comm, 1);
+  row.keep_busy(400);
+  auto later = at::full({1000}, rank_plus_one(), on_device());
+  const auto later_work = comm->all_reduce(later);
+  on_idle_stream([&] {
+    CHECK(row.ends(0));
+    CHECK_FALSE(later_work->is_completed());
+  });
+  later_work->wait();
+  CHECK(later.eq(sum_of_ranks()).all().item<bool>());
 }
 
 TEST_CASE("a stream that waited for a row waits for the launches after it as well") {
@@ -173,7 +187,7 @@ TEST_CASE("works in a row are asked, waited for by the host, and dropped") {
 
 TEST_CASE("small works between large ones, groups, other collectives and captures") {
   auto comm = make();
-  auto large = at::zeros({1 << 20}, on_device());  // 4 MiB do not share an event
+  auto large = at::zeros({1 << 20}, on_device());  // 4 MiB
   auto captured = at::zeros({100}, on_device());
   Row row(*comm, 3);
   row.keep_busy();
@@ -190,7 +204,7 @@ TEST_CASE("small works between large ones, groups, other collectives and capture
     grouped = comm->all_reduce(in_group);
   }
   Row fourth(*comm, 2);
-  // The fourth row has had no wait: its event must not enter the graph.
+  // Waits for the fourth row must not enter the graph.
   at::cuda::CUDAGraph graph;
   ddp::test::capture(graph, [&] {
     captured.fill_(rank_plus_one());

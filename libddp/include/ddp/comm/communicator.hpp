@@ -6,9 +6,9 @@
 //   and dtype. Tensors are non-overlapping and dense; elements are sent in memory order.
 // - A call returns at once. CUDA calls run on the communicator's own stream, which first waits for
 //   the caller's stream. A progress thread executes CPU calls. Use results only after Work::wait().
-// - On CUDA, up to 32 consecutive all_reduces below 4 MiB share one event, so Work::wait() of one
-//   may also wait for the later ones. The job can deadlock if a rank waits for a message of another
-//   rank between such calls.
+// - The calls of a communicator run one after the other. Work::wait() waits for its call and for
+//   earlier ones, never for a later one. On CUDA each call has an event of its own for that, except
+//   that the calls of a GroupScope have one together.
 // - Dtypes: float32/64, float16, bfloat16, int8..int64, uint8 and bool. Avg takes floating types
 //   only. It divides float16 before it adds, so a finite mean never overflows; docs/semantics.md
 //   has the other types. For bool, Sum and Max are "or", Product and Min are "and".

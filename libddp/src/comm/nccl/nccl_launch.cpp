@@ -22,20 +22,12 @@ std::shared_ptr<const WorkOrigin> make_origin(const c10::cuda::CUDAStream& strea
                                               std::shared_ptr<const AbortState> state) {
   const auto device = stream.device_index();
   const c10::cuda::CUDAStream counter_stream(ops::detail::make_private_stream(stream.device()));
-  auto events = std::make_shared<CudaEventPool>();
-  auto record = [events, stream] {
-    const CurrentDevice current(stream.device_index());
-    auto event = events->take();
-    event.record(stream.stream());
-    return event;
-  };
   return std::make_shared<const WorkOrigin>(WorkOrigin{
       .device = device,
       .stream = stream.stream(),
       .state = std::move(state),
       .counters = std::make_shared<CollectiveCounters>(stream.stream(), counter_stream.stream()),
-      .events = std::move(events),
-      .launch_events = std::make_shared<NcclLaunchEvents>(std::move(record)),
+      .events = std::make_shared<CudaEventPool>(),
   });
 }
 
@@ -73,7 +65,7 @@ cudaStreamCaptureStatus NcclLauncher::capture_status() const {
   return capture_status_of(c10::cuda::getCurrentCUDAStream(handle_.device()).stream());
 }
 
-bool NcclLauncher::begin(bool shares_event) {
+bool NcclLauncher::begin() {
   const auto current = c10::cuda::getCurrentCUDAStream(handle_.device());
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long capture_id = 0;
@@ -81,9 +73,6 @@ bool NcclLauncher::begin(bool shares_event) {
              "cudaStreamGetCaptureInfo");
   const bool captured = status == cudaStreamCaptureStatusActive;
   auto& counters = *origin_->counters;
-  if (captured || !shares_event) {
-    origin_->launch_events->record_open();
-  }
   if (captured) {
     counters.mark_eager();  // impossible after the stream is captured
   }
@@ -107,7 +96,7 @@ void NcclLauncher::enqueue(const char* name, Call call) {
 }
 
 WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, KeptTensors tensors,
-                             Call call, std::function<void()> after, bool shares_event) {
+                             Call call, std::function<void()> after) {
   const std::lock_guard lock(mutex_);
   check_usable(name);
   const CurrentDevice device(handle_.device());
@@ -115,7 +104,7 @@ WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, Kept
                                 static_cast<int64_t>(described.nbytes()), described.scalar_type()};
   auto work = std::make_shared<NcclWork>(origin_, record, std::move(tensors));
   work->after = std::move(after);
-  const bool captured = begin(shares_event);
+  const bool captured = begin();
   if (auto* recorder = TraceRecorder::active()) {
     work->trace_name = TraceLabel::name_of(name);
     work->trace_begin = recorder->mark(stream_.stream());
@@ -130,7 +119,7 @@ WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, Kept
   }
   try {
     enqueue(name, call);
-    finish({&work, 1}, captured, shares_event);
+    finish({&work, 1}, captured);
   } catch (...) {
     if (!captured) {
       origin_->counters->cancel_eager();
@@ -151,7 +140,7 @@ void NcclLauncher::trace(Works works) {
   }
 }
 
-void NcclLauncher::finish(Works works, bool captured, bool shares_event) {
+void NcclLauncher::finish(Works works, bool captured) {
   for (const auto& work : works) {
     if (work->after) {
       work->after();
@@ -160,9 +149,10 @@ void NcclLauncher::finish(Works works, bool captured, bool shares_event) {
   }
   trace(works);
   // The event precedes the mark, because nothing waits for a mark.
-  const auto event = origin_->launch_events->add(shares_event && !captured);
+  const auto ended = std::make_shared<CudaEventPool::Event>(origin_->events->take());
+  ended->record(stream_.stream());
   for (const auto& work : works) {
-    work->set_launch(event, captured);
+    work->set_launch(ended, captured);
   }
   auto& counters = *origin_->counters;
   const auto launch = captured ? counters.end_captured(records_of(works)) : counters.end_eager();
@@ -212,7 +202,7 @@ void NcclLauncher::group_end() {
       handle_.state()->check("group_end");
       check_nccl(code, nullptr, "ncclGroupEnd");
       if (!works.empty()) {
-        finish(works, captured, /*shares_event=*/false);
+        finish(works, captured);
       }
     } catch (const std::exception& error) {
       if (!captured) {

@@ -7,8 +7,7 @@
 //   comm stream (high priority)  └─ NCCL ─┬─ event ───────────────┘
 //                                         └─ "n collectives ended" into mapped host memory
 //
-// The host never waits here. collective_counters.hpp explains the counting. Consecutive all_reduces
-// below 4 MiB share an event, unless grouped or captured: launch_events.hpp.
+// The host never waits here. collective_counters.hpp explains the counting.
 #pragma once
 
 #include <c10/cuda/CUDAStream.h>
@@ -46,16 +45,14 @@ class NcclLauncher {
   void check_usable(const char* name) const;
   /// Whether the caller's current stream is captured.
   cudaStreamCaptureStatus capture_status() const;
-  /// Call it with the lock.
-  bool in_group() const { return group_depth_ > 0; }
 
   /// `described` is the tensor in messages; `tensors` stay alive. `after` runs once the call is
-  /// enqueued, even if a group defers it. `shares_event`: see LaunchEvents.
+  /// enqueued, even if a group defers it.
   WorkPtr launch(const char* name, const at::Tensor& described, KeptTensors tensors, Call call,
-                 std::function<void()> after = nullptr, bool shares_event = false);
+                 std::function<void()> after = nullptr);
   /// Makes the communicator's stream wait for the caller's enqueued work. Returns true inside a
   /// capture. launch() includes it. Call it with the lock.
-  bool begin(bool shares_event);
+  bool begin();
   /// Enqueues a call that is neither waited for nor counted. launch() includes it. Call it with the
   /// lock.
   void enqueue(const char* name, Call call);
@@ -72,8 +69,8 @@ class NcclLauncher {
  private:
   using Works = std::span<const std::shared_ptr<NcclWork>>;
 
-  /// Adds events and counters behind `works`, which were just enqueued.
-  void finish(Works works, bool captured, bool shares_event);
+  /// Adds an event and counters behind `works`, which were just enqueued.
+  void finish(Works works, bool captured);
   void trace(Works works);
 
   NcclHandle& handle_;

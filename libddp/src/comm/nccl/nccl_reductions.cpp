@@ -12,9 +12,6 @@
 namespace ddp::detail {
 namespace {
 
-constexpr size_t kLargestSharingEvent =
-    (size_t{4} << 20) - 1;  // larger ones take longer than a wait
-
 // NCCL has no int16 and no bool: bool reduces as bytes of 0 and 1, int16 as int32.
 ncclDataType_t to_nccl(c10::ScalarType dtype) {
   switch (dtype) {
@@ -79,14 +76,10 @@ WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op) {
   if (tensor.scalar_type() == at::kShort) {
     return reduce_int16("all_reduce", tensor, tensor, op);
   }
-  const auto lock = launcher_.lock();
-  const bool shares_event = !launcher_.in_group() && tensor.nbytes() <= kLargestSharingEvent;
-  return launcher_.launch(
-      "all_reduce", tensor, {tensor},
-      [&](ncclComm_t comm, cudaStream_t stream) {
-        return call_all_reduce(tensor, op, comm, stream);
-      },
-      /*after=*/nullptr, shares_event);
+  return launcher_.launch("all_reduce", tensor, {tensor},
+                          [&](ncclComm_t comm, cudaStream_t stream) {
+                            return call_all_reduce(tensor, op, comm, stream);
+                          });
 }
 
 WorkPtr NcclReductions::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
@@ -111,7 +104,7 @@ WorkPtr NcclReductions::reduce_int16(const char* name, const at::Tensor& output,
   at::Tensor wide_output;
   {
     const c10::cuda::CUDAGuard device_guard(handle_.device());
-    launcher_.begin(/*shares_event=*/false);
+    launcher_.begin();
     const c10::cuda::CUDAStreamGuard guard(launcher_.stream());
     const auto flat = input.as_strided({input.numel()}, {1});
     wide_input = flat.to(at::kInt);

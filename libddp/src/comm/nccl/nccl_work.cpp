@@ -5,33 +5,15 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <limits>
 #include <thread>
 
 #include "comm/nccl/cuda_event.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
-namespace {
-
-// Identifies a stream: a new stream may reuse the handle of a destroyed one. The default stream's
-// handle is constant. Returns 0 if the number is unknown.
-uint64_t number_of(cudaStream_t stream) {
-  if (stream == nullptr) {
-    return std::numeric_limits<uint64_t>::max();
-  }
-  unsigned long long number = 0;
-  if (cudaStreamGetId(stream, &number) != cudaSuccess) {
-    cudaGetLastError();  // waiters work without it
-    return 0;
-  }
-  return number;
-}
-
-}  // namespace
 
 NcclWork::~NcclWork() {
-  if (!tensors_[0].defined() || !launch_ || captured_) {
+  if (!tensors_[0].defined() || ended_ == nullptr || captured_) {
     return;  // waited for, never launched, or captured (the graph owns its memory)
   }
   // Without a wait, the memory could be reused while the communicator's stream still uses it, so
@@ -57,7 +39,7 @@ void NcclWork::check() const {
   if (error_) {
     std::rethrow_exception(error_);
   }
-  if (!launch_) {
+  if (ended_ == nullptr) {
     throw SettingsError(concat(record.name, " #", record.sequence,
                                " was not launched yet; fix: wait after the GroupScope has ended"));
   }
@@ -66,23 +48,15 @@ void NcclWork::check() const {
 void NcclWork::wait() {
   check();
   const auto stream = c10::cuda::getCurrentCUDAStream(origin_->device).stream();
+  const CurrentDevice device(origin_->device);
+  ended_->block(stream);
   if (!captured_) {
-    origin_->launch_events->wait_on(number_of(stream), launch_,
-                                    [&](const CudaEventPool::Event& ended) {
-                                      const CurrentDevice device(origin_->device);
-                                      ended.block(stream);
-                                    });
     origin_->counters->mark_when_due();
-  } else {
-    const CurrentDevice device(origin_->device);
-    const auto& ended = origin_->launch_events->event_of(launch_);
-    ended.block(stream);
-    if (origin_->counters->count_captured(launch_number_, ended.get()) &&
-        !origin_->counters->hold_count()) {
-      const auto counted = origin_->events->take();
-      counted.record(origin_->counters->counter_stream());
-      counted.block(stream);
-    }
+  } else if (origin_->counters->count_captured(launch_number_, ended_->get()) &&
+             !origin_->counters->hold_count()) {
+    const auto counted = origin_->events->take();
+    counted.record(origin_->counters->counter_stream());
+    counted.block(stream);
   }
   // From here on stream order protects the memory.
   tensors_ = {};
@@ -112,11 +86,11 @@ bool NcclWork::is_completed() {
   if (error_ || origin_->state->aborted()) {
     return true;
   }
-  if (!launch_ || captured_) {
+  if (ended_ == nullptr || captured_) {
     return false;  // a captured event cannot be queried
   }
   const c10::cuda::CUDAStreamCaptureModeGuard guard(cudaStreamCaptureModeRelaxed);
-  const auto code = cudaEventQuery(origin_->launch_events->event_of(launch_).get());
+  const auto code = cudaEventQuery(ended_->get());
   if (code == cudaErrorNotReady) {
     cudaGetLastError();  // clears "not ready", which the next check would report as an error
     origin_->counters->mark_when_due();

@@ -11,12 +11,9 @@
 #include "comm/communicator_state.hpp"
 #include "comm/nccl/collective_counters.hpp"
 #include "comm/nccl/cuda_event.hpp"
-#include "comm/nccl/launch_events.hpp"
 #include "ddp/comm/communicator.hpp"
 
 namespace ddp::detail {
-
-using NcclLaunchEvents = LaunchEvents<CudaEventPool::Event>;
 
 /// Data of a communicator for its works, which may outlive it.
 struct WorkOrigin {
@@ -25,7 +22,6 @@ struct WorkOrigin {
   std::shared_ptr<const AbortState> state;
   std::shared_ptr<CollectiveCounters> counters;
   std::shared_ptr<CudaEventPool> events;
-  std::shared_ptr<NcclLaunchEvents> launch_events;
 };
 
 /// Inputs and outputs of a collective; unused entries are undefined.
@@ -42,9 +38,9 @@ class NcclWork final : public Work {
   void wait_host(std::optional<std::chrono::milliseconds> timeout) override;
   bool is_completed() override;
 
-  /// The collective was enqueued as `launch` of the communicator's LaunchEvents.
-  void set_launch(NcclLaunchEvents::Launch launch, bool captured) {
-    launch_ = std::move(launch);
+  /// The collective was enqueued. `ended` is recorded behind it; works of one group share it.
+  void set_launch(std::shared_ptr<const CudaEventPool::Event> ended, bool captured) {
+    ended_ = std::move(ended);
     captured_ = captured;
   }
   /// Its number in the counters.
@@ -61,7 +57,7 @@ class NcclWork final : public Work {
   void check() const;
 
   const std::shared_ptr<const WorkOrigin> origin_;
-  NcclLaunchEvents::Launch launch_;
+  std::shared_ptr<const CudaEventPool::Event> ended_;  // null: not launched yet
   int64_t launch_number_ = 0;
   bool captured_ = false;
   KeptTensors tensors_;
