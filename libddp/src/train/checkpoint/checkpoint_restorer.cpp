@@ -161,15 +161,15 @@ class Restorer : private RestoreParts {
 
   // With the other direction the best checkpoint would be the worst.
   void require_same_direction(const CheckpointFolder& folder, const Manifest& manifest) const {
-    const auto found = manifest.texts.find("settings");
-    const auto saved = is_best() && found != manifest.texts.end()
-                           ? setting_in(found->second, "checkpoint.keep_best")
-                           : std::nullopt;
-    const std::string own = options.keep_best == KeepBest::Min ? "min" : "max";
-    if (saved && (*saved == "min" || *saved == "max") && *saved != own) {
+    const std::string own = to_text(options.keep_best);
+    const auto settings = manifest.texts.find("settings");
+    const auto saved = manifest.keep_best.empty() && settings != manifest.texts.end()
+                           ? keep_best_in(settings->second)
+                           : manifest.keep_best;
+    if (is_best() && !saved.empty() && saved != own) {
       throw SettingsError(concat("checkpoint.resume=best: checkpoint.keep_best=", own, ", but ",
-                                 dir.path_of(folder), " was saved with ", *saved,
-                                 "; fix: set checkpoint.keep_best=", *saved));
+                                 dir.path_of(folder), " was saved with ", saved,
+                                 "; fix: set checkpoint.keep_best=", saved));
     }
   }
 

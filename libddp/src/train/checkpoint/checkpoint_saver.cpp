@@ -94,6 +94,7 @@ CheckpointSaver::CheckpointSaver(ControlPlane& control_plane, at::Device device,
                                  const CheckpointOptions& options, const Parts& parts)
     : control_plane_(control_plane),
       async_(options.async),
+      keep_best_(to_text(options.keep_best)),
       samples_per_step_(options.samples_per_step),
       dir_(parts.dir),
       texts_(parts.texts),
@@ -186,6 +187,7 @@ void CheckpointSaver::start_commit(const std::vector<RankStatus>& statuses) {
   Manifest manifest{.step = pending_->step,
                     .world_size = static_cast<int64_t>(statuses.size()),
                     .metric = pending_->metric,
+                    .keep_best = keep_best_,
                     .samples_per_step = samples_per_step_,
                     .finite = pending_->not_finite.empty()};
   for (const auto& status : statuses) {

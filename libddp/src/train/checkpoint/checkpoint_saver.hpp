@@ -109,6 +109,7 @@ class CheckpointSaver {
 
   ControlPlane& control_plane_;
   const bool async_;
+  const std::string keep_best_;
   const int64_t samples_per_step_;
   CheckpointDir& dir_;
   CheckpointTexts& texts_;

@@ -84,10 +84,15 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
   return changes;
 }
 
-std::optional<std::string> setting_in(const std::string& settings, const std::string& key) {
+std::string to_text(KeepBest keep_best) {
+  return keep_best == KeepBest::Off ? "" : keep_best == KeepBest::Min ? "min" : "max";
+}
+
+std::string keep_best_in(const std::string& settings) {
   const auto values = all_values(settings);
-  const auto found = values.find(key);
-  return found == values.end() ? std::nullopt : std::optional(found->second);
+  const auto found = values.find("checkpoint.keep_best");
+  const bool is_known = found != values.end() && (found->second == "min" || found->second == "max");
+  return is_known ? found->second : "";
 }
 
 int64_t samples_per_step(const std::string& settings, int64_t world_size) {

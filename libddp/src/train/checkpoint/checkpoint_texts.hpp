@@ -4,7 +4,6 @@
 
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,11 +20,15 @@ namespace ddp::detail {
 std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
                                           const std::string& defaults);
 
-/// The value of a key; nothing if `settings` lacks it or is not settings_yaml()'s text.
-std::optional<std::string> setting_in(const std::string& settings, const std::string& key);
+/// As a manifest has it: "min", "max" or empty.
+std::string to_text(KeepBest keep_best);
 
-/// Samples that a step of all ranks takes, of a checkpoint whose manifest does not say it: earlier
-/// versions saved settings only. 0 if `settings` is not settings_yaml()'s text.
+// Of a checkpoint whose manifest does not say it, because earlier versions saved settings only:
+
+/// Empty if `settings` does not say it.
+std::string keep_best_in(const std::string& settings);
+
+/// Samples that a step of all ranks takes. 0 if `settings` is not settings_yaml()'s text.
 int64_t samples_per_step(const std::string& settings, int64_t world_size);
 
 /// Every rank has the same texts, but rank 0 alone saves them and logs.

@@ -143,6 +143,12 @@ Manifest manifest_from_json(const OrderedJson& json) {
   if (json.contains("metric")) {
     manifest.metric = std::get<double>(value_from_json(json.at("metric")));
   }
+  if (json.contains("keep_best")) {
+    json.at("keep_best").get_to(manifest.keep_best);
+    if (manifest.keep_best != "min" && manifest.keep_best != "max") {
+      throw ReadError("its keep_best is neither min nor max");
+    }
+  }
   manifest.finite_is_known = json.contains("finite");
   manifest.finite = !manifest.finite_is_known || json.at("finite").get<bool>();
   manifest.files = files_from_json(json.at("files"));
@@ -170,6 +176,9 @@ std::string manifest_to_json(const Manifest& manifest) {
   }
   if (manifest.metric) {
     json["metric"] = value_to_json(*manifest.metric);
+  }
+  if (!manifest.keep_best.empty()) {
+    json["keep_best"] = manifest.keep_best;
   }
   json["finite"] = manifest.finite;
   json["files"] = files_to_json(manifest.files);

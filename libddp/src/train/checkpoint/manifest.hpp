@@ -31,6 +31,8 @@ struct Manifest {
   int64_t step = 0;  ///< steps done
   int64_t world_size = 1;
   std::optional<double> metric = {};
+  /// "min" or "max": the better metric. Empty: not known, or an older program saved it.
+  std::string keep_best = "";
   int64_t samples_per_step = 0;  ///< of all ranks; 0: not known, or an older program saved it
   bool finite = true;  ///< false if a tensor has inf or NaN or set_before_save() gave a reason;
                        ///< true if an older program saved it

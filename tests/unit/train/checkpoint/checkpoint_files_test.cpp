@@ -123,6 +123,7 @@ TEST_CASE("a manifest keeps every value and notices every changed byte") {
                                {"text", "ü \"\n"}, {"inf", INFINITY}, {"tiny", 5e-324},
                                {"minus", -0.0},    {"whole", 3.0},    {"third", 1.0 / 3}};
   manifest.samples_per_step = 512;
+  manifest.keep_best = "max";
   manifest.texts["settings"] = "a: 1\nb: 2\n";
   const auto text = manifest_to_json(manifest);
   const auto parsed = parse_manifest(text, "m");

@@ -195,19 +195,27 @@ TEST_CASE("resume=best loads the best metric, finite ones first, and saves nothi
 TEST_CASE("resume=best refuses the direction that the saving run did not have") {
   TemporaryFolder folder;
   auto options = testing::options_in(folder);
-  options.settings_text = "checkpoint:\n  keep_best: min\n";
+  // Earlier versions saved the direction in the settings only.
+  const bool is_in_manifest = GENERATE(true, false);
+  options.settings_text = is_in_manifest ? "" : "checkpoint:\n  keep_best: min\n";
   options.keep_best = ddp::KeepBest::Min;
   testing::ThreadJob job(1);
   testing::ThreadControlPlane plane(job, 0);
   Box model("model", {.tensors = {{"w", torch::zeros({})}}, .values = {}});
   ddp::Checkpointer(plane, at::kCPU, options, {model}).save(0, 0.5);
+  if (!is_in_manifest) {
+    const auto path = options.dir + "/step_0000000001/manifest.json";
+    auto manifest = ddp::detail::parse_manifest(testing::read_file(path), path);
+    manifest.keep_best.clear();
+    testing::write_file(path, manifest_to_json(manifest));
+  }
   options.resume = ddp::Resume::Best;
   CHECK_THAT(stderr_of([&] {
                REQUIRE(ddp::Checkpointer(plane, at::kCPU, options, {model}).restore() == 1);
              }),
              Catch::Contains("of 1 steps, metric 0.5"));
   options.keep_best = ddp::KeepBest::Max;
-  options.settings_text = "checkpoint:\n  keep_best: max\n";
+  options.settings_text.clear();
   CHECK_THROWS_WITH(ddp::Checkpointer(plane, at::kCPU, options, {model}).restore(),
                     Catch::Contains("was saved with min; fix: set checkpoint.keep_best=min"));
 }
