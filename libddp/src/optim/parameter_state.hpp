@@ -35,7 +35,7 @@ struct ParameterState {
   bool has_state = false;  // an update was made or loaded
 };
 
-/// By PyTorch's names of slots, and `master`.
+/// By name of slot: those of the rule, `step` if updates are counted, and `master`.
 std::map<StateKey, at::Tensor> tensors_of(const ParameterState& parameter, const UpdateRule& rule);
 
 /// Adds the tensors of a parameter with state. First checks its leaf and updates its master.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arithmetic of an optimizer, independent of tensor storage: list optimizers pass one tensor
-// per parameter; flat and sharded ones can pass one tensor per segment.
+// The slots of each optimizer, and its arithmetic on lists of tensors. Flat and sharded optimizers
+// take the slots from here; their arithmetic is in flat/math.hpp.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,8 @@ class UpdateRule {
   virtual ~UpdateRule() = default;
   /// "sgd", "adam", "adamw", "lars", "lamb".
   virtual std::string type() const = 0;
-  /// Names of the tensors kept per parameter, each with its shape, initially zero.
+  /// Names of the tensors kept per parameter, each with its shape, initially zero. A checkpoint
+  /// has these names. Their order is that of UpdateBatch::slots and FlatSegment::slots.
   virtual std::vector<std::string> slots() const = 0;
   /// Whether updates are counted per parameter.
   virtual bool counts_steps() const = 0;

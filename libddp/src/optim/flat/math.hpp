@@ -23,7 +23,7 @@ struct FlatScalar {
 
 enum class FlatDtype : uint8_t { Float32, BFloat16, Float16 };
 
-constexpr int kFlatMaxSlots = 3;
+constexpr int kFlatMaxSlots = 3;  ///< of any rule below
 
 /// One parameter. All its tensors have the same memory order, for any strides.
 struct FlatSegment {
@@ -71,7 +71,8 @@ enum class FlatRuleType : uint8_t { Sgd, Adam, Lars, Lamb };
 
 struct FlatRule {
   FlatRuleType type = FlatRuleType::Sgd;
-  int num_slots = 0;
+  bool has_momentum = false;  ///< Sgd
+  bool amsgrad = false;       ///< Adam
   bool nesterov = false;
   bool decoupled = false;  ///< AdamW: weight decay shrinks the weight and is not added to gradients
   float momentum = 0.0F;
@@ -183,14 +184,14 @@ struct FlatRuleBase {
   static constexpr bool kApplyWritesSlots = true;
 };
 
-/// torch.optim.SGD with dampening 0; NumSlots 1 with momentum, else 0.
-template <int NumSlots>
+/// torch.optim.SGD with dampening 0.
+template <bool HasMomentum>
 struct FlatSgd : FlatRuleBase {
-  static constexpr int kSlots = NumSlots;
+  static constexpr int kSlots = HasMomentum ? 1 : 0;
   static DDP_HOST_DEVICE_INLINE void apply(const FlatRule& rule, const FlatFactors& f,
                                            float gradient, float& weight, float* slots) {
     gradient = gradient * f.gradient + f.weight_decay * weight;
-    if constexpr (NumSlots == 1) {
+    if constexpr (HasMomentum) {
       slots[0] = f.momentum * slots[0] + gradient;
       gradient = rule.nesterov ? gradient + f.momentum * slots[0] : slots[0];
     }
@@ -198,10 +199,10 @@ struct FlatSgd : FlatRuleBase {
   }
 };
 
-/// torch.optim.Adam and AdamW; NumSlots 3 with amsgrad, else 2.
-template <int NumSlots>
+/// torch.optim.Adam and AdamW.
+template <bool Amsgrad>
 struct FlatAdam : FlatRuleBase {
-  static constexpr int kSlots = NumSlots;
+  static constexpr int kSlots = Amsgrad ? 3 : 2;
   static DDP_HOST_DEVICE_INLINE void apply(const FlatRule& rule, const FlatFactors& f,
                                            float gradient, float& weight, float* slots) {
     gradient *= f.gradient;
@@ -213,7 +214,7 @@ struct FlatAdam : FlatRuleBase {
     slots[0] = f.beta1 * slots[0] + f.one_minus_beta1 * gradient;
     slots[1] = f.beta2 * slots[1] + f.one_minus_beta2 * gradient * gradient;
     float square = slots[1];
-    if constexpr (NumSlots == 3) {
+    if constexpr (Amsgrad) {
       // Not fmax: a NaN must stay, as in PyTorch.
       square = slots[2] > square ? slots[2] : square;
       slots[2] = square;
@@ -270,10 +271,10 @@ template <typename Body>
 void with_flat_rule(const FlatRule& rule, Body body) {
   switch (rule.type) {
     case FlatRuleType::Sgd:
-      rule.num_slots == 0 ? body(FlatSgd<0>()) : body(FlatSgd<1>());
+      rule.has_momentum ? body(FlatSgd<true>()) : body(FlatSgd<false>());
       break;
     case FlatRuleType::Adam:
-      rule.num_slots == 2 ? body(FlatAdam<2>()) : body(FlatAdam<3>());
+      rule.amsgrad ? body(FlatAdam<true>()) : body(FlatAdam<false>());
       break;
     case FlatRuleType::Lars:
       body(FlatLars());

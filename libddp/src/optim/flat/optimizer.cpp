@@ -5,6 +5,7 @@
 
 #include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/detail/check.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "optim/capture.hpp"
 #include "optim/flat/layout.hpp"
@@ -34,9 +35,10 @@ FlatRuleType flat_rule_type(OptimizerType type) {
   }
 }
 
-FlatRule flat_rule_of(const OptimizerOptions& options, const UpdateRule& rule) {
+FlatRule flat_rule_of(const OptimizerOptions& options) {
   return {.type = flat_rule_type(options.type),
-          .num_slots = static_cast<int>(rule.slots().size()),
+          .has_momentum = options.momentum != 0.0,
+          .amsgrad = options.amsgrad,
           .nesterov = options.nesterov,
           .decoupled = options.type == OptimizerType::AdamW,
           .momentum = static_cast<float>(options.momentum),
@@ -76,10 +78,15 @@ std::string reason_against_flat(const std::vector<ParameterSettings>& parameters
 FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
                              const OptimizerOptions& options, SyncWatch syncs)
     : rule_(make_update_rule(options)),
-      flat_rule_(flat_rule_of(options, *rule_)),
+      flat_rule_(flat_rule_of(options)),
       settings_(parameters),
       syncs_(std::move(syncs)),
       device_(parameters.front().parameter.tensor.device()) {
+  with_flat_rule(flat_rule_, [&](auto arithmetic) {
+    constexpr size_t kSlots = decltype(arithmetic)::kSlots;
+    static_assert(kSlots <= kFlatMaxSlots);
+    DDP_CHECK(rule_->slots().size() == kSlots, rule_->type());
+  });
   for (const ParameterSettings& settings : settings_) {
     parameters_.push_back(settings.parameter);
     ParameterState& state = states_.emplace_back();
