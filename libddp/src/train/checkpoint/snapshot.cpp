@@ -168,9 +168,9 @@ void add_parts(std::map<std::string, StateDict>& states, const std::string& name
     }
     require_fits(entry, found->second, name);
     auto& parts = object->second.parts[entry.key];
-    if (!parts.empty() && parts.front().slice.sizes != entry.slice.sizes) {
-      throw ReadError(
-          concat(name, ": ", entry.key.text(), " has other sizes than in another file"));
+    if (!parts.empty() && !same_order(parts.front().slice, entry.slice)) {
+      throw ReadError(concat(name, ": ", entry.key.text(),
+                             " has other sizes, or another order in memory, than in another file"));
     }
     parts.push_back({entry.slice, found->second});
   }

@@ -115,6 +115,21 @@ std::vector<StateEntry> parse_entries(std::string_view text, const std::string& 
   throw ReadError(concat(path, " does not say what its tensors are: ", reason));
 }
 
+bool same_order(const StateSlice& a, const StateSlice& b) {
+  if (a.sizes != b.sizes) {
+    return false;
+  }
+  if (*checked_numel(a.sizes) == 0) {
+    return true;
+  }
+  for (std::size_t i = 0; i < a.sizes.size(); ++i) {
+    if (a.sizes[i] != 1 && a.strides[i] != b.strides[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
 void require_fits(const StateEntry& entry, const at::Tensor& tensor, const std::string& path) {
   const int64_t numel = *checked_numel(entry.slice.sizes);
   if (tensor.dim() != 1 || entry.slice.begin > numel - tensor.numel()) {

@@ -28,6 +28,9 @@ std::string entries_to_json(const std::vector<StateEntry>& entries);
 /// no dense tensor has.
 std::vector<StateEntry> parse_entries(std::string_view text, const std::string& path);
 
+/// Whether both are of tensors with equal sizes and the same order in memory.
+bool same_order(const StateSlice& a, const StateSlice& b);
+
 /// Throws ReadError naming `path` if `tensor` is not one that the entry can describe.
 void require_fits(const StateEntry& entry, const at::Tensor& tensor, const std::string& path);
 

@@ -31,6 +31,44 @@ std::vector<ddp::StatePart> cut(const at::Tensor& whole, const std::vector<int64
   return parts;
 }
 
+// Keeps what it is given.
+struct Kept : ddp::Stateful {
+  std::string state_name() const override { return "optimizer"; }
+  StateDict state_dict() const override { return state; }
+  void load_state_dict(const StateDict& loaded) override { state = loaded; }
+  StateDict state;
+};
+
+// One rank for each part.
+std::vector<std::exception_ptr> save(const ddp::CheckpointOptions& options,
+                                     const std::vector<ddp::StatePart>& parts) {
+  return testing::run_ranks(static_cast<int>(parts.size()), [&](ddp::ControlPlane& plane) {
+    Kept optimizer;
+    optimizer.state = {.tensors = {},
+                       .values = {{"type", std::string("adam")}},
+                       .parts = {{{"w", "exp_avg"}, {parts[static_cast<size_t>(plane.rank())]}}}};
+    auto model = testing::small_model();
+    ddp::Checkpointer(plane, at::kCPU, options, {model, optimizer}).save(0);
+  });
+}
+
+// Each rank must find `whole`.
+std::vector<std::exception_ptr> load(const ddp::CheckpointOptions& options, int ranks,
+                                     const at::Tensor& whole) {
+  return testing::run_ranks(ranks, [&](ddp::ControlPlane& plane) {
+    Kept optimizer;
+    auto model = testing::small_model();
+    REQUIRE(ddp::Checkpointer(plane, at::kCPU, options, {model, optimizer}).restore() == 1);
+    REQUIRE(testing::same_bits(optimizer.state.whole("state.w.exp_avg"), whole));
+  });
+}
+
+void require_none(const std::vector<std::exception_ptr>& errors) {
+  for (const auto& error : errors) {
+    REQUIRE(error == nullptr);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("a state key is a text and back, and names a slot only after state.") {
@@ -109,49 +147,38 @@ TEST_CASE("each rank saves its parts, and any number of ranks loads them") {
   testing::TemporaryFolder folder;
   const auto options = testing::options_in(folder);
   const auto whole = torch::randn({7, 3});
-  const auto state_of = [&](int rank, const std::vector<int64_t>& cuts) {
-    return StateDict{
-        .tensors = {},
-        .values = {{"type", std::string("adam")}},
-        .parts = {{{"w", "exp_avg"}, {cut(whole, cuts).at(static_cast<size_t>(rank))}}}};
-  };
-  // Keeps what it is given.
-  struct Kept : ddp::Stateful {
-    std::string state_name() const override { return "optimizer"; }
-    StateDict state_dict() const override { return state; }
-    void load_state_dict(const StateDict& loaded) override { state = loaded; }
-    StateDict state;
-  };
-  const auto saved = testing::run_ranks(3, [&](ddp::ControlPlane& plane) {
-    Kept optimizer;
-    optimizer.state = state_of(plane.rank(), {5, 20});
-    auto model = testing::small_model();
-    ddp::Checkpointer(plane, at::kCPU, options, {model, optimizer}).save(0);
-  });
-  for (const auto& error : saved) {
-    REQUIRE(error == nullptr);
-  }
+  require_none(save(options, cut(whole, {5, 20})));
   const auto step = options.dir + "/step_0000000001/";
   REQUIRE(ddp::load_safetensors(step + "optimizer.rank_00001.safetensors")
               .tensors.at("optimizer.state.w.exp_avg")
               .numel() == 15);
   REQUIRE_FALSE(std::filesystem::exists(step + "optimizer.safetensors"));
-  const auto load = [&](int ranks) {
-    return testing::run_ranks(ranks, [&](ddp::ControlPlane& plane) {
-      Kept optimizer;
-      auto model = testing::small_model();
-      const auto done = ddp::Checkpointer(plane, at::kCPU, options, {model, optimizer}).restore();
-      REQUIRE(done == 1);
-      REQUIRE(testing::same_bits(optimizer.state.whole("state.w.exp_avg"), whole));
-    });
-  };
   for (const int ranks : {1, 2, 4}) {
-    for (const auto& error : load(ranks)) {
-      REQUIRE(error == nullptr);
-    }
+    require_none(load(options, ranks, whole));
   }
   testing::write_file(step + "optimizer.rank_00002.safetensors", "cut");
-  for (const auto& error : load(2)) {
+  for (const auto& error : load(options, 2, whole)) {
     CHECK_THAT(testing::message_of<ddp::ReadError>(error), Catch::Contains("none of the 1"));
+  }
+}
+
+TEST_CASE("parts whose ranks had the parameter in other orders in memory are refused") {
+  testing::TemporaryFolder folder;
+  const auto options = testing::options_in(folder);
+  const auto whole = torch::randn({7, 1, 3});
+  auto parts = cut(whole, {5, 20});
+  parts[1].slice.strides[1] = 1;  // a stride of one element says nothing
+  const bool is_turned = GENERATE(true, false);
+  if (is_turned) {
+    parts[1].slice.strides = {1, 7, 7};
+  }
+  require_none(save(options, parts));
+  const auto errors = load(options, 2, whole);
+  if (!is_turned) {
+    require_none(errors);
+  }
+  for (std::size_t rank = 0; is_turned && rank < errors.size(); ++rank) {
+    CHECK_THAT(testing::message_of<ddp::ReadError>(errors[rank]),
+               Catch::Contains("w.exp_avg has other sizes, or another order in memory"));
   }
 }
