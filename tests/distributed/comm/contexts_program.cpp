@@ -6,7 +6,7 @@
 //   contexts_program sizes OF_RANK_0 OF_OTHERS      summed without check_collectives
 //
 // Prints "done" on success, and "MPI was finalized" if it is finalized at the end. Exits with the
-// exit code of the thrown error.
+// exit code of the thrown error; with `sizes`, of the job's first failure.
 #include <mpi.h>
 #include <torch/torch.h>
 
@@ -150,6 +150,10 @@ void run_finalized() {
   make();
 }
 
+struct JobFailed {
+  ddp::ExitCode code;
+};
+
 void run_sizes(int64_t first, int64_t other) {
   auto context = make();
   auto tensor = torch::ones({context.rank() == 0 ? first : other});
@@ -161,7 +165,9 @@ void run_sizes(int64_t first, int64_t other) {
     cause.message = error.what();
     cause.exit_code = error.exit_code();
     context.control_plane().publish_failure(cause);
-    throw;
+    std::fprintf(stderr, "%s\n", error.what());
+    // The other rank's failure may end this rank's call first.
+    throw JobFailed{context.control_plane().failure().exit_code};
   }
 }
 
@@ -203,6 +209,8 @@ int main(int argc, char** argv) {
   try {
     run({argv + 1, argv + argc});
     return 0;
+  } catch (const JobFailed& failed) {
+    return static_cast<int>(failed.code);
   } catch (const ddp::Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return static_cast<int>(error.exit_code());
