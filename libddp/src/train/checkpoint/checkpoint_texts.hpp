@@ -15,7 +15,8 @@ namespace ddp::detail {
 
 /// Lists the settings that differ: "lr_schedule.lr=0.1 (saved with 0.5)". All texts are
 /// settings_yaml()'s; if one is not, the list is empty. Omitted are:
-/// - sections about file locations and speed: checkpoint, metrics, context, data, loader;
+/// - sections about file locations and speed: checkpoint, metrics, context, data, loader (but
+///   loader.drop_last is listed);
 /// - a key that only one of `saved` and `now` has (two versions of a program), if its value is the
 ///   one in `defaults`. A key missing in `defaults` is listed, because its default is unknown.
 std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
@@ -24,7 +25,7 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
 /// The value of a key; nothing if `settings` lacks it or is not settings_yaml()'s text.
 std::optional<std::string> setting_in(const std::string& settings, const std::string& key);
 
-/// Samples that a step of all ranks takes, of a checkpoint whose manifest does not say it: earlier
+/// The samples of a step of all ranks, for a checkpoint whose manifest lacks the number: earlier
 /// versions saved settings only. 0 if `settings` is not settings_yaml()'s text.
 int64_t samples_per_step(const std::string& settings, int64_t world_size);
 
