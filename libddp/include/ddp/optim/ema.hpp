@@ -18,8 +18,8 @@ struct EmaOptions {
 /// Averages are float32 for bfloat16 and float16 weights, else of the weight's dtype. Integers
 /// (batch counters) are copied. The averages of a model include its buffers (BatchNorm's running
 /// statistics), as torchvision's ExponentialMovingAverage: statistics of other weights do not fit.
-/// Ranks average their own buffers. Call sync_buffers() after swap_in() to evaluate with rank 0's,
-/// which a checkpoint holds. save_weights() during swap_in() writes parameters and buffers.
+/// Each rank averages its own buffers. A checkpoint holds rank 0's. To evaluate with rank 0's, call
+/// sync_buffers() after swap_in(). save_weights() during swap_in() writes parameters and buffers.
 class Ema : public Stateful {
  public:
   /// Starts the averages as copies of `tensors`, or of the model's trained parameters and buffers.

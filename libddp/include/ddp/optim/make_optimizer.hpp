@@ -89,8 +89,8 @@ std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
                                           const OptimizerOptions& options);
 
 /// Adapts a torch::optim::Optimizer, for GradScaler and Checkpointer. Not capturable; GradScaler
-/// reads found_inf on the host before each step. `parameters` names the optimizer's parameters (a
-/// model's list; others in it are ignored), else throws SettingsError.
+/// reads found_inf on the host before each step. `parameters` must name every parameter of the
+/// optimizer (else SettingsError). Other entries, as in a model's list, are ignored.
 ///
 /// A step with `lr` sets every group's learning rate to lr, times the ratio of the group's rate to
 /// that of the first group with a rate above 0, both at construction. It throws SettingsError if

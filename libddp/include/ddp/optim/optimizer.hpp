@@ -42,7 +42,7 @@ struct NonFiniteReport {
 /// Updates parameters from their `.grad`. A step never makes the host wait for the device unless a
 /// class documents it. As in PyTorch, parameters with undefined `.grad` are skipped, and so is
 /// their state. A step writes no gradient, but one with zero1 leaves them undefined. A backward
-/// through the weights of before a step throws, unless a CUDA graph replayed that step.
+/// through the weights from before a step throws, unless a CUDA graph replayed that step.
 class Optimizer : public Stateful {
  public:
   virtual void step(const StepScalars& scalars) = 0;     ///< applies the gradients
@@ -58,7 +58,8 @@ class Optimizer : public Stateful {
   virtual GradientScan scan_gradients(const StepScalar& inverse_scale = {}, double max_norm = 0.0);
   /// The findings of the scans so far, for a message some steps later. The host waits.
   NonFiniteReport non_finite_report() const;
-  /// step() multiplies gradients by inverse_scale and clip_factor at no cost: do not rewrite them.
+  /// True if step() multiplies gradients by inverse_scale and clip_factor at no cost. Then callers
+  /// should not rewrite the gradients.
   virtual bool scales_gradients_in_step() const { return false; }
   virtual bool supports_found_inf() const = 0;  ///< on the device: the host need not read it
   virtual bool capturable() const = 0;          ///< a CUDA graph may capture step()

@@ -33,8 +33,8 @@ class CheckpointerImpl;
 /// from the training thread. The objects and the Context (which may move) outlive the Checkpointer.
 class Checkpointer {
  public:
-  /// Pointers in `objects` must keep their objects. If two objects have the same state_name(), give
-  /// one another name (else SettingsError):
+  /// A pointer in `objects` must keep pointing to the same object. If two objects have the same
+  /// state_name(), give one another name (else SettingsError):
   ///
   ///   {{"generator", generator}, {"generator_optimizer", optimizer}, discriminator, …}
   Checkpointer(const Context& context, const CheckpointOptions& options,
@@ -49,7 +49,8 @@ class Checkpointer {
   /// Loads the newest checkpoint that is complete on every rank and finite, into the objects and
   /// the random generators. Without a finite one, loads the newest complete one. Skips damaged ones
   /// with a warning that names the file. Returns the number of steps done; 0 without checkpoints.
-  /// Warns if a step took other numbers of samples, since step numbers then mean other progress.
+  /// Warns if the steps of the checkpoint took another number of samples, because step numbers then
+  /// mean other progress. With same_steps this is a SettingsError.
   ///
   /// Throws
   /// - ReadError (exit code 74) if checkpoints exist but none is complete, if resume=require or
@@ -61,7 +62,7 @@ class Checkpointer {
   int64_t restore();
 
   /// Call after each step. Saves when every_steps or every_minutes is due. About every
-  /// stop_check_seconds the ranks exchange the result of their writes and stop requests. After a
+  /// stop_check_seconds the ranks exchange stop requests and the results of their writes. After a
   /// stop request, all ranks save after the same step and throw Stop (exit code 75). With an empty
   /// dir they throw Error (exit code 1), so that no scheduler restarts the job at step 0. If a save
   /// fails on any rank, all ranks drop it and log an error, and training goes on. After
@@ -97,13 +98,13 @@ class Checkpointer {
   /// Called on all ranks before each save, in save() and save_if_due(). If it returns a text on any
   /// rank, the checkpoint is marked as not finite, and the text is the reason.
   void set_before_save(std::function<std::string()> why_not_finite);
-  /// Called on rank 0, in the training thread, when a checkpoint is complete on the disk: by the
-  /// save(), save_if_due() or wait() that learns of the commit, with `async` some steps later. The
-  /// destructor does not call it: call wait() first. `folder` is kept at least until the next save.
-  /// Keep it short: the other ranks wait in their next collective. Call no collectives. An
+  /// Called on rank 0, in the training thread, after a checkpoint is complete on the disk: inside
+  /// the save(), save_if_due() or wait() that detects the commit, with `async` some steps later.
+  /// The destructor does not call it: call wait() first. `folder` is kept at least until the next
+  /// save. Keep it short: the other ranks wait in their next collective. Call no collectives. An
   /// exception is thrown on rank 0 alone: let it end the run. Checkpoints that are not finite are
-  /// reported too. An agreed stop reports only its own save, and an exception is thrown after
-  /// before_stop.
+  /// reported too. At an agreed stop only the stop's own save is reported, and an exception of this
+  /// call is thrown after before_stop.
   void set_after_save(
       std::function<void(int64_t steps_done, const std::string& folder)> after_save);
   /// Called on all ranks at an agreed stop, after the save (or its failure) and before save_if_due

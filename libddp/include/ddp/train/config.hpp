@@ -42,11 +42,11 @@ class Config {
   /// Reads all sections above from "[--config FILE] [key=value ...]" and checks every key and
   /// value. Ignores --help and the other options that ddp::run reads. Throws SettingsError.
   ///
-  /// `sections` declares the program's sections and uses(). A section with a library section's name
-  /// sets the defaults of the keys that it describes, for the member of this class; the library's
-  /// other keys of that section are then unknown. grad_accum_steps, max_grad_norm, non_finite,
-  /// label_smoothing, mixup, cutmix, cuda_graph and eval_… of section train are refused unless
-  /// uses() names them or the program declares section train.
+  /// `sections` declares the program's sections and uses(). A program's section may have the name
+  /// of a library section. It then sets the defaults of the keys that it describes, in the member
+  /// of this class. The library's other keys of that section become unknown. grad_accum_steps,
+  /// max_grad_norm, non_finite, label_smoothing, mixup, cutmix, cuda_graph and eval_… of section
+  /// train are refused unless uses() names them or the program declares section train.
   ///
   /// Fills in unset settings: loader.batch_size and train.batch_size from each other, and
   /// lr_schedule.total_steps from train.max_steps. If only train.epochs is set, max_steps is 0.
@@ -64,9 +64,9 @@ class Config {
   }
 
   /// Throws SettingsError if a setting has no effect: no libddp object received its section's
-  /// options (or a copy), uses() does not name it, and the program does not declare its section. A
-  /// settings file may hold default or derived values. ddp::run calls it after the first forward of
-  /// a wrapped model, or when the second step begins, or at the end.
+  /// options (or a copy), uses() does not name it, and the program does not declare its section.
+  /// Default and derived values in a settings file are no error. ddp::run calls this in the first
+  /// step, after a wrapped model's forward, or when the second step begins, or at the end.
   void require_all_used() const;
 
   /// YAML for --config that reproduces the run, with the program's sections.

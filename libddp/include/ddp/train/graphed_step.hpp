@@ -77,7 +77,7 @@ struct StepResult {
 
 /// What a GraphedStep has done so far.
 struct GraphedStepCounts {
-  int64_t eager = 0;           ///< steps so far
+  int64_t eager = 0;           ///< steps that ran eagerly
   int64_t replayed = 0;        ///< steps that replayed a graph
   int64_t captures = 0;        ///< successful ones
   int64_t graphs = 0;          ///< cached now
@@ -85,8 +85,8 @@ struct GraphedStepCounts {
 };
 
 /// Use from one thread. Collective if the step calls collectives: all ranks run the same steps in
-/// the same order. Their batches may differ: each rank captures, replays and runs eagerly by
-/// itself, and waits for no other rank to do so.
+/// the same order. Their batches may differ: each rank decides by itself whether it captures,
+/// replays or runs eagerly, and waits for no other rank.
 ///
 /// A failed capture leaves model, optimizer and scaler unchanged. With CudaGraph::On the first such
 /// call throws SettingsError, naming the operation and the reason. With Auto the reason is logged
@@ -113,7 +113,7 @@ class GraphedStep {
   void recapture() { core_.drop_graphs(); }
 
   GraphedStepCounts counts() const { return core_.counts(); }  ///< so far
-  /// For another GraphedStep that never runs at the same time.
+  /// The memory to pass to another GraphedStep that never runs at the same time.
   const std::shared_ptr<GraphPool>& pool() const { return core_.pool(); }
 
  private:

@@ -65,8 +65,8 @@ class Metrics {
   explicit Metrics(std::unique_ptr<detail::MetricsImpl> impl);  ///< internal
   ~Metrics();
 
-  /// Logging steps then read `object`, a model or a loader, which must outlive the Metrics and must
-  /// not move.
+  /// Reports the waits of `object`, a model or a loader, in logging steps. `object` must outlive
+  /// the Metrics and must not move.
   template <typename T>
   void observe(T& object) {
     if constexpr (requires { double(object.exposed_communication_ms()); }) {
@@ -80,10 +80,10 @@ class Metrics {
   void set_exposed_comm(std::function<double()> last_backward_ms);
   void set_loader_wait(std::function<double()> total_ms);  ///< for other loaders
 
-  /// Collective. Call before the first step, at least if that is not step 0: a trace may begin
-  /// there. `num_steps` is for the bar and the time that is left, `steps_per_epoch` for the epoch
-  /// in each line (0: unknown). A loop over epochs has `cfg.train.num_steps(steps_per_epoch)`
-  /// steps.
+  /// Collective. Call before the first step. Required if the first step is not step 0, because a
+  /// trace may begin there. `num_steps` is for the bar and the remaining time, `steps_per_epoch`
+  /// for the epoch in each line (0: unknown). A loop over epochs has
+  /// `cfg.train.num_steps(steps_per_epoch)` steps.
   void begin(int64_t first_step, int64_t num_steps = 0, int64_t steps_per_epoch = 0);
   /// Adds a value of a custom metric to this step, before end_step. The next logging step's line
   /// and row have the metric reduced over its interval and all ranks. All ranks must log the same

@@ -51,7 +51,8 @@ struct TrainOptions {
 
   /// Optimizer steps of the whole run: `epochs` times `steps_per_epoch`, at most `max_steps`; 0
   /// disables either. Throws SettingsError if both are 0, or if `epochs` is set and an epoch has no
-  /// step. With `epochs` = 0 it may be 0: DataLoader::next() refuses data without a batch.
+  /// step. With `epochs` = 0 `steps_per_epoch` may be 0: DataLoader::next() refuses data without a
+  /// batch.
   int64_t num_steps(int64_t steps_per_epoch) const;
 };
 void describe_fields(TrainOptions& options, FieldVisitor& visitor);
@@ -76,7 +77,7 @@ struct CheckpointOptions {
   double stop_check_seconds = 1.0;  ///< interval of the ranks' stop checks
 
   bool read_only = false;        ///< not a setting: nothing is saved or changed in `dir`
-  bool same_steps = false;       ///< not a setting: refuses other samples per step, else a warning
+  bool same_steps = false;       ///< not a setting: refuses other samples per step; false: warns
   int64_t samples_per_step = 0;  ///< not a setting: of all ranks, saved and compared; 0: unknown
   // Not settings: texts saved with every checkpoint, set by ddp::Config or by the program.
   std::string settings_text{};          ///< the resolved settings
@@ -94,7 +95,7 @@ struct RunInfo {
   int64_t batch_size_per_rank = 0;      ///< samples per optimizer step and rank
   int64_t global_batch_size = 0;        ///< of all ranks; 0: batch_size_per_rank times the ranks
   double bucket_cap_mb = 0;             ///< MiB
-  std::string sample_unit = "samples";  ///< of StepMetrics::num_samples; rates: samples_per_second
+  std::string sample_unit = "samples";  ///< unit of num_samples; rates: samples_per_second
   std::string settings_text{};          ///< the resolved settings, saved in the run folder
 };
 

@@ -34,7 +34,7 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 ///   by their destructors are refused meanwhile (docs/architecture.md, "Failing").
 ///
 /// `sections` declares sections of the program (declare_section), which --help shows. Unknown keys
-/// are refused at the start, and settings without effect before the first backward: see uses() and
+/// are refused at the start, and settings without effect in the first step: see uses() and
 /// Config::require_all_used. Returns on all ranks.
 int run(int argc, const char* const* argv, const RunFunction& function,
         const std::vector<Section>& sections = {});

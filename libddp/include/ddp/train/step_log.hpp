@@ -44,7 +44,7 @@ class StepLog {
   StepLog() = default;
 
   int size() const { return size_; }  ///< numbers of this step
-  bool is_ready() const;  ///< has the device finished the step? Never waits, makes no CUDA call
+  bool is_ready() const;  ///< whether the step has finished; never waits, makes no CUDA call
   LoggedScalar operator[](int index) const;  ///< throws SettingsError if out of range
 
  private:

@@ -41,8 +41,8 @@ class StopPoll {
 
   ~StopPoll();
 
-  /// Call between batches. Returns true once the ranks have agreed on a stop; until then a call
-  /// compares the requests if that is due, for which the host waits, and is free otherwise.
+  /// Call between batches. Returns true once the ranks have agreed on a stop. Until then, a call
+  /// that is due compares the requests, and the host waits. Other calls cost nothing.
   bool should_stop();
   /// Call after the last batch, or after should_stop() returned true. Waits until every rank has
   /// done so. Returns whether the work was stopped, equal on all ranks. Collective.

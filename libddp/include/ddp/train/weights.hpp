@@ -35,7 +35,7 @@ void save_weights(const torch::nn::Module& module, const std::string& path);
 /// Returns the differences.
 WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
                                bool strict = true);
-/// Uses only the keys `PREFIX.NAME` of the file: of one of several models.
+/// Uses only the keys `PREFIX.NAME` of the file, those of one among several models.
 ///   load_weights(*module, "…/step_0000000120/generator.safetensors", "generator");
 /// Throws MismatchError with the file's prefixes if no key has this one, also if not strict.
 WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
@@ -45,7 +45,8 @@ WeightDifferences load_weights(torch::nn::Module& module, const std::string& pat
 /// The same from tensors in memory; messages name `source`.
 WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
                                const std::string& source, bool strict = true);
-/// Writes `weights` that are not of a torch::nn module, for example those of a torch::jit::Module.
+/// Copies `tensors` into `weights` that belong to no torch::nn module, for example to a
+/// torch::jit::Module.
 WeightDifferences load_weights(const TensorMap& weights, const TensorMap& tensors,
                                const std::string& source, bool strict = true);
 

@@ -72,8 +72,8 @@ class CheckpointSaver {
   CheckpointSaver(ControlPlane& control_plane, at::Device device, const CheckpointOptions& options,
                   const Parts& parts);
 
-  /// Starts a save without waiting for the writes. Call without a save in progress. After a failure
-  /// that the history allows there is none afterwards either. Collective.
+  /// Starts a save without waiting for the writes. Call without a save in progress. If the save
+  /// fails and the history allows that, no save is in progress afterwards. Collective.
   void begin(int64_t done, std::optional<double> metric, const std::string& why_not_finite);
   /// The step of the save in progress, or nothing.
   std::optional<SavedStep> in_progress() const;

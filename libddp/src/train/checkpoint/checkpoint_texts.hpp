@@ -14,7 +14,8 @@ namespace ddp::detail {
 
 /// Lists the settings that differ: "lr_schedule.lr=0.1 (saved with 0.5)". All texts are
 /// settings_yaml()'s; if one is not, the list is empty. Omitted are:
-/// - sections about file locations and speed: checkpoint, metrics, context, data, loader;
+/// - sections about file locations and speed: checkpoint, metrics, context, data, loader (but
+///   loader.drop_last is listed);
 /// - a key that only one of `saved` and `now` has (two versions of a program), if its value is the
 ///   one in `defaults`. A key missing in `defaults` is listed, because its default is unknown.
 std::vector<std::string> changed_settings(const std::string& saved, const std::string& now,
@@ -23,12 +24,12 @@ std::vector<std::string> changed_settings(const std::string& saved, const std::s
 /// As a manifest has it: "min", "max" or empty.
 std::string to_text(KeepBest keep_best);
 
-// Of a checkpoint whose manifest does not say it, because earlier versions saved settings only:
+// For a checkpoint whose manifest does not say it, because earlier versions saved settings only:
 
-/// Empty if `settings` does not say it.
+/// Which metric is better: "min" or "max"; empty if `settings` does not say it.
 std::string keep_best_in(const std::string& settings);
 
-/// Samples that a step of all ranks takes. 0 if `settings` is not settings_yaml()'s text.
+/// The samples of a step of all ranks. 0 if `settings` is not settings_yaml()'s text.
 int64_t samples_per_step(const std::string& settings, int64_t world_size);
 
 /// Every rank has the same texts, but rank 0 alone saves them and logs.

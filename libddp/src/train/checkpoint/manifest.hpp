@@ -39,7 +39,7 @@ struct Manifest {
   bool finite_is_known = true;  ///< false: an older program saved it without this check
   std::vector<FileRecord> files = {};
   std::map<std::string, std::map<std::string, ManifestValue>> values = {};  ///< by object, by key
-  /// Of parameters that an earlier version saved as their master, by pair
+  /// The dtypes of parameters that an earlier version saved as their master, by pair
   /// ("generator/its_optimizer") and parameter. Not written.
   std::map<std::string, std::map<std::string, std::string>> leaf_dtypes = {};
   std::map<std::string, std::string> texts = {};  ///< "settings", "plan", …

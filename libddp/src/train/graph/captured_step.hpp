@@ -77,11 +77,11 @@ class CapturedStep final : public StepGraph {
   /// Captures request.call.run on its inputs, which become this graph's. Executes nothing. Throws
   /// what the step throws; `failing` then receives the operation.
   static std::unique_ptr<CapturedStep> capture(const Request& request, std::string* failing);
-  /// For a step with a backward: `gradients` is their hash before its capture, and `left` what the
-  /// reducers have after it, if the hash is another one then.
+  /// For a step with a backward. `gradients` is the hash of the gradients before the capture.
+  /// `left` has each model's local state after the step, or is empty if the hash did not change.
   void set_backward(uint64_t gradients, std::vector<Reducer::Local> left);
-  /// `left`: for each model what it knows of sent buffers after the step; none where it decides
-  /// nothing. The kind's key has what it knew before.
+  /// `left` has each model's BufferBroadcast state after the step, or nothing if that state decides
+  /// nothing. The kind's key contains the state before the step.
   using BufferStates = std::vector<std::optional<BufferBroadcast::State>>;
   void set_buffers(BufferStates left) { buffers_left_ = std::move(left); }
   void instantiate() { graph_.instantiate(); }

@@ -14,8 +14,8 @@ namespace ddp {
 class GraphPool {
  public:
   using Id = std::pair<unsigned long long, unsigned long long>;
-  /// The pool of the graphs that hold it. If no graph holds one, a new pool: the allocators refuse
-  /// a released pool, even if tensors or their own bookkeeping keep it.
+  /// Returns the pool that graphs hold, else a new pool. The allocators refuse a released pool,
+  /// even if tensors or their own bookkeeping keep it.
   std::shared_ptr<const Id> id();
 
  private:
@@ -36,8 +36,8 @@ class PeakBytes {
   const int64_t before_;
 };
 
-/// Bytes that the current stream's segments of a pool ({0, 0}: the pool of eager steps) lack of
-/// `bytes`; 0 if the device has less free memory.
+/// Returns how many of `bytes` do not fit into the unused memory of the current stream's segments
+/// in a pool ({0, 0}: the pool of eager steps). 0 if the device has less free memory.
 int64_t missing_bytes(at::Device device, GraphPool::Id pool, int64_t bytes);
 /// Reserves a block in the allocator's cache for the current stream, if the device has the memory.
 /// Without it, a tensor gets its own block from the device, which fits no larger tensor. Tensors of

@@ -50,7 +50,7 @@ class StepCache {
   StepCache(const GraphedParts& parts, const GraphedStepOptions& options, at::Device device,
             bool is_main);
 
-  /// Drops the graphs that the parts or, with a backward, the bucket layouts have changed under.
+  /// Drops all graphs if a part changed, and training graphs if a bucket layout changed.
   void drop_stale();
   /// The same for the parts alone.
   void drop_stale_parts();

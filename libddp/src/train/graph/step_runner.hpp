@@ -15,7 +15,7 @@ class StepRunner {
   virtual void drop_graphs() = 0;
   virtual GraphedStepCounts counts() const = 0;
   virtual const std::shared_ptr<GraphPool>& pool() const = 0;
-  /// Call before the communicators close: graphs hold their memory and plans.
+  /// Call before the communicators close: graphs hold the communicators' memory and plans.
   virtual void end() = 0;
 };
 

@@ -30,7 +30,7 @@ struct CustomNumber {
 
   void clear();
   void add(double number, double number_weight);
-  /// Adds what several values made: a sum (of products with weights), minimum or maximum.
+  /// Merges a total of several values: a sum (of products with weights), minimum or maximum.
   void combine(double total);
 };
 

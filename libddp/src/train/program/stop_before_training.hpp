@@ -19,8 +19,8 @@ namespace ddp::detail {
 
 /// Ends the job with code 75 when a stop is requested before the first step: while the program
 /// waits for other ranks, prepares data or loads weights. Such phases need no checks of their own.
-/// Every rank learns of the request. It ends when it next waits for another one, or as the failure
-/// policy says.
+/// Every rank learns of the request. A rank ends when it next waits for another rank, at the latest
+/// after the failure policy's time.
 class StopBeforeTraining {
  public:
   StopBeforeTraining() : thread_([this](const std::stop_token& end) { run(end); }) {}

@@ -7,7 +7,8 @@
 //
 // A step makes its own objects (Autocast), so the check follows the first forward of a wrapped
 // model in grad mode after a step was announced. Without an announcement it follows the second
-// forward, because a program may try its model first. Others announce a second step, or end.
+// forward, because a program may try its model first. Programs without such forwards are checked
+// when they announce a second step, or at the end.
 #pragma once
 
 #include <algorithm>

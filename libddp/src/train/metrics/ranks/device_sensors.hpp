@@ -36,7 +36,7 @@ struct GpuNumbers {
   }
 };
 
-/// Energy and utilisation of each read, the other numbers once a second: they take NVML longer.
+/// Reads energy and utilisation each time, and the other numbers once a second: these take longer.
 class GpuReader {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -52,7 +52,7 @@ class GpuReader {
   TimePoint others_at_;
 };
 
-/// Polls from its own thread, because a query takes NVML milliseconds, for which steps would wait.
+/// Polls from its own thread: a query takes NVML milliseconds, and steps must not wait for it.
 /// NVML's counters change about ten times a second.
 class GpuSampler {
  public:
@@ -133,7 +133,7 @@ class DeviceSensors {
     epoch_energy_ = energy;
     return use;
   }
-  /// Its time begins at `now`, its energy at the last end_epoch().
+  /// The epoch's time begins at `now`, its energy at the last end_epoch().
   void begin_epoch(TimePoint now) { epoch_begin_ = now; }
 
  private:

@@ -36,7 +36,7 @@ class RankCounter {
       now_.timed_steps += 1;
     }
   }
-  /// Waits for the loader so far, when the first step ended: the next log line omits them.
+  /// Call when the first step ended. The next log line omits the waits for the loader so far.
   void begin_loader_wait(double total_ms) {
     now_.loader_wait_ms = at_log_.loader_wait_ms = total_ms;
   }
