@@ -47,7 +47,7 @@ class OtherPrograms(unittest.TestCase):
                     "all-reduce below 4 MiB: largest excess over NCCL's time",
                     2,
                     "3.0 us (eager) / 0.5 us (graph)",
-                    "<= 2 us",
+                    "<= 4 us (eager), 2 us (graph)",
                     "",
                 )
             ],
