@@ -3,10 +3,7 @@
 
 #include <turbojpeg.h>
 
-#include <mutex>
-
 #include "ddp/core/error.hpp"
-#include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
@@ -55,14 +52,6 @@ void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
 }
 
 }  // namespace
-
-void warn_cpu_decodes(const std::string& reason) {
-  static std::once_flag logged;
-  std::call_once(logged, [&] {
-    log_warning(concat("loader.jpeg_decoder=nvjpeg is not used: ", reason,
-                       "; the loader's threads decode with libjpeg-turbo"));
-  });
-}
 
 ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                              int64_t max_pixels) {
