@@ -30,8 +30,8 @@
 #include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAGuard.h>
 
-#include "data/images/jpeg_scan.hpp"
-#include "data/images/nvjpeg.hpp"
+#include "data/images/nvjpeg/jpeg_scan.hpp"
+#include "data/images/nvjpeg/nvjpeg.hpp"
 #endif
 
 namespace {

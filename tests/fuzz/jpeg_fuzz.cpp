@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A JPEG image: the scan of its markers for nvJPEG, whole images and regions.
 #include "data/images/jpeg.hpp"
-#include "data/images/jpeg_scan.hpp"
+#include "data/images/nvjpeg/jpeg_scan.hpp"
 #include "fuzz/image_case.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {

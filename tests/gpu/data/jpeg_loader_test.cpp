@@ -12,7 +12,7 @@
 
 #include "data/images/batch_builders.hpp"
 #include "data/images/image_file.hpp"
-#include "data/images/nvjpeg.hpp"
+#include "data/images/nvjpeg/nvjpeg.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "support/catch.hpp"

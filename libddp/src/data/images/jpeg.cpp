@@ -3,10 +3,8 @@
 
 #include <turbojpeg.h>
 
-#include <mutex>
-
+#include "data/images/image_formats.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
 
 namespace ddp::detail {
@@ -45,6 +43,10 @@ bool read_header(tjhandle handle, const std::vector<uint8_t>& bytes, ImageHeader
   return status == 0 || (subsampling < 0 && colorspace >= 0);
 }
 
+bool is_jpeg(const std::vector<uint8_t>& bytes) {
+  return bytes.size() >= 4 && bytes[0] == 0xff && bytes[1] == 0xd8;
+}
+
 // Adobe's CMYK files hold inverted ink, so RGB is C * K / 255.
 void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
   for (size_t i = 0; i < cmyk.size() / 4; ++i) {
@@ -56,17 +58,9 @@ void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
 
 }  // namespace
 
-void warn_cpu_decodes(const std::string& reason) {
-  static std::once_flag logged;
-  std::call_once(logged, [&] {
-    log_warning(concat("loader.jpeg_decoder=nvjpeg is not used: ", reason,
-                       "; the loader's threads decode with libjpeg-turbo"));
-  });
-}
-
 ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                              int64_t max_pixels) {
-  ImageHeader size{.largest_denominator = 8};
+  ImageHeader size;
   int colorspace = 0;
   const Decoder decoder;
   if (!read_header(decoder.handle(), bytes, size, colorspace)) {
@@ -101,5 +95,15 @@ void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, in
     decoder.fail(source, bytes.size());
   }
 }
+
+constinit const ImageFormat kJpegFormat = {
+    .name = "JPEG",
+    .first_bytes = "ff d8",
+    .largest_denominator = 8,
+    .has_extension =
+        [](std::string_view extension) { return extension == "jpg" || extension == "jpeg"; },
+    .recognises = is_jpeg,
+    .read_header = read_jpeg_header,
+    .decode_region = decode_jpeg_region};
 
 }  // namespace ddp::detail

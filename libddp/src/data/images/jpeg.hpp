@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "data/images/image_file.hpp"
@@ -33,8 +32,6 @@ void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, in
 /// missing end. Call read_jpeg_header first.
 void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                         int denominator, const CropBox& region, uint8_t* out);
-/// Logs once per process why the CPU decodes although loader.jpeg_decoder=nvjpeg is set.
-void warn_cpu_decodes(const std::string& reason);
 /// Whether this build also found libjpeg-turbo's jpeglib.h.
 bool decodes_regions();
 

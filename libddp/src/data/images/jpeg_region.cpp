@@ -40,13 +40,13 @@ constexpr const char* kMessages[] = {
 
 // A decoder of one image. It keeps the tables that it reads, so a second image without tables of
 // its own would be decoded with the first one's.
-struct RegionDecoder {
+struct Decompressor {
   jpeg_decompress_struct info{};
   jpeg_error_mgr errors{};
   jmp_buf on_error;
   char message[JMSG_LENGTH_MAX] = {};
 
-  RegionDecoder() {
+  Decompressor() {
     info.err = &errors;
     errors.error_exit = [](j_common_ptr common) { fail(common); };
     errors.output_message = [](j_common_ptr) {};
@@ -61,9 +61,9 @@ struct RegionDecoder {
     info.client_data = this;
     jpeg_create_decompress(&info);
   }
-  ~RegionDecoder() { jpeg_destroy_decompress(&info); }
-  RegionDecoder(const RegionDecoder&) = delete;
-  RegionDecoder& operator=(const RegionDecoder&) = delete;
+  ~Decompressor() { jpeg_destroy_decompress(&info); }
+  Decompressor(const Decompressor&) = delete;
+  Decompressor& operator=(const Decompressor&) = delete;
 
   static void format(const jpeg_error_mgr& error, char* text) {
     const auto code = static_cast<size_t>(error.msg_code);
@@ -81,7 +81,7 @@ struct RegionDecoder {
   }
 
   [[noreturn]] static void fail(j_common_ptr common) {
-    auto* self = static_cast<RegionDecoder*>(common->client_data);
+    auto* self = static_cast<Decompressor*>(common->client_data);
     format(*common->err, self->message);
     longjmp(self->on_error, 1);
   }
@@ -101,7 +101,7 @@ bool has_parts(const jpeg_decompress_struct& info) {
 }
 
 // Errors longjmp out of this function, so no local may have a destructor.
-Outcome decode(RegionDecoder& decoder, const std::vector<uint8_t>& bytes, int denominator,
+Outcome decode(Decompressor& decoder, const std::vector<uint8_t>& bytes, int denominator,
                const CropBox& region, std::vector<uint8_t>& row_bytes, uint8_t* out) {
   jpeg_decompress_struct& info = decoder.info;
   if (setjmp(decoder.on_error) != 0) {
@@ -158,7 +158,7 @@ void decode_jpeg_region(const std::vector<uint8_t>& bytes, const DataSource& sou
                         int denominator, const CropBox& region, uint8_t* out) {
 #ifdef DDP_HAS_LIBJPEG
   thread_local std::vector<uint8_t> row_bytes;
-  RegionDecoder decoder;
+  Decompressor decoder;
   const Outcome outcome = has_end(bytes)
                               ? decode(decoder, bytes, denominator, region, row_bytes, out)
                               : Outcome::Unsupported;

@@ -104,9 +104,8 @@ __device__ void write(const RegionBatch& batch, const DeviceRegion& region, int 
 template <typename Out, bool kChannelsLast>
 __device__ void copy_column(const RegionBatch& batch, const DeviceRegion& region, int x,
                             int first_row, int num_rows, const Normalisation& normalisation) {
-  const uint8_t* pixels = batch.pixels + region.offset;
   for (int i = 0; i < num_rows; ++i) {
-    const uint8_t* in = pixels + (first_row + i) * region.row_bytes + x * 3;
+    const uint8_t* in = region.pixels + (first_row + i) * region.row_bytes + x * 3;
     Rgb value;
     for (int c = 0; c < 3; ++c) {
       value.value[c] = normalise_byte(in[c], normalisation.mean[c], normalisation.std[c]);
@@ -145,7 +144,7 @@ __global__ void __launch_bounds__(kThreads)
   Rgb sum[kBand] = {};
   const int2 last = rows.range[first_row + num_rows - 1];
   const int end = last.x + last.y;
-  const uint8_t* in = batch.pixels + region.offset + static_cast<int64_t>(range.x - region.x) * 3;
+  const uint8_t* in = region.pixels + static_cast<int64_t>(range.x - region.x) * 3;
   for (int row = rows.range[first_row].x; row < end; ++row) {
     const Rgb narrowed =
         narrow(in + (row - region.y) * region.row_bytes, registers, weight, range.y);

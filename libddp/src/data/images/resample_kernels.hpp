@@ -14,9 +14,9 @@ namespace ddp::detail {
 
 /// One image of a batch, as the kernels see it.
 struct DeviceRegion {
-  int64_t offset = 0;     ///< in bytes, of the pixels [height, width, 3] in the block
-  int64_t row_bytes = 0;  ///< from one row to the next
-  int x = 0, y = 0;       ///< image column and row of the first pixel
+  const uint8_t* pixels = nullptr;  ///< [height, width, 3], device memory
+  int64_t row_bytes = 0;            ///< from one row to the next
+  int x = 0, y = 0;                 ///< image column and row of the first pixel
   ResampleAxis columns;
   ResampleAxis rows;
   int64_t target = 0;
@@ -28,7 +28,6 @@ struct DeviceRegion {
 
 struct RegionBatch {
   const DeviceRegion* regions = nullptr;  ///< [n], device memory
-  const uint8_t* pixels = nullptr;
   int num_images = 0;
   int size = 0;          ///< side of the output
   int channels = 3;      ///< of the output; the first of the pixels' three

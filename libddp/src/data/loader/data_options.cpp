@@ -2,6 +2,7 @@
 #include "ddp/data/options.hpp"
 
 #include "data/images/rand_augment.hpp"
+#include "data/images/region_decoder.hpp"
 
 namespace ddp {
 
@@ -191,7 +192,7 @@ static void describe_device_fields(LoaderOptions& o, FieldVisitor& v) {
       {.name = "jpeg_decoder",
        .doc = "Decoder of JPEG images. cpu: the loader's threads. nvjpeg: the GPU's JPEG engines. "
               "Without such engines or device_transform the loader warns and uses its threads."},
-      o.jpeg_decoder, {{"cpu", JpegDecoder::Cpu}, {"nvjpeg", JpegDecoder::NvJpeg}});
+      o.jpeg_decoder, detail::jpeg_decoder_names());
   v.field({.name = "image_dtype",
            .doc = "Dtype of image batches. auto: amp.dtype, or fp32 without amp."},
           o.image_dtype,

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "data/images/batch_builders.hpp"
-#include "data/images/jpeg.hpp"
+#include "data/images/region_decoder.hpp"
 #include "data/images/resident_images.hpp"
 #include "data/sources/image_dataset.hpp"
 #include "ddp/core/error.hpp"
@@ -181,8 +181,9 @@ std::unique_ptr<BatchBuilder<Batch>> make_device_builder(
     throw SettingsError(concat("loader.device_transform=on is impossible: ", reason));
   }
   if (options.device_transform == DevicePolicy::Off || !reason.empty()) {
-    if (options.jpeg_decoder == JpegDecoder::NvJpeg) {
-      warn_cpu_decodes(!reason.empty() ? reason : "loader.device_transform=off");
+    if (options.jpeg_decoder != JpegDecoder::Cpu) {
+      warn_cpu_decodes(options.jpeg_decoder,
+                       !reason.empty() ? reason : "loader.device_transform=off");
     }
     return nullptr;
   }

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "data/images/jpeg_scan.hpp"
+#include "data/images/nvjpeg/jpeg_scan.hpp"
 #include "ddp/data/data_loader.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"

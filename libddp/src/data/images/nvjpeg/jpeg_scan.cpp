@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/images/jpeg_scan.hpp"
+#include "data/images/nvjpeg/jpeg_scan.hpp"
 
 #include <cstring>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "data/images/nvjpeg.hpp"
+#include "data/images/nvjpeg/nvjpeg.hpp"
 
 #include <dlfcn.h>
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/images/augmentation.hpp"
-#include "data/images/jpeg_scan.hpp"
+#include "data/images/nvjpeg/jpeg_scan.hpp"
 
 namespace ddp::detail {
 
