@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +27,8 @@ struct ModeProgram {
   InputShapes shapes;
   Guards guards;
   GraphPlan plan;
-  std::string constants_of;  ///< the program of the archive whose constants it uses
+  std::string constants_of;         ///< the program of the archive whose constants it uses
+  std::set<std::string> rewritten;  ///< buffers and parameters whose new values it returns
 
   ModeProgram(ExportedProgram program_in, std::string constants_of_in)
       : program(std::move(program_in)),
@@ -34,7 +36,13 @@ struct ModeProgram {
         shapes(program),
         guards(program),
         plan(program.graph),
-        constants_of(std::move(constants_of_in)) {}
+        constants_of(std::move(constants_of_in)) {
+    for (const auto& output : program.outputs) {
+      if (output.kind != OutputKind::User) {
+        rewritten.insert(output.target);
+      }
+    }
+  }
   ModeProgram(const ModeProgram&) = delete;
   ModeProgram& operator=(const ModeProgram&) = delete;
 };
