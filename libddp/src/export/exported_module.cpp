@@ -461,7 +461,7 @@ void ExportedModuleImpl::add_adapters(const std::vector<ops::LinearLayer>& layer
     }
   }
   state->programs = std::make_shared<const detail::Programs>(
-      *state->exported, [&](ExportedProgram& program, bool training) {
+      state->exported, [&](ExportedProgram& program, bool training) {
         detail::add_adapters(program, adapters, training);
       });
   replace_state(std::move(state));

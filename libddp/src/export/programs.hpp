@@ -56,8 +56,8 @@ class Programs {
   explicit Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_blocks = {});
   /// Changes a program, whose mode is the second argument.
   using Change = std::function<void(ExportedProgram&, bool)>;
-  /// Changed copies of the programs as the archive has them.
-  Programs(const Programs& other, const Change& change);
+  /// Changed copies of the programs as the archive has them. They have its modes.
+  Programs(std::shared_ptr<const Programs> original, const Change& change);
 
   const std::string& path() const { return path_; }
   const std::string& main_name() const { return main_name_; }
@@ -76,7 +76,7 @@ class Programs {
   ExportedProgram main_;
   std::optional<ExportedProgram> eval_;
   bool is_training_ = true;
-  bool is_changed_ = false;
+  std::shared_ptr<const Programs> original_;  // of changed programs
   mutable std::mutex mutex_;
   mutable std::unique_ptr<const ModeProgram> modes_[2];
 };
