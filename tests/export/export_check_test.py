@@ -233,6 +233,17 @@ class Gradients(unittest.TestCase):
         difference = export(model, (torch.randn(3, 4),), path="branch.pt2").checks["train"][0]
         self.assertEqual((difference.different, difference.greatest), (4, 0.0))  # two parameters, two calls
 
+    def test_weight_that_autocast_casts_twice(self):
+        """Python sums the two gradients in bfloat16, because it casts once, and the program in float32."""
+
+        def region(module, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return module.first(module.first(x)).float()
+
+        torch.manual_seed(0)
+        difference = export(Net(region), (torch.randn(64, 4),), path="cast.pt2").checks["train"][0]
+        self.assertGreater(difference.relative, check.tolerance([torch.ones(())]))
+
     def test_input_that_forward_marks(self):
         model = Net(lambda module, x: module.first(x.requires_grad_()))
         summary = export(model, (torch.randn(3, 4),), path="marked.pt2")
@@ -264,6 +275,54 @@ class Gradients(unittest.TestCase):
         model = Net(lambda module, x: checkpoint(module.first, x, use_reentrant=True))
         summary = export(model, (torch.randn(3, 4).requires_grad_(),), path="reentrant.pt2")
         self.assertIn("without gradients, because Python's backward fails", summary.checks["train"][1])
+
+
+class State(unittest.TestCase):
+    def test_buffer_over_a_parameter(self):
+        model = Net(lambda module, x: module.first(x) + module.row)
+        model.register_buffer("row", model.first.weight.data[0])
+        export(model, (torch.randn(3, 4),), path="row.pt2")
+        state = torch.export.load("row.pt2").state_dict
+        state["first.weight"].data[0] = 7
+        self.assertEqual(state["row"].tolist(), [7, 7, 7, 7])
+
+    def test_constant_over_a_parameter(self):
+        for persistent in (False, None):
+            model = Net(lambda module, x: module.first(x) + module.row)
+            if persistent is None:
+                model.row = model.first.weight.data[0]
+            else:
+                model.register_buffer("row", model.first.weight.data[0], persistent=persistent)
+            with self.assertRaisesRegex(DoesNotExport, "^row shares the memory of .* first.weight.*fix: "):
+                export(model, (torch.randn(3, 4),), path="row.pt2", modes="eval")
+
+    def test_expanded_buffer(self):
+        model = Net(lambda module, x: module.first(x) + module.wide)
+        model.register_buffer("wide", torch.ones(1).expand(4))
+        difference = export(model, (torch.randn(3, 4),), path="wide.pt2").checks["train"][0]
+        self.assertEqual(difference.different, 0)
+
+    def test_sparse_constant(self):
+        model = Net(lambda module, x: torch.sparse.mm(module.graph, module.first(x)))
+        model.graph = torch.eye(3).to_sparse()
+        with self.assertRaisesRegex(DoesNotExport, "torch.export.save refuses .*fix: "):
+            export(model, (torch.randn(3, 4),), path="sparse.pt2", dynamic_shapes={})
+
+    def test_buffer_that_is_assigned_after_its_use(self):
+        def model(old_value):
+            def forward(module, x):
+                y = module.first(x)
+                y = y * y * old_value(module.mean)
+                module.mean = 0.9 * module.mean + 0.1 * y.detach().mean(0)
+                return y
+
+            model = Net(forward)
+            model.register_buffer("mean", torch.ones(4))
+            return model
+
+        with self.assertRaisesRegex(DoesNotExport, r"fix: use self.mean.clone\(\)"):
+            export(model(lambda mean: mean), (torch.randn(3, 4),), path="mean.pt2")
+        export(model(torch.clone), (torch.randn(3, 4),), path="mean.pt2")
 
 
 class Results(unittest.TestCase):

@@ -99,6 +99,17 @@ at::Tensor tensor_in(const at::Storage& storage, const nlohmann::json& meta) {
   return at::empty({0}, at::dtype(dtype)).set_(storage, offset, sizes, strides);
 }
 
+// Writes each element of an expanded tensor once.
+void copy_elements(at::Tensor from, at::Tensor to) {
+  for (int64_t dimension = 0; dimension < to.dim(); ++dimension) {
+    if (to.stride(dimension) == 0 && to.size(dimension) > 1) {
+      from = from.narrow(dimension, 0, 1);
+      to = to.narrow(dimension, 0, 1);
+    }
+  }
+  to.copy_(from);
+}
+
 std::string weights_table(const std::string& program) {
   return concat(kWeights, program, "_weights_config.json");
 }
@@ -217,7 +228,7 @@ void Pt2Archive::overwrite_weights(const std::string& program, const TensorMap& 
           found == new_tensors.end() ? "lacks it" : concat("has one of ", found->second.sizes()),
           "; fix: leave the file as it was when the module was read"));
     }
-    tensor.detach().copy_(found->second);
+    copy_elements(found->second, tensor.detach());
   }
 }
 

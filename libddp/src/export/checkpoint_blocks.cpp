@@ -70,19 +70,10 @@ std::size_t end_of(const std::vector<Node>& nodes, std::size_t begin, const std:
 class Enclosure {
  public:
   explicit Enclosure(ExportedProgram& program) : graph_(program.graph) {
-    std::set<std::string> mutated;
-    for (const auto& output : program.outputs) {
-      if (output.kind == OutputKind::BufferMutation) {
-        mutated.insert(output.target);
-      }
-    }
     for (std::size_t i = 0; i < program.inputs.size(); ++i) {
       const auto* name = program.graph.inputs[i].name();
       if (name != nullptr && program.inputs[i].kind == InputKind::Buffer) {
         buffers_.insert(name->name);
-        if (mutated.count(program.inputs[i].target) != 0) {
-          mutated_values_.insert(name->name);
-        }
       }
     }
     for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
@@ -95,8 +86,7 @@ class Enclosure {
     }
   }
 
-  /// The nodes [begin, end) of the graph as one node, behind copies of buffers that the program
-  /// changes later. Appends them to `nodes`.
+  /// Appends the nodes [begin, end) of the graph to `nodes` as one node.
   void enclose(std::size_t begin, std::size_t end, const std::string& module,
                std::vector<Node>& nodes) {
     auto inner = std::make_shared<Graph>();
@@ -135,8 +125,7 @@ class Enclosure {
       if (buffers_.count(name) != 0) {
         inner->buffers.insert(name);
       }
-      call.inputs.emplace_back().value.value.emplace<ValueName>(
-          ValueName{mutated_values_.count(name) != 0 ? copy_of(name, nodes) : name});
+      call.inputs.emplace_back().value.value.emplace<ValueName>(ValueName{name});
     }
     for (const auto& name : results) {
       add_name(inner->outputs, name);
@@ -149,20 +138,8 @@ class Enclosure {
   }
 
  private:
-  std::string copy_of(const std::string& name, std::vector<Node>& nodes) {
-    Node copy;
-    copy.name = concat("copy_", nodes.size(), '_', name);
-    copy.target = "torch.ops.aten.clone.default";
-    auto& self = copy.inputs.emplace_back();
-    self.name = "self";
-    self.value.value.emplace<ValueName>(ValueName{name});
-    add_name(copy.outputs, copy.name);
-    nodes.push_back(copy);
-    return copy.name;
-  }
-
   Graph& graph_;
-  std::set<std::string> buffers_, mutated_values_;
+  std::set<std::string> buffers_;
   std::map<std::string, std::size_t> last_use_;  // the node's index
 };
 

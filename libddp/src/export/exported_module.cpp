@@ -41,13 +41,21 @@ struct ExportedModuleImpl::State {
   std::shared_ptr<const detail::OperatorOverrides> overrides;  // null: none
   std::map<std::string, Adapter> adapters;                     // by layer
 
-  // Copies, because a program may write its constants.
+  // Copies, because a program may write its constants. Those that both programs have stay so.
   std::map<std::string, TensorMap> copied_constants(std::optional<at::Device> device) const {
+    auto by_original = detail::copies_of(constants.at(exported->main_name()), device, std::nullopt);
     std::map<std::string, TensorMap> copies;
     for (const auto& [program, tensors_of_program] : constants) {
-      const auto by_original = detail::copies_of(tensors_of_program, device, std::nullopt);
+      TensorMap own;
       for (const auto& [name, tensor] : tensors_of_program) {
-        copies[program].emplace(name, by_original.at(tensor.unsafeGetTensorImpl()));
+        if (by_original.count(tensor.unsafeGetTensorImpl()) == 0) {
+          own.emplace(name, tensor);
+        }
+      }
+      by_original.merge(detail::copies_of(own, device, std::nullopt));
+      auto& copy = copies[program];
+      for (const auto& [name, tensor] : tensors_of_program) {
+        copy.emplace(name, by_original.at(tensor.unsafeGetTensorImpl()));
       }
     }
     return copies;
@@ -154,9 +162,12 @@ ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
     check_constants(main, constants);
     if (programs->eval_program()) {
       state_->constants["eval"] = archive.constants("eval");
+      detail::share_tensors(constants, state_->constants["eval"]);
       check_constants(*programs->eval_program(), state_->constants["eval"]);
     }
-    state_->tensors = state_tensors(main, archive.weights(programs->main_name()), constants);
+    auto weights = archive.weights(programs->main_name());
+    state_->tensors = state_tensors(main, weights, constants);
+    state_->tensors.merge(weights);  // a strict export has no inputs for what no node reads
     detail::tie_names(main, state_->tensors);
     programs->of_mode(programs->is_training());  // so that a fault of the archive shows now
     if (programs->eval_program()) {
@@ -213,7 +224,9 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
   std::size_t next_leaf = 0;
   for (const auto& input : program.inputs) {
     if (input.is_state()) {
-      inputs.emplace_back(state_->tensors.at(input.target));
+      const auto& tensor = state_->tensors.at(input.target);
+      // The backward may need the old value, which write_mutations() overwrites.
+      inputs.emplace_back(mode.rewritten.count(input.target) != 0 ? tensor.clone() : tensor);
     } else if (input.kind == InputKind::TensorConstant) {
       const auto& constant = state_->constants.at(mode.constants_of).at(input.target);
       const bool is_here = constant.device() == context.device;  // not so only without parameters
@@ -355,10 +368,16 @@ std::shared_ptr<torch::nn::Module> ExportedModuleImpl::clone(
 }
 
 TensorMap ExportedModuleImpl::state_dict() const {
-  TensorMap state;
+  std::set<std::string> temporary;
   for (const auto& input : state_->programs->main().inputs) {
-    if (input.is_state() && input.is_persistent) {
-      state.emplace(input.target, state_->tensors.at(input.target).detach());
+    if (!input.is_persistent) {
+      temporary.insert(input.target);
+    }
+  }
+  TensorMap state;
+  for (const auto& [name, tensor] : state_->tensors) {
+    if (temporary.count(name) == 0) {
+      state.emplace(name, tensor.detach());
     }
   }
   return state;
@@ -442,7 +461,7 @@ void ExportedModuleImpl::add_adapters(const std::vector<ops::LinearLayer>& layer
     }
   }
   state->programs = std::make_shared<const detail::Programs>(
-      *state->exported, [&](ExportedProgram& program, bool training) {
+      state->exported, [&](ExportedProgram& program, bool training) {
         detail::add_adapters(program, adapters, training);
       });
   replace_state(std::move(state));

@@ -138,14 +138,14 @@ Programs::Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_bloc
   }
 }
 
-Programs::Programs(const Programs& other, const Change& change)
-    : path_(other.path_),
-      main_name_(other.main_name_),
-      checkpoint_blocks_(other.checkpoint_blocks_),
-      main_(other.main_),
-      eval_(other.eval_),
-      is_training_(other.is_training_),
-      is_changed_(true) {
+Programs::Programs(std::shared_ptr<const Programs> original, const Change& change)
+    : path_(original->path_),
+      main_name_(original->main_name_),
+      checkpoint_blocks_(original->checkpoint_blocks_),
+      main_(original->main_),
+      eval_(original->eval_),
+      is_training_(original->is_training_),
+      original_(std::move(original)) {
   change(main_, is_training_);
   if (eval_) {
     change(*eval_, false);
@@ -162,6 +162,9 @@ const ModeProgram& Programs::of_mode(bool training) const {
 }
 
 std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
+  if (original_) {
+    original_->of_mode(training);  // operators of a change say nothing about the archive's modes
+  }
   try {
     const bool is_main = training || !eval_;
     const bool is_as_exported = !is_main || training == is_training_;
@@ -172,7 +175,7 @@ std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
     }
     auto mode =
         std::make_unique<const ModeProgram>(std::move(program), is_main ? main_name_ : kEval);
-    if (is_as_exported && !is_changed_) {  // the original has warned
+    if (is_as_exported && !original_) {  // the original has warned
       warn_of_guards(mode->guards, path_);
     }
     return mode;

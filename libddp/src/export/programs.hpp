@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,7 +27,8 @@ struct ModeProgram {
   InputShapes shapes;
   Guards guards;
   GraphPlan plan;
-  std::string constants_of;  ///< the program of the archive whose constants it uses
+  std::string constants_of;         ///< the program of the archive whose constants it uses
+  std::set<std::string> rewritten;  ///< buffers and parameters whose new values it returns
 
   ModeProgram(ExportedProgram program_in, std::string constants_of_in)
       : program(std::move(program_in)),
@@ -34,7 +36,13 @@ struct ModeProgram {
         shapes(program),
         guards(program),
         plan(program.graph),
-        constants_of(std::move(constants_of_in)) {}
+        constants_of(std::move(constants_of_in)) {
+    for (const auto& output : program.outputs) {
+      if (output.kind != OutputKind::User) {
+        rewritten.insert(output.target);
+      }
+    }
+  }
   ModeProgram(const ModeProgram&) = delete;
   ModeProgram& operator=(const ModeProgram&) = delete;
 };
@@ -48,8 +56,8 @@ class Programs {
   explicit Programs(Pt2Archive& archive, std::vector<std::string> checkpoint_blocks = {});
   /// Changes a program, whose mode is the second argument.
   using Change = std::function<void(ExportedProgram&, bool)>;
-  /// Changed copies of the programs as the archive has them.
-  Programs(const Programs& other, const Change& change);
+  /// Changed copies of the programs as the archive has them. They have its modes.
+  Programs(std::shared_ptr<const Programs> original, const Change& change);
 
   const std::string& path() const { return path_; }
   const std::string& main_name() const { return main_name_; }
@@ -68,7 +76,7 @@ class Programs {
   ExportedProgram main_;
   std::optional<ExportedProgram> eval_;
   bool is_training_ = true;
-  bool is_changed_ = false;
+  std::shared_ptr<const Programs> original_;  // of changed programs
   mutable std::mutex mutex_;
   mutable std::unique_ptr<const ModeProgram> modes_[2];
 };

@@ -73,6 +73,15 @@ void tie_names(const ExportedProgram& program, TensorMap& tensors) {
   }
 }
 
+void share_tensors(const TensorMap& tensors, TensorMap& other) {
+  for (auto& [name, tensor] : other) {
+    const auto found = tensors.find(name);
+    if (found != tensors.end() && has_same_elements(found->second, tensor)) {
+      tensor = found->second;
+    }
+  }
+}
+
 std::map<const at::TensorImpl*, at::Tensor> copies_of(const TensorMap& tensors,
                                                       std::optional<at::Device> device,
                                                       std::optional<at::ScalarType> dtype) {

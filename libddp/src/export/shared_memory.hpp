@@ -17,6 +17,10 @@ namespace ddp::detail {
 /// lists all its names. Two inputs in use are two tensors over one memory.)
 void tie_names(const ExportedProgram& program, TensorMap& tensors);
 
+/// Replaces each tensor of `other` by that of `tensors` with the same name, if this has the same
+/// elements.
+void share_tensors(const TensorMap& tensors, TensorMap& other);
+
 /// Copies by their originals, on `device` and, for floating-point and complex tensors, in `dtype`.
 /// Tensors over one memory are again tensors over one memory. Throws SettingsError if these have
 /// different dtypes.

@@ -170,6 +170,16 @@ TEST_CASE("The dropout of adapters follows the mode", "[export]") {
   CHECK_FALSE(at::allclose(expected(true), expected(false)));
 }
 
+TEST_CASE("Adapters give an archive no mode that it lacks", "[export]") {
+  auto archive = perceptron();
+  archive.others["extra/libddp_mode"] = "eval";
+  auto module = load(archive);
+  models::add_lora(*module, {.rank = 2, .dropout = 0.5, .target_modules = {"down"}});
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->train(); }),
+             Contains("has only the evaluation"));
+  CHECK_FALSE(module->is_training());
+}
+
 TEST_CASE("A layer that only the evaluation decomposes has no adapter", "[export]") {
   ArchiveBuilder archive;
   archive.parameter("up.weight", at::eye(3)).input("x", {symbol("s0"), integer(3)});

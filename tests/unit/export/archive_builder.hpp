@@ -54,6 +54,14 @@ class ArchiveBuilder {
   ArchiveBuilder& buffer(const std::string& name, const at::Tensor& value) {
     return state("buffer", "b_", name, value, {{"buffer_name", name}, {"persistent", true}});
   }
+  ArchiveBuilder& constant(const std::string& name, const at::Tensor& value) {
+    inputs.push_back(tensor("c_" + name));
+    input_specs.push_back(
+        {{"tensor_constant", {{"arg", {{"name", "c_" + name}}}, {"tensor_constant_name", name}}}});
+    constant_records["tensor_" + name] = value.contiguous();
+    constants[name] = table_row("tensor_" + name, value, /*is_parameter=*/false);
+    return *this;
+  }
   ArchiveBuilder& input(const std::string& name, const std::vector<Json>& sizes) {
     inputs.push_back(tensor(name));
     values[name] = {{"sizes", sizes}};
@@ -101,10 +109,16 @@ class ArchiveBuilder {
     output_specs.push_back({{"user_output", {{"arg", argument}}}});
     return *this;
   }
-  /// Adds a second program to the archive: the one for evaluation.
+  /// The program returns the new value of a buffer.
+  ArchiveBuilder& new_value(const std::string& value, const std::string& buffer) {
+    outputs.push_back(tensor(value));
+    output_specs.push_back(
+        {{"buffer_mutation", {{"arg", {{"name", value}}}, {"buffer_name", buffer}}}});
+    return *this;
+  }
+  /// Adds a second program to the archive: the one for evaluation. It has the same constants.
   ArchiveBuilder& evaluation(const ArchiveBuilder& other) {
     others["models/eval.json"] = other.program().dump();
-    others["data/constants/eval_constants_config.json"] = Json{{"config", Json::object()}}.dump();
     return *this;
   }
 
@@ -115,8 +129,10 @@ class ArchiveBuilder {
     for (std::size_t i = 0; i < argument_names.size(); ++i) {
       in_leaves.push_back(leaf());
     }
-    for (std::size_t i = 0; i < output_specs.size(); ++i) {
-      out_leaves.push_back(leaf());
+    for (const auto& spec : output_specs) {
+      if (spec.contains("user_output")) {
+        out_leaves.push_back(leaf());
+      }
     }
     const auto call = container("builtins.tuple", "null",
                                 {container("builtins.tuple", "null", in_leaves),
@@ -145,14 +161,17 @@ class ArchiveBuilder {
     add("archive_version", version);
     add("models/model.json", program_text);
     add("data/weights/model_weights_config.json", Json{{"config", weights}}.dump());
-    Json constant_table = Json::object();
-    for (const auto& [name, value] : constants) {
-      constant_table[name] = table_row("tensor_" + name, value, /*is_parameter=*/false);
-      writer.writeRecord("data/constants/tensor_" + name, value.const_data_ptr(), value.nbytes());
+    for (const auto* name : {"model", "eval"}) {
+      if (others.count("models/eval.json") != 0 || std::string(name) == "model") {
+        add(ddp::concat("data/constants/", name, "_constants_config.json"),
+            Json{{"config", constants}}.dump());
+      }
     }
-    add("data/constants/model_constants_config.json", Json{{"config", constant_table}}.dump());
     for (const auto& [entry, value] : records) {
       writer.writeRecord("data/weights/" + entry, value.const_data_ptr(), value.nbytes());
+    }
+    for (const auto& [entry, value] : constant_records) {
+      writer.writeRecord("data/constants/" + entry, value.const_data_ptr(), value.nbytes());
     }
     for (const auto& [entry, text] : others) {
       add(entry, text);
@@ -164,7 +183,8 @@ class ArchiveBuilder {
   Json inputs = Json::array(), outputs = Json::array(), nodes = Json::array();
   Json values = Json::object(), input_specs = Json::array(), output_specs = Json::array();
   Json ranges = Json::object(), weights = Json::object(), argument_names = Json::array();
-  std::map<std::string, at::Tensor> records, constants;
+  Json constants = Json::object();
+  std::map<std::string, at::Tensor> records, constant_records;
   std::map<std::string, std::string> others;  // more entries of the archive
   std::string format = "pt2", version = "0";
 

@@ -203,15 +203,9 @@ TEST_CASE("A block runs again with the buffer that its first run had", "[export]
   archive.module("block");
   archive.node("torch.ops.aten.add.Tensor", {{"self", tensor("b_u")}, {"other", integer(1)}},
                {tensor("next")});
-  archive.outputs.push_back(tensor("next"));
-  archive.output_specs.push_back(
-      {{"buffer_mutation", {{"arg", {{"name", "next"}}}, {"buffer_name", "u"}}}});
-  archive.output(tensor("y"));
-  auto json = archive.program();
-  json["graph_module"]["module_call_graph"][0]["signature"]["out_spec"] =
-      Json::array({1, leaf()}).dump();
+  archive.new_value("next", "u").output(tensor("y"));
   const testing::TemporaryFolder folder;
-  archive.write(folder.file("net.pt2"), json.dump());
+  archive.write(folder.file("net.pt2"));
   ddp::ExportedModule module(folder.file("net.pt2"),
                              ddp::ExportedModuleOptions{.checkpoint_blocks = {"block"}});
   const auto x = at::ones({2}).requires_grad_();

@@ -128,6 +128,7 @@ TEST_CASE("A copy shares no memory and keeps mode, names and frozen parameters",
   CHECK(keys(copy->named_parameters()) == keys(module->named_parameters()));
   CHECK_FALSE(copy->named_parameters()["fc.bias"].requires_grad());
   torch::nn::init::constant_(module->named_parameters()["fc.weight"], 0.0);
+  copy->to(at::kCPU);
   CHECK(at::equal(copy->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, 3.0F)));
 }
 
@@ -211,6 +212,25 @@ TEST_CASE("An archive with trained weights can be loaded", "[export]") {
              Contains("none"));
 }
 
+// A strict export in evaluation leaves out num_batches_tracked.
+TEST_CASE("Weights that are no inputs of the program are kept", "[export]") {
+  ArchiveBuilder archive;
+  archive.buffer("count", at::full({}, 3, at::kLong));
+  archive.inputs.clear();
+  archive.input_specs.clear();
+  archive.parameter("w", at::ones({2})).input("x", {integer(2)}).output(tensor("p_w"));
+  const TemporaryFolder folder;
+  archive.write(folder.file("net.pt2"));
+  ddp::ExportedModule module(folder.file("net.pt2"));
+  torch::nn::init::constant_(module->parameters()[0], 2.0);
+  module->save_archive(folder.file("saved.pt2"));
+  const ddp::ExportedModule saved(folder.file("saved.pt2"));
+  const auto copy = std::dynamic_pointer_cast<ddp::ExportedModuleImpl>(saved->clone());
+  CHECK(keys(copy->named_buffers()).empty());
+  CHECK(copy->state_dict().at("count").item<int64_t>() == 3);
+  CHECK(at::equal(copy->state_dict().at("w"), at::full({2}, 2.0F)));
+}
+
 TEST_CASE("An archive is found again after a change of the working folder", "[export]") {
   const TemporaryFolder folder;
   tied().write(folder.file("net.pt2"));
@@ -248,24 +268,11 @@ namespace {
 // linear_relu(), and `target`(one, relu) of the constant `one`.
 ddp::ExportedModule with_constant(const std::string& target, const at::Tensor& one) {
   auto archive = linear_relu();
-  auto json = archive.program();
-  auto& graph = json["graph_module"];
-  graph["graph"]["inputs"].push_back(tensor("c_one"));
-  graph["signature"]["input_specs"].push_back(
-      {{"tensor_constant", {{"arg", {{"name", "c_one"}}}, {"tensor_constant_name", "one"}}}});
-  const TemporaryFolder folder;
-  archive.constants["one"] = one;
-  graph["graph"]["nodes"].push_back({{"name", "last"},
-                                     {"target", target},
-                                     {"inputs",
-                                      {{{"name", "self"}, {"arg", tensor("c_one")}, {"kind", 1}},
-                                       {{"name", "other"}, {"arg", tensor("relu")}, {"kind", 1}}}},
-                                     {"outputs", {tensor("y")}},
-                                     {"metadata", Json::object()}});
-  graph["graph"]["outputs"] = {tensor("y")};
-  graph["signature"]["output_specs"] = {{{"user_output", {{"arg", tensor("y")}}}}};
-  archive.write(folder.file("net.pt2"), json.dump());
-  return ddp::ExportedModule(folder.file("net.pt2"));
+  archive.constant("one", one);
+  archive.node(target, {{"self", tensor("c_one")}, {"other", tensor("relu")}}, {tensor("y")});
+  archive.outputs = {tensor("y")};
+  archive.output_specs = {{{"user_output", {{"arg", tensor("y")}}}}};
+  return load(archive);
 }
 
 }  // namespace
@@ -412,15 +419,7 @@ TEST_CASE("A program that returns new buffers writes them", "[export]") {
   archive.buffer("total", at::zeros({2})).input("x", {integer(2)});
   archive.node("torch.ops.aten.add.Tensor", {{"self", tensor("b_total")}, {"other", tensor("x")}},
                {tensor("sum")});
-  archive.outputs.push_back(tensor("sum"));
-  archive.output_specs.push_back(
-      {{"buffer_mutation", {{"arg", {{"name", "sum"}}}, {"buffer_name", "total"}}}});
-  auto text = archive.output(tensor("sum")).program();
-  text["graph_module"]["module_call_graph"][0]["signature"]["out_spec"] =
-      Json::array({1, leaf()}).dump();
-  const TemporaryFolder folder;
-  archive.write(folder.file("net.pt2"), text.dump());
-  ddp::ExportedModule module(folder.file("net.pt2"));
+  auto module = load(archive.new_value("sum", "total").output(tensor("sum")));
   module->forward(at::ones({2}));
   const auto result = module->forward(at::ones({2})).toTensor();
   CHECK(at::equal(result, at::full({2}, 2.0F)));

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 
 import torch
-from torch.utils import _pytree
 
 from . import archive
 from .check import quiet
@@ -98,14 +97,20 @@ def save(program, mode, archive_mode, path):
         output.finish()
 
 
+def storages_of(named_tensors):
+    """{identity of the memory: (name, memory)}, without sparse tensors, which have several."""
+    dense = [
+        (name, tensor)
+        for name, tensor in named_tensors
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+    ]
+    return {t.untyped_storage()._cdata: (name, t.untyped_storage()) for name, t in dense}
+
+
 def bytes_of(program):
     """Bytes of the tensors that the program's archive stores."""
-    tensors = [
-        leaf
-        for leaf in _pytree.tree_leaves([program.state_dict, program.constants])
-        if isinstance(leaf, torch.Tensor)
-    ]
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+    storages = storages_of([*program.state_dict.items(), *program.constants.items()])
+    return sum(storage.nbytes() for _, storage in storages.values())
 
 
 def check_room(programs, path, folder):

@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from . import archive, attention
 from .check import check_mode, copied, quiet, run
 from .errors import DoesNotExport, ExportError, Mistake, last_lines
-from .files import checked_path, write
+from .files import checked_path, storages_of, write
 from .sizes import Sizes, batch_shapes, list_inputs, resolve
 
 MODES = {"both": ("train", "eval"), "train": ("train",), "eval": ("eval",)}
@@ -73,9 +73,15 @@ class Summary:
 
 
 def copy_of(module, shared=True):
-    """The module with its own buffers and modes. It shares the parameters unless told otherwise."""
+    """The module with its own buffers and modes. It shares the parameters unless told otherwise. Tensors
+    over the memory of a parameter stay so."""
+    known = {}
+    if shared:
+        storages = storages_of(module.named_parameters())
+        known = {id(p): p for p in module.parameters()}
+        known["torch"] = {identity: storage for identity, (_, storage) in storages.items()}
     try:
-        return copy.deepcopy(module, {id(p): p for p in module.parameters()} if shared else {})
+        return copy.deepcopy(module, known)
     except Exception as error:
         raise DoesNotExport(
             f"{type(module).__name__} cannot be copied by copy.deepcopy; fix: keep only parameters, buffers "
@@ -128,6 +134,7 @@ def trace(module, mode, args, kwargs, shapes, verify):
         with quiet():
             program = torch.export.export(in_mode(module, mode), args, kwargs, dynamic_shapes=shapes)
             verify(program)
+            refuse_constants_over_parameters(program)
             return program
     except ExportError:
         raise
@@ -147,6 +154,17 @@ def trace(module, mode, args, kwargs, shapes, verify):
         raise DoesNotExport(
             f"the model does not export in mode {mode}{hint}. Python says: {last_lines(error)}"
         ) from error
+
+
+def refuse_constants_over_parameters(program):
+    """torch.export.save stores constants apart from the parameters, so they would not follow the training."""
+    parameters = storages_of(program.named_parameters())
+    for memory, (constant, _) in storages_of(program.constants.items()).items():
+        if memory in parameters:
+            raise DoesNotExport(
+                f"{constant} shares the memory of the parameter {parameters[memory][0]}, which an archive "
+                "does not record; fix: compute it in forward, or register it as a persistent buffer"
+            )
 
 
 def operators_of(program):
