@@ -34,14 +34,15 @@ void read_parts(const std::vector<StateEntry>& entries) {
       continue;
     }
     auto& parts = state.parts[entry.key];
-    if (parts.empty() || same_order(parts.front().slice, entry.slice)) {
+    if (parts.empty() || ddp::detail::same_order(parts.front().slice, entry.slice)) {
       parts.push_back({entry.slice, tensor});
     }
   }
-  for (const auto& [key, parts] : state.parts) {
-    const auto& sizes = parts.front().slice.sizes;
+  for (const auto& part : state.parts) {
+    const auto& key = part.first;
+    const auto& first = part.second.front();
+    const auto& sizes = first.slice.sizes;
     const auto like = at::empty(sizes);
-    const auto& first = parts.front();
     const auto complete = fuzz::accepts([&] { state.require_all_parts(key); });
     const auto joined =
         fuzz::accepts([&] { fuzz::require(state.whole(key).sizes() == sizes, "sizes"); });
