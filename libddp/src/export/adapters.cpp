@@ -356,6 +356,7 @@ std::string lora_b_name(const std::string& layer) {
 std::vector<ProgramLinear> find_linears(const ExportedProgram& program, const TensorMap& tensors) {
   std::map<const at::TensorImpl*, std::size_t> weights;
   std::vector<std::vector<std::string>> names;  // of each weight
+  std::set<std::string> inputs;
   WeightsByValue by_value;
   for (std::size_t i = 0; i < program.inputs.size(); ++i) {
     const auto& input = program.inputs[i];
@@ -367,8 +368,15 @@ std::vector<ProgramLinear> find_linears(const ExportedProgram& program, const Te
     const auto weight = weights.emplace(tensor, names.size()).first->second;
     names.resize(std::max(names.size(), weight + 1));
     names[weight].push_back(input.target);
+    inputs.insert(input.target);
     if (value != nullptr) {
       by_value.emplace(value->name, weight);
+    }
+  }
+  for (const auto& [name, tensor] : tensors) {  // names that are no inputs
+    const auto weight = weights.find(tensor.unsafeGetTensorImpl());
+    if (weight != weights.end() && inputs.count(name) == 0) {
+      names[weight->second].push_back(name);
     }
   }
   WeightUses uses(names.size());

@@ -87,8 +87,9 @@ struct Trial {
 
 // Schemas do not say all that a graph does with its inputs: a dropout of 0 returns its input, and
 // an operator in place may follow. Overridden operators may communicate, so they are left out.
-Trial try_out(const Block& block, const ValueStack& inputs, at::Device device) {
+Trial try_out(const Block& block, const ValueStack& inputs, CallContext context) {
   const at::NoGradGuard no_grad;
+  context.overrides = nullptr;
   std::vector<at::Tensor> copies(inputs.size()), given;
   std::vector<int64_t> versions(inputs.size());
   auto values = inputs;
@@ -104,7 +105,7 @@ Trial try_out(const Block& block, const ValueStack& inputs, at::Device device) {
   }
   const auto random = ops::detail::RandomStates::of_devices(given);
   const ops::detail::RandomStatesAs keep(random);
-  const auto outputs = block.plan.run(std::move(values), {device});
+  const auto outputs = block.plan.run(std::move(values), context);
   Trial trial;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const bool is_written =
@@ -243,7 +244,7 @@ class Caller {
     if (stack.size() != block_->plan.num_inputs()) {
       throw DataError("its arguments do not fit the graph");
     }
-    const auto* trial = needs_gradient(stack) ? &tried(stack, context.device) : nullptr;
+    const auto* trial = needs_gradient(stack) ? &tried(stack, context) : nullptr;
     if (trial == nullptr || !trial->obstacle.empty() ||
         !changes_buffers_alone(stack, trial->written)) {
       stack = block_->plan.run(std::move(stack), context);
@@ -258,10 +259,10 @@ class Caller {
   }
 
  private:
-  const Trial& tried(const ValueStack& inputs, at::Device device) {
+  const Trial& tried(const ValueStack& inputs, const CallContext& context) {
     const std::lock_guard lock(mutex_);
     if (!trial_) {
-      trial_ = try_out(*block_, inputs, device);
+      trial_ = try_out(*block_, inputs, context);
       if (!trial_->obstacle.empty()) {
         log_warning(concat("checkpoint_blocks: the activations of ", printable(block_->name),
                            " are kept, because ", trial_->obstacle));

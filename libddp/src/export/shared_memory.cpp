@@ -51,12 +51,14 @@ void tie_names(const ExportedProgram& program, TensorMap& tensors) {
   };
   const auto used = used_values(program.graph);
   std::map<Memory, std::vector<Known>> known;
+  std::set<std::string> inputs;
   for (std::size_t i = 0; i < program.inputs.size(); ++i) {
     const auto& input = program.inputs[i];
     const auto* name = program.graph.inputs[i].name();
     if (!input.is_state() || name == nullptr) {
       continue;
     }
+    inputs.insert(input.target);
     auto& tensor = tensors.at(input.target);
     const bool is_used = used.count(name->name) != 0;
     auto& others = known[memory_of(tensor)];
@@ -69,6 +71,15 @@ void tie_names(const ExportedProgram& program, TensorMap& tensors) {
     } else {
       tensor = same->tensor;
       same->is_used = same->is_used || is_used;
+    }
+  }
+  for (auto& [name, tensor] : tensors) {  // a strict export lists one name of each tensor
+    const auto& others = known[memory_of(tensor)];
+    const auto same = std::find_if(others.begin(), others.end(), [&](const Known& other) {
+      return has_same_elements(other.tensor, tensor);
+    });
+    if (inputs.count(name) == 0 && same != others.end()) {
+      tensor = same->tensor;
     }
   }
 }

@@ -304,6 +304,40 @@ TEST_CASE("A block whose inputs share memory and change runs once", "[export]") 
 }
 
 // The block returns y = x w and sqrt(0 w), whose gradient is not finite, and the loss uses y alone.
+// Without autocast the cast to float32 would return its input, and the block would have one result
+// twice.
+TEST_CASE("A block is tried out in the autocast regions of its calls", "[export]") {
+  constexpr int kFloat = 7, kBFloat16 = 13;
+  ArchiveBuilder region;
+  region.input("v", {symbol("s0"), integer(3)}).input("w", {integer(3), integer(3)});
+  region.linear("v", "w", "product").output(tensor("product"));
+  ArchiveBuilder archive;
+  archive.parameter("w", at::eye(3)).input("x", {symbol("s0"), integer(3)});
+  archive.values["x"]["device"] = {{"type", "cuda"}};  // of the export
+  archive.node("torch.ops.higher_order.wrap_with_autocast",
+               {{"", {{"as_string", "cuda"}}},
+                {"", {{"as_scalar_type", kBFloat16}}},
+                {"", truth(true)},
+                {"", {{"as_none", true}}},
+                {"", graph_argument(region)},
+                {"", tensor("x")},
+                {"", tensor("p_w")}},
+               {tensor("y")});
+  archive.node("torch.ops.aten.to.dtype",
+               {{"self", tensor("y")}, {"dtype", {{"as_scalar_type", kFloat}}}}, {tensor("z")});
+  archive.module("block").output(tensor("y")).output(tensor("z"));
+  auto module = load_blocks(archive, {"block"});
+  int num_casts = 0;
+  module->override_operator("aten::to.dtype", [&](std::vector<c10::IValue>& stack, bool) {
+    ++num_casts;
+    stack = {stack.at(0).toTensor().to(at::kFloat)};
+  });
+  const auto results = module->forward(at::ones({2, 3})).toTuple()->elements().vec();
+  CHECK(results[0].toTensor().scalar_type() == at::kBFloat16);
+  results[1].toTensor().sum().backward();
+  CHECK(num_casts == 2);
+}
+
 TEST_CASE("Results of a block that the loss does not use have no gradient", "[export]") {
   ArchiveBuilder archive;
   archive.parameter("w", at::full({3}, 2.0)).parameter("v", at::ones({3}));
