@@ -352,7 +352,7 @@ void BackwardPass::mark_ready(int index) {
   }
   parts_.reductions.wait_for_gradients(bucket);
   forget_dropped_gradients(parts_, layout().buckets[static_cast<size_t>(bucket)]);
-  parts_.gradients.gather(bucket, parts_.unused.state().used);
+  parts_.gradients.gather(bucket, parts_.unused.used());
   if (mark == Mark::AllReady) {
     parts_.timing.note_last_gradient();
     // Queues the final callback now that all gradients are ready. If it were queued earlier, a

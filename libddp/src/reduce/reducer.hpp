@@ -8,6 +8,16 @@
 // The parts, from the bottom up: GradientArena (memory), WeightedMean (divisor),
 // BucketReductions (collectives), UnusedParameters, BucketTuner (layout), PassTiming,
 // BufferBroadcast, and on top of them BackwardPass (hooks -> ready -> launch -> finish).
+//
+// What undoes or replaces the host's state that backwards left (Local is a part of State):
+//
+//   event                            | calls                     | Local         | rest of State
+//   other ranks of a join go on      | take_local, restore_local | as before     | goes on
+//   a captured step is replayed      | restore_local             | the capture's | goes on
+//   a capture failed                 | state, restore            | as before     | as before
+//   a backward threw                 | join_broken_backward      | dropped       | as before
+//   a weighted_backward threw before | WeightedMean::undo_add    | its counts    | goes on
+//   it began a reduction             |                           | as before     |
 #pragma once
 
 #include <functional>
@@ -92,7 +102,7 @@ class Reducer {
     detail::WeightedMean::Counts counts;
     std::vector<bool> used;
   };
-  /// Takes them out. Afterwards each .grad is undefined and no count is pending.
+  /// Takes them out. Afterwards each .grad is undefined, and no parameter counts as used.
   Local take_local();
   void restore_local(const Local& local);
   /// Runs loss_sum.backward(), to whose gradients the count belongs that `add_count` adds. If the
@@ -111,7 +121,7 @@ class Reducer {
   /// runs only the host's side of a step.
   struct State {
     Local local;
-    detail::UnusedParameters::State unused;
+    detail::UnusedParameters::History unused;
     detail::BackwardPass::History history;
     detail::BufferBroadcast::State buffers;
   };
@@ -128,6 +138,7 @@ class Reducer {
   // belong to.
   void drop_stale_counts();
   Local local(bool copies) const;
+  void drop_local();
   void compare_hooks();
 
   detail::ReducerParts parts_;

@@ -106,6 +106,13 @@ void WeightedMean::add(const at::Tensor& count) {
   counts_.is_weighted = true;
 }
 
+void WeightedMean::undo_add(const Counts& before) {
+  if (!before.is_weighted) {
+    gradients_.add_set_aside();
+  }
+  counts_ = before;
+}
+
 bool WeightedMean::scales_after_sum() const {
   return counts_.is_weighted || divisor() != communicator_->world_size();
 }

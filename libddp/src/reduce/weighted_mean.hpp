@@ -36,6 +36,8 @@ class WeightedMean {
   void add(const at::Tensor& count);
   const Counts& counts() const { return counts_; }
   void set_counts(const Counts& counts) { counts_ = counts; }
+  /// Undoes an add(). `before` are the counts from before it.
+  void undo_add(const Counts& before);
   /// Whether the backward that runs belongs to the counts.
   void set_runs_weighted(bool on) { runs_weighted_ = on; }
   /// Call for a gradient of another model's backward, which shares the parameter. Throws
