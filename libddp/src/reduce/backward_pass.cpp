@@ -76,8 +76,6 @@ void check_gradient(const ReducerParts& parts, int index) {
   }
 }
 
-constexpr int kAnnounced = -1;
-
 }  // namespace
 
 BackwardPass::BackwardPass(ReducerParts& parts)
@@ -147,9 +145,8 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
   }
   check_shared_parameters(parts_, outputs);
   running_pass_.forget_thrown();
-  running_local_.forget_thrown();
+  forget_thrown_local();
   forwards_.add(outputs);
-  local_forward_ = false;
   start();
   if (!OpenForwards::can_track(outputs)) {
     parts_.mean.begin_backward();
@@ -160,20 +157,24 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
 
 void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard lock(mutex_);
-  local_forward_ = true;
   parts_.gradients.forget_writes();
-  running_local_.forget_thrown();
+  forget_thrown_local();
   forwards_.add_local(outputs);
   if (!OpenForwards::can_track(outputs)) {
     parts_.mean.begin_backward();
   }
 }
 
-void BackwardPass::on_forward_reached(OpenForwards::Reached reached) {
+void BackwardPass::forget_thrown_local() {
+  running_local_.forget_thrown();
+  is_repeated_ = is_repeated_ && !running_local_.empty();
+}
+
+void BackwardPass::on_forward_reached(Backward reached) {
   const std::lock_guard lock(mutex_);
-  if (reached != OpenForwards::Reached::Expected) {
-    is_second_ = is_second_ || reached == OpenForwards::Reached::Again;
-    note_local_backward(kAnnounced);
+  if (reached != Backward::Synchronised) {
+    is_repeated_ = is_repeated_ || reached == Backward::Repeated;
+    note_local_backward();
   } else if (pass_.is_expected) {
     note_backward();
   }
@@ -183,10 +184,18 @@ void BackwardPass::on_forward_reached(OpenForwards::Reached reached) {
 void BackwardPass::before_addition(int index) {
   const std::lock_guard lock(mutex_);
   wait_for_writer(parts_, index);
-  if (belongs_to_pass()) {
-    note_backward();
-  } else if (runs_local() || !is_shared(parts_.gradients, index)) {
-    note_local_backward(index);
+  switch (action_of(index)) {
+    case GradientAction::Reduce:
+      note_backward();
+      break;
+    case GradientAction::AccumulateAndWarn:
+      warn_of_unannounced(index);
+      [[fallthrough]];
+    case GradientAction::Accumulate:
+      note_local_backward();
+      break;
+    case GradientAction::LeaveToOther:
+      break;
   }
 }
 
@@ -194,13 +203,12 @@ void BackwardPass::on_gradient(int index) {
   const std::lock_guard lock(mutex_);
   check_gradient(parts_, index);
   parts_.gradients.refuse_partial(index);
-  const bool is_reduced = belongs_to_pass();
-  // A parameter of several wrapped models gets gradients in the backwards of the others too. These
-  // stay in .grad, where this model's next synchronised backward finds them.
-  const bool is_own = is_reduced || runs_local() || !is_shared(parts_.gradients, index);
+  const auto action = action_of(index);
+  const bool is_reduced = action == GradientAction::Reduce;
+  const bool is_own = action != GradientAction::LeaveToOther;
   if (!is_own) {
     parts_.mean.check_gradient();
-    if (!local_forward_) {
+    if (!forwards_.last_is_local()) {
       return;
     }
   }
@@ -216,12 +224,12 @@ void BackwardPass::on_gradient(int index) {
   }
   parts_.timing.note_gradient();
   if (!is_reduced) {
-    if (std::exchange(is_second_, false)) {
+    if (action == GradientAction::AccumulateAndWarn) {
       warn_of_unannounced(index);
     }
     local_gradients_.push_back(index);
     note_local_gradient(parts_.gradients, index);
-    note_local_backward(index);
+    note_local_backward();
     return;
   }
   parts_.gradients.keep_apart(index);
@@ -234,24 +242,22 @@ void BackwardPass::on_gradient(int index) {
   mark_ready(index);
 }
 
-// Whether the backward that runs is one that the pass expects. A nested backward (checkpointing)
-// has a graph of its own, and runs within one that was noted. A backward that reaches no output
-// (of a tensor that the module keeps, of a penalty on gradients) is reduced as in PyTorch, if the
-// last forward was synchronised. If another wrapped model shares a parameter, it may be its own.
-bool BackwardPass::belongs_to_pass() const {
-  if (!pass_.is_expected) {
-    return false;
-  }
-  if (!running_pass_.empty() || forwards_.in_running_backward()) {
-    return true;
-  }
-  return forwards_.has_untracked() ||
-         (!runs_local() && !local_forward_ && forwards_.may_run_unseen() &&
-          !any_is_shared(parts_.gradients));
+GradientAction BackwardPass::action_of(int index) const {
+  return action_for(forwards_.kind(pass_.is_expected), running_backward(index));
 }
 
-bool BackwardPass::runs_local() const {
-  return !running_local_.empty() || forwards_.local_in_running_backward();
+// A nested backward (checkpointing) has a graph of its own, and runs within one that was noted.
+Backward BackwardPass::running_backward(int index) const {
+  if (pass_.is_expected && (!running_pass_.empty() || forwards_.in_running_backward())) {
+    return Backward::Synchronised;
+  }
+  if (!running_local_.empty() || forwards_.local_in_running_backward()) {
+    return is_repeated_ ? Backward::Repeated : Backward::Local;
+  }
+  if (is_shared(parts_.gradients, index)) {
+    return Backward::Shared;
+  }
+  return any_is_shared(parts_.gradients) ? Backward::UnknownSharing : Backward::Unknown;
 }
 
 void BackwardPass::warn_of_unannounced(int index) {
@@ -266,18 +272,12 @@ void BackwardPass::warn_of_unannounced(int index) {
       "backward for each forward"));
 }
 
-// Called with the lock held, in a backward under no_sync() (kAnnounced), or in one without a
-// forward of the wrapper, which parameter `index` shows. Its gradients move into their slots when
-// it ends: those of a nested one early.
-void BackwardPass::note_local_backward(int index) {
-  const bool is_announced = index == kAnnounced || runs_local() ||
-                            (local_forward_ && !forwards_.forward_since_backward());
-  if (!is_announced) {
-    warn_of_unannounced(index);
-  }
+// Called with the lock held, in a backward that is not reduced. Its gradients move into their slots
+// when it ends: those of a nested one early.
+void BackwardPass::note_local_backward() {
   const auto at_end = [this] {
     ++history_.num_local_passes;
-    is_second_ = false;
+    is_repeated_ = false;
     parts_.timing.end_backward();
     parts_.gradients.gather_local(std::exchange(local_gradients_, {}));
   };
@@ -493,6 +493,7 @@ void BackwardPass::restore(const History& history) {
   running_pass_.clear();
   running_local_.clear();
   local_gradients_.clear();
+  is_repeated_ = false;
 }
 
 }  // namespace ddp::detail
