@@ -5,9 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
@@ -51,23 +49,8 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
 void update_master(const ParameterState& parameter);
 
 /// Sets a master to its leaf. Ranks that trained apart may have different masters even where these
-/// round to the same leaf.
+/// round to the same leaf. A leaf of another shape is left to the next step, which refuses it.
 void restart_master(const ParameterState& parameter);
-
-/// Notices that all ranks got one rank's weights (Reducer::exact_syncs).
-class SyncWatch {
- public:
-  SyncWatch() = default;  ///< without a model: notices nothing
-  explicit SyncWatch(std::shared_ptr<const int64_t> count)
-      : count_(std::move(count)), seen_(*count_) {}
-  /// Whether weights were sent since mark_seen().
-  bool has_news() const { return count_ != nullptr && seen_ != *count_; }
-  void mark_seen() { seen_ = *count_; }
-
- private:
-  std::shared_ptr<const int64_t> count_;
-  int64_t seen_ = 0;
-};
 
 /// Throws SettingsError: a parameter's dtype, device or layout differs from its state's.
 [[noreturn]] void refuse_replaced(const std::string& name);

@@ -72,9 +72,7 @@ void Reducer::begin_forward() {
   if (const auto& hook = parts_.reductions.hook()) {
     hook->reset();
   }
-  for (const auto& listener : layout_listeners_) {
-    listener();
-  }
+  layout_listeners_.notify();
 }
 
 void Reducer::drop_stale_counts() {
@@ -138,10 +136,6 @@ void Reducer::shard_gradients() {
   }
   DDP_CHECK(pass_.history().num_passes == 0, "whole gradients were already reduced");
   parts_.gradients.shard();
-}
-
-void Reducer::add_layout_listener(std::function<void()> listener) {
-  layout_listeners_.push_back(std::move(listener));
 }
 
 void Reducer::finish_pending() {

@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "core/listeners.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/comm_hook.hpp"
@@ -80,14 +81,11 @@ class Reducer {
   /// it on all ranks before the first synchronised backward. Throws SettingsError with a comm hook,
   /// and the second time.
   void shard_gradients();
-  /// `listener` is called after the buckets were laid out again.
-  void add_layout_listener(std::function<void()> listener);
+  /// Called after the buckets were laid out again.
+  detail::Listeners& layout_listeners() { return layout_listeners_; }
 
   /// " of model 'generator'" in messages of a program with several models; empty at first.
   std::string of_model() const { return parts_.of_model(); }
-
-  /// The number of DataParallelModel::sync_module_states(exactly=true) so far. Optimizers compare.
-  const std::shared_ptr<int64_t>& exact_syncs() const { return exact_syncs_; }
 
   detail::GradientArena& gradients() { return parts_.gradients; }
   const detail::GradientArena& gradients() const { return parts_.gradients; }
@@ -146,8 +144,7 @@ class Reducer {
   std::vector<int64_t> initial_bucket_bytes_;
   bool has_compared_hooks_ = false;
   bool runs_in_graphs_ = false;
-  std::vector<std::function<void()>> layout_listeners_;
-  const std::shared_ptr<int64_t> exact_syncs_ = std::make_shared<int64_t>(0);
+  detail::Listeners layout_listeners_;
 };
 
 namespace detail {

@@ -178,6 +178,10 @@ const ModelTensors& detail::all_tensors(const DataParallelModel& model) {
   return model.parts_->state.tensors();
 }
 
+detail::Listeners& detail::exact_sync_listeners(const DataParallelModel& model) {
+  return model.parts_->exact_sync_listeners;
+}
+
 NamedParameters DataParallelModel::named_buffers() const {
   return parts_->tensors.read_buffers
              ? without_ignored(parts_->tensors.read_buffers(), parts_->options.parameters_to_ignore)
@@ -210,8 +214,8 @@ void DataParallelModel::sync_module_states(int root, bool exactly) {
   const auto buffers = tensors_only(named_buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   detail::broadcast_coalesced(*parts_->communicator, tensors, root);
-  if (exactly && parts_->reducer) {  // before there is a reducer there is no optimizer
-    ++*parts_->reducer->exact_syncs();
+  if (exactly) {
+    parts_->exact_sync_listeners.notify();
   }
 }
 
