@@ -73,8 +73,8 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, bool trains,
   reducer.run_weighted(loss_sum, add_count);
 }
 
-// The reduction of a backward goes by the state at its synchronised forward. Freezing after that
-// forward changes nothing.
+// The synchronised forward decided whether its backward is reduced. Freezing after that forward
+// changes nothing.
 bool is_trained(const DataParallelModel& model, const detail::FrozenParameters& frozen) {
   if (model.require_backward_grad_sync()) {
     return !frozen.covers_all();
@@ -227,7 +227,7 @@ void DataParallelModel::sync_buffers(int root) {
 
 void DataParallelModel::before_forward() {
   if (at::GradMode::is_enabled()) {
-    detail::note_training_state();
+    detail::record_training_state();
     parts_->reducer->join_broken_backward();
   }
   // An evaluation between forward and backward reads buffers too.
@@ -278,7 +278,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   if (reduces) {
     parts_->reducer->prepare_for_backward(outputs);
   } else if (at::GradMode::is_enabled()) {
-    parts_->reducer->note_local_forward(outputs);
+    parts_->reducer->record_local_forward(outputs);
   }
 }
 
