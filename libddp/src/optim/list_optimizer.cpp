@@ -123,7 +123,7 @@ void ListOptimizer::step(const StepScalars& scalars) {
   for (Chunk& chunk : chunks_) {
     step_chunk(chunk, scalars);
   }
-  note_moved(parameters_);
+  bump_versions(parameters_);
 }
 
 void ListOptimizer::step_chunk(Chunk& chunk, const StepScalars& scalars) {

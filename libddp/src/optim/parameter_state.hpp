@@ -43,9 +43,9 @@ void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule&
 /// over the ranks.
 const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf);
 
-/// Other code may write a leaf at any time. Its master then restarts from the leaf, element by
-/// element where it does not round to the leaf; elsewhere it keeps its low bits. Flat updates do
-/// the same in their own pass (flat_master).
+/// Other code may write a leaf at any time. Each element of the master that does not round to the
+/// leaf's element is set to it. All others keep their low bits. Flat updates do the same in their
+/// own pass (flat_master).
 void update_master(const ParameterState& parameter);
 
 /// Sets a master to its leaf. Ranks that trained apart may have different masters even where these

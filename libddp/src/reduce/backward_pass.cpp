@@ -54,7 +54,7 @@ void check_shared_parameters(const ReducerParts& parts, const std::vector<at::Te
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (is_shared(parts.gradients, static_cast<int>(i))) {
       throw SettingsError(concat(
-          "parameter ", parts.describe(static_cast<int>(i)),
+          "parameter ", parts.parameter_name(static_cast<int>(i)),
           " belongs to several wrapped models, and this forward has no outputs with a graph that "
           "tell whose backward runs; fix: return a tensor that requires a gradient from forward, "
           "or call prepare_for_backward({loss})"));
@@ -65,12 +65,13 @@ void check_shared_parameters(const ReducerParts& parts, const std::vector<at::Te
 void check_gradient(const ReducerParts& parts, int index) {
   const auto& tensor = parts.gradients.parameters()[static_cast<size_t>(index)].tensor;
   if (at::GradMode::is_enabled()) {
-    throw SettingsError("backward(create_graph=true) reached parameter " + parts.describe(index) +
+    throw SettingsError("backward(create_graph=true) reached parameter " +
+                        parts.parameter_name(index) +
                         ": gradients of gradients are not reduced; fix: use torch::autograd::grad");
   }
   if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
     throw SettingsError(
-        "parameter " + parts.describe(index) +
+        "parameter " + parts.parameter_name(index) +
         " got a sparse gradient, and only dense ones are reduced; fix: for an embedding "
         "set sparse(false)");
   }
@@ -155,7 +156,7 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
   parts_.tuner.begin_backward(history_.num_passes, history_.ready_order);
 }
 
-void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
+void BackwardPass::record_local_forward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard lock(mutex_);
   parts_.gradients.forget_writes();
   forget_thrown_local();
@@ -174,9 +175,9 @@ void BackwardPass::on_forward_reached(Backward reached) {
   const std::lock_guard lock(mutex_);
   if (reached != Backward::Synchronised) {
     is_repeated_ = is_repeated_ || reached == Backward::Repeated;
-    note_local_backward();
+    record_local_backward();
   } else if (pass_.is_expected) {
-    note_backward();
+    record_backward();
   }
 }
 
@@ -186,13 +187,13 @@ void BackwardPass::before_addition(int index) {
   wait_for_writer(parts_, index);
   switch (action_of(index)) {
     case GradientAction::Reduce:
-      note_backward();
+      record_backward();
       break;
     case GradientAction::AccumulateAndWarn:
       warn_of_unannounced(index);
       [[fallthrough]];
     case GradientAction::Accumulate:
-      note_local_backward();
+      record_local_backward();
       break;
     case GradientAction::LeaveToOther:
       break;
@@ -216,24 +217,24 @@ void BackwardPass::on_gradient(int index) {
   if (parameter.requires_grad()) {  // else it was frozen after the forward and got nothing
     parts_.unused.mark_used(index);
     if (is_own) {
-      parts_.mean.note_gradient(is_reduced);
+      parts_.mean.record_gradient(is_reduced);
     }
   }
   if (!is_own) {
     return;
   }
-  parts_.timing.note_gradient();
+  parts_.timing.record_gradient();
   if (!is_reduced) {
     if (action == GradientAction::AccumulateAndWarn) {
       warn_of_unannounced(index);
     }
     local_gradients_.push_back(index);
-    note_local_gradient(parts_.gradients, index);
-    note_local_backward();
+    record_local_gradient(parts_.gradients, index);
+    record_local_backward();
     return;
   }
   parts_.gradients.keep_apart(index);
-  note_backward();
+  record_backward();
   if (parts_.options.static_graph) {
     count_static_gradient(index);
     return;
@@ -265,7 +266,7 @@ void BackwardPass::warn_of_unannounced(int index) {
     return;
   }
   log_warning(concat(
-      "parameter ", parts_.describe(index),
+      "parameter ", parts_.parameter_name(index),
       " got a gradient, but no forward of the wrapper waits for a backward: the gradient is not "
       "averaged and the replicas diverge; fix: call model.forward(x) instead of "
       "module->forward(x), or model.prepare_for_backward({loss}) before the backward, and one "
@@ -274,7 +275,7 @@ void BackwardPass::warn_of_unannounced(int index) {
 
 // Called with the lock held, in a backward that is not reduced. Its gradients move into their slots
 // when it ends: those of a nested one early.
-void BackwardPass::note_local_backward() {
+void BackwardPass::record_local_backward() {
   const auto at_end = [this] {
     ++history_.num_local_passes;
     is_repeated_ = false;
@@ -298,7 +299,7 @@ void BackwardPass::count_static_gradient(int index) {
   }
   if (fires > expected) {
     throw MismatchError(concat(
-        "parameter ", parts_.describe(index), " got its gradient ", fires,
+        "parameter ", parts_.parameter_name(index), " got its gradient ", fires,
         " times in this backward and ", expected,
         " times in the first one: the graph changed although ddp.static_graph=true; fix: set it "
         "to false"));
@@ -339,14 +340,14 @@ void BackwardPass::mark_ready(int index) {
   const auto mark = pass_.scheduler.mark_ready(index);
   if (mark == Mark::Twice) {
     throw MismatchError(concat(
-        "parameter ", parts_.describe(index),
+        "parameter ", parts_.parameter_name(index),
         " got its gradient twice in one backward (re-entrant checkpointing, or a parameter used by "
         "several backwards of one forward); fix: set ddp.static_graph=true if every step does so"));
   }
   pass_.ready_order.push_back(index);
   const int bucket = layout().places[static_cast<size_t>(index)].bucket;
-  parts_.reductions.note_gradient(bucket, parts_.gradients.slot(index));
-  parts_.tuner.note_ready(index, mark == Mark::AllReady);
+  parts_.reductions.record_gradient(bucket, parts_.gradients.slot(index));
+  parts_.tuner.record_ready(index, mark == Mark::AllReady);
   if (mark == Mark::Pending) {
     return;
   }
@@ -354,7 +355,7 @@ void BackwardPass::mark_ready(int index) {
   forget_dropped_gradients(parts_, layout().buckets[static_cast<size_t>(bucket)]);
   parts_.gradients.gather(bucket, parts_.unused.used());
   if (mark == Mark::AllReady) {
-    parts_.timing.note_last_gradient();
+    parts_.timing.record_last_gradient();
     // Queues the final callback now that all gradients are ready. If it were queued earlier, a
     // nested backward could run it too soon.
     queue_engine_callback([group = parts_.communicator] { group->launch_sequencer().flush(); });
@@ -377,7 +378,7 @@ void BackwardPass::launch(int index) {
   }
   const TraceLabel label("bucket", index);
   if (first == 0) {
-    parts_.timing.note_first_reduction();
+    parts_.timing.record_first_reduction();
   }
   parts_.reductions.start(first, last);
   if (last + 1 == buckets.size()) {
@@ -430,7 +431,7 @@ void BackwardPass::run_with_zeros() {
 // Called with the lock held, in a backward of the expected pass. A nested backward (checkpointing)
 // is a separate task. With static_graph, the first backward counts hook calls per parameter, and
 // the count ends with the outermost task.
-void BackwardPass::note_backward() {
+void BackwardPass::record_backward() {
   if (!running_pass_.add([this] { end_backward(); })) {
     return;
   }

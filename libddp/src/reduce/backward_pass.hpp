@@ -55,7 +55,7 @@ struct ReducerParts {
         buffers(communicator) {}
 
   /// A parameter in messages: "0.weight", or "0.weight of model 'generator'".
-  std::string describe(int index) const {
+  std::string parameter_name(int index) const {
     return gradients.parameters()[static_cast<size_t>(index)].name + of_model();
   }
 
@@ -86,7 +86,7 @@ class BackwardPass {
   /// Call after a synchronised forward. Its backward will be reduced.
   void expect(const std::vector<at::Tensor>& outputs);
   /// Call after a forward under no_sync(). Its backward will not be reduced.
-  void note_local_forward(const std::vector<at::Tensor>& outputs);
+  void record_local_forward(const std::vector<at::Tensor>& outputs);
   /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
   void check_complete();
   /// Call after the buckets were cut again.
@@ -133,7 +133,7 @@ class BackwardPass {
   void on_gradient(int index);
   GradientAction action_of(int index) const;
   Backward running_backward(int index) const;
-  void note_local_backward();
+  void record_local_backward();
   void warn_of_unannounced(int index);
   void count_static_gradient(int index);
   void end_static_count();
@@ -141,7 +141,7 @@ class BackwardPass {
   void mark_ready(int index);
   void launch(int index);
   void finish();
-  void note_backward();
+  void record_backward();
   void end_backward();
   LaunchSequencer& sequencer() { return parts_.communicator->launch_sequencer(); }
   const BucketLayout& layout() const { return parts_.gradients.layout(); }

@@ -203,8 +203,8 @@ void OpenForwards::change_state(State from, State to) {
   }
 }
 
-// After forward, forward, backward, the second backward is synchronised too. In it .grad already
-// holds mean1. The average of (mean1 + own2) over the ranks is mean1 + mean2, as wanted.
+// After two forwards and one backward, the second backward is synchronised too. Before it, .grad is
+// the mean of the first one on all ranks. So the average over the ranks is the sum of both means.
 bool OpenForwards::expect_another_backward(bool in_join) {
   forward_since_backward_ = false;
   num_untracked_ = std::max(0, num_untracked_ - 1);

@@ -51,12 +51,12 @@ class OpenForwards {
   /// With find_unused_parameters the first backward of a forward ends its reduction. A second
   /// backward of the same forward throws from now on.
   void close_reached();
-  /// A synchronised backward ended. Whether another one is to come for an open forward. In a join
-  /// none is: a later backward of one throws.
+  /// Call when a synchronised backward ended. Returns whether an open forward waits for another
+  /// one. If only one is allowed, as in a join, it returns false, and a later backward throws.
   bool expect_another_backward(bool in_join = false);
   /// Adds a forward under no_sync().
   void add_local(const std::vector<at::Tensor>& outputs);
-  /// After a step that was begun and undone.
+  /// Forgets all forwards, because their step was undone.
   void clear();
 
  private:

@@ -284,7 +284,7 @@ DdpLoggingData Reducer::logging_data() {
   data.unused_parameter_size = parts_.unused.num_unused();
   data.can_set_static_graph = history.num_passes > 0 && !parts_.unused.set_changed();
   data.num_synchronised_backwards = history.num_passes;
-  parts_.timing.describe(data);
+  parts_.timing.add_to(data);
   return data;
 }
 

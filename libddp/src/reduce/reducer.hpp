@@ -51,9 +51,9 @@ class Reducer {
   /// left without a gradient.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs) { pass_.expect(outputs); }
   /// Call after a forward whose backward must not be reduced.
-  void note_local_forward(const std::vector<at::Tensor>& outputs) {
+  void record_local_forward(const std::vector<at::Tensor>& outputs) {
     drop_stale_counts();
-    pass_.note_local_forward(outputs);
+    pass_.record_local_forward(outputs);
   }
   /// The number of synchronised backwards that ended.
   int64_t num_passes() const { return pass_.history().num_passes; }

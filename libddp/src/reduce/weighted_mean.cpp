@@ -82,7 +82,7 @@ void WeightedMean::check_gradient() const {
   }
 }
 
-void WeightedMean::note_gradient(bool is_reduced) {
+void WeightedMean::record_gradient(bool is_reduced) {
   check_gradient();
   counts_.is_plain = counts_.is_plain || !(is_reduced || runs_weighted_);
 }
@@ -141,7 +141,7 @@ void WeightedMean::start() {
   work_ = communicator_->all_reduce(sum_, ReduceOp::Sum);
 }
 
-void WeightedMean::describe(GradBucket& bucket) const {
+void WeightedMean::set_bucket_divisor(GradBucket& bucket) const {
   bucket.divisor = divisor();
   bucket.inverse_count = counts_.is_weighted ? sum_ : at::Tensor();
 }

@@ -303,7 +303,7 @@ void FlatOptimizer::step(const StepScalars& scalars) {
   for (const FlatGradients& gradients : gradients_) {
     flat_update(step, gradients, device_);
   }
-  note_moved(parameters_);
+  bump_versions(parameters_);
   kept_.clear();
 }
 

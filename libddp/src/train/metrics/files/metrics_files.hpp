@@ -49,8 +49,8 @@ class MetricsFiles {
     std::optional<double> test_loss = {};
     std::optional<double> test_accuracy = {};
   };
-  /// Of a row without custom metrics, apart from test_loss and test_accuracy, which log_epoch()
-  /// fills.
+  /// The columns of a row that custom metrics may not use. test_loss and test_accuracy are not
+  /// among them.
   std::vector<std::string> columns_of_epochs() const;
   /// The first call removes rows of the same and later epochs.
   void add_epoch(const Epoch& epoch, const JobNumbers& job);
