@@ -44,8 +44,8 @@ std::vector<at::Tensor> gradients_like(const std::vector<at::Tensor>& params,
 }  // namespace
 
 ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
-                             const OptimizerOptions& options, SyncWatch syncs)
-    : rule_(make_update_rule(options)), syncs_(std::move(syncs)) {
+                             const OptimizerOptions& options, Listeners* exact_syncs)
+    : rule_(make_update_rule(options)) {
   for (const ParameterSettings& settings : parameters) {
     add_member(settings);
   }
@@ -56,17 +56,16 @@ ListOptimizer::ListOptimizer(const std::vector<ParameterSettings>& parameters,
       chunk.members[i].step = chunk.steps.select(0, static_cast<int64_t>(i));
     }
   }
+  if (exact_syncs != nullptr) {
+    on_exact_sync_ = exact_syncs->add([this] { restart_masters(); });
+  }
 }
 
-void ListOptimizer::restart_sent_masters() const {
-  if (syncs_.has_news()) {
-    refuse_to_make_while_capturing("masters equal to weights that another rank sent");
-    for (const Chunk& chunk : chunks_) {
-      for (const ParameterState& member : chunk.members) {
-        restart_master(member);
-      }
+void ListOptimizer::restart_masters() {
+  for (const Chunk& chunk : chunks_) {
+    for (const ParameterState& member : chunk.members) {
+      restart_master(member);
     }
-    syncs_.mark_seen();
   }
 }
 
@@ -121,11 +120,10 @@ void ListOptimizer::step(const StepScalars& scalars) {
     return;
   }
   const at::NoGradGuard no_grad;
-  restart_sent_masters();
   for (Chunk& chunk : chunks_) {
     step_chunk(chunk, scalars);
   }
-  note_moved(parameters_);
+  bump_versions(parameters_);
 }
 
 void ListOptimizer::step_chunk(Chunk& chunk, const StepScalars& scalars) {
@@ -217,7 +215,6 @@ void ListOptimizer::count_steps(Chunk& chunk, UpdateBatch& batch) const {
 StateDict ListOptimizer::state_dict() const {
   StateDict state;
   state.values["type"] = rule_->type();
-  restart_sent_masters();
   for (const Chunk& chunk : chunks_) {
     for (const ParameterState& member : chunk.members) {
       add_to(state, member, *rule_);
@@ -230,7 +227,6 @@ void ListOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());
   check.value("type", StateValue(rule_->type()));
-  restart_sent_masters();  // now; else the next step would overwrite the loaded masters
   // Copies of the members with their own state, unused until every key is checked.
   std::vector<ParameterState> loaded;
   for (Chunk& chunk : chunks_) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/listeners.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/optim/optimizer.hpp"
 #include "optim/parameter_settings.hpp"
@@ -19,8 +20,9 @@ namespace ddp::detail {
 /// (group, device, dtype).
 class ListOptimizer final : public Optimizer {
  public:
+  /// `exact_syncs` are those of the parameters' model.
   ListOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options,
-                SyncWatch syncs = {});
+                Listeners* exact_syncs = nullptr);
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
@@ -42,7 +44,7 @@ class ListOptimizer final : public Optimizer {
   };
 
   void add_member(const ParameterSettings& settings);
-  void restart_sent_masters() const;
+  void restart_masters();
   void make_state(ParameterState& member) const;
   void step_chunk(Chunk& chunk, const StepScalars& scalars);
   void update(Chunk& chunk, const std::vector<ParameterState*>& active, bool first,
@@ -52,7 +54,7 @@ class ListOptimizer final : public Optimizer {
   std::unique_ptr<UpdateRule> rule_;
   NamedParameters parameters_;
   std::vector<Chunk> chunks_;
-  mutable SyncWatch syncs_;
+  Listeners::Token on_exact_sync_;
 };
 
 }  // namespace ddp::detail

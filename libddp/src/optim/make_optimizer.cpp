@@ -6,7 +6,6 @@
 #include "optim/flat/optimizer.hpp"
 #include "optim/list_optimizer.hpp"
 #include "optim/zero/optimizer.hpp"
-#include "reduce/reducer.hpp"
 
 namespace ddp {
 namespace {
@@ -16,7 +15,7 @@ using SettingsList = std::vector<detail::ParameterSettings>;
 // nullptr if the list implementation is used.
 std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
                                                  const OptimizerOptions& options,
-                                                 const detail::SyncWatch& syncs) {
+                                                 detail::Listeners* exact_syncs) {
   if (options.implementation == OptimizerImplementation::List) {
     return nullptr;
   }
@@ -28,7 +27,7 @@ std::unique_ptr<detail::FlatOptimizer> make_flat(const SettingsList& settings,
   const bool wanted = options.implementation == OptimizerImplementation::Flat ||
                       (!settings.empty() && settings.front().parameter.tensor.is_cuda());
   return wanted && reason.empty()
-             ? std::make_unique<detail::FlatOptimizer>(settings, options, syncs)
+             ? std::make_unique<detail::FlatOptimizer>(settings, options, exact_syncs)
              : nullptr;
 }
 
@@ -46,12 +45,12 @@ std::unique_ptr<Optimizer> make_zero(DataParallelModel& model, const OptimizerOp
 
 std::unique_ptr<Optimizer> make_flat_or_list(const NamedParameters& parameters,
                                              const OptimizerOptions& options,
-                                             const detail::SyncWatch& syncs) {
+                                             detail::Listeners* exact_syncs) {
   const SettingsList settings = detail::settings_of_parameters(parameters, options);
-  if (auto flat = make_flat(settings, options, syncs)) {
+  if (auto flat = make_flat(settings, options, exact_syncs)) {
     return flat;
   }
-  return std::make_unique<detail::ListOptimizer>(settings, options, syncs);
+  return std::make_unique<detail::ListOptimizer>(settings, options, exact_syncs);
 }
 
 }  // namespace
@@ -62,7 +61,7 @@ std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
   if (options.zero1) {
     refuse_zero("the optimizer was given parameters, not a DistributedDataParallel");
   }
-  return make_flat_or_list(parameters, options, {});
+  return make_flat_or_list(parameters, options, nullptr);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
@@ -70,7 +69,7 @@ std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
   options.usage.set();
   return options.zero1 ? make_zero(model, options)
                        : make_flat_or_list(model.trained_parameters(), options,
-                                           detail::SyncWatch(model.reducer().exact_syncs()));
+                                           &detail::exact_sync_listeners(model));
 }
 
 }  // namespace ddp

@@ -58,7 +58,8 @@ void update_master(const ParameterState& parameter) {
 }
 
 void restart_master(const ParameterState& parameter) {
-  if (parameter.needs_master && parameter.has_state) {
+  if (parameter.needs_master && parameter.has_state &&
+      parameter.leaf.sizes() == parameter.updated.sizes()) {
     const at::NoGradGuard no_grad;
     parameter.updated.copy_(parameter.leaf);
   }

@@ -5,9 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <map>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
@@ -45,29 +43,14 @@ void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule&
 /// over the ranks.
 const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf);
 
-/// Other code may write a leaf at any time. Its master then restarts from the leaf, element by
-/// element where it does not round to the leaf; elsewhere it keeps its low bits. Flat updates do
-/// the same in their own pass (flat_master).
+/// Other code may write a leaf at any time. Each element of the master that does not round to the
+/// leaf's element is set to it. All others keep their low bits. Flat updates do the same in their
+/// own pass (flat_master).
 void update_master(const ParameterState& parameter);
 
 /// Sets a master to its leaf. Ranks that trained apart may have different masters even where these
-/// round to the same leaf.
+/// round to the same leaf. A leaf of another shape is left to the next step, which refuses it.
 void restart_master(const ParameterState& parameter);
-
-/// Notices that all ranks got one rank's weights (Reducer::exact_syncs).
-class SyncWatch {
- public:
-  SyncWatch() = default;  ///< without a model: notices nothing
-  explicit SyncWatch(std::shared_ptr<const int64_t> count)
-      : count_(std::move(count)), seen_(*count_) {}
-  /// Whether weights were sent since mark_seen().
-  bool has_news() const { return count_ != nullptr && seen_ != *count_; }
-  void mark_seen() { seen_ = *count_; }
-
- private:
-  std::shared_ptr<const int64_t> count_;
-  int64_t seen_ = 0;
-};
 
 /// Throws SettingsError: a parameter's dtype, device or layout differs from its state's.
 [[noreturn]] void refuse_replaced(const std::string& name);

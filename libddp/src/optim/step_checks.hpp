@@ -23,7 +23,7 @@ inline bool is_known_to_skip(const StepScalars& scalars) {
 
 /// Raises the version counters of the parameters with a gradient, as in-place operations do. A
 /// backward that saved their old values then throws instead of reading the new ones.
-inline void note_moved(const NamedParameters& parameters) {
+inline void bump_versions(const NamedParameters& parameters) {
   for (const NamedParameter& parameter : parameters) {
     if (parameter.tensor.grad().defined()) {
       parameter.tensor.unsafeGetTensorImpl()->bump_version();

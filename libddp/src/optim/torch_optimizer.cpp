@@ -132,7 +132,7 @@ void TorchOptimizer::step(const StepScalars& scalars) {
   }
   const ScaledGradients scaled(parameters_, scalars);
   optimizer_->step();
-  note_moved(parameters_);  // LibTorch's optimizers write .data(), those of Python do not
+  bump_versions(parameters_);  // LibTorch's optimizers write .data(), those of Python do not
 }
 
 StateDict TorchOptimizer::state_dict() const {

@@ -54,7 +54,7 @@ void check_shared_parameters(const ReducerParts& parts, const std::vector<at::Te
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (is_shared(parts.gradients, static_cast<int>(i))) {
       throw SettingsError(concat(
-          "parameter ", parts.describe(static_cast<int>(i)),
+          "parameter ", parts.parameter_name(static_cast<int>(i)),
           " belongs to several wrapped models, and this forward has no outputs with a graph that "
           "tell whose backward runs; fix: return a tensor that requires a gradient from forward, "
           "or call prepare_for_backward({loss})"));
@@ -65,18 +65,17 @@ void check_shared_parameters(const ReducerParts& parts, const std::vector<at::Te
 void check_gradient(const ReducerParts& parts, int index) {
   const auto& tensor = parts.gradients.parameters()[static_cast<size_t>(index)].tensor;
   if (at::GradMode::is_enabled()) {
-    throw SettingsError("backward(create_graph=true) reached parameter " + parts.describe(index) +
+    throw SettingsError("backward(create_graph=true) reached parameter " +
+                        parts.parameter_name(index) +
                         ": gradients of gradients are not reduced; fix: use torch::autograd::grad");
   }
   if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
     throw SettingsError(
-        "parameter " + parts.describe(index) +
+        "parameter " + parts.parameter_name(index) +
         " got a sparse gradient, and only dense ones are reduced; fix: for an embedding "
         "set sparse(false)");
   }
 }
-
-constexpr int kAnnounced = -1;
 
 }  // namespace
 
@@ -147,9 +146,8 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
   }
   check_shared_parameters(parts_, outputs);
   running_pass_.forget_thrown();
-  running_local_.forget_thrown();
+  forget_thrown_local();
   forwards_.add(outputs);
-  local_forward_ = false;
   start();
   if (!OpenForwards::can_track(outputs)) {
     parts_.mean.begin_backward();
@@ -158,24 +156,28 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
   parts_.tuner.begin_backward(history_.num_passes, history_.ready_order);
 }
 
-void BackwardPass::note_local_forward(const std::vector<at::Tensor>& outputs) {
+void BackwardPass::record_local_forward(const std::vector<at::Tensor>& outputs) {
   const std::lock_guard lock(mutex_);
-  local_forward_ = true;
   parts_.gradients.forget_writes();
-  running_local_.forget_thrown();
+  forget_thrown_local();
   forwards_.add_local(outputs);
   if (!OpenForwards::can_track(outputs)) {
     parts_.mean.begin_backward();
   }
 }
 
-void BackwardPass::on_forward_reached(OpenForwards::Reached reached) {
+void BackwardPass::forget_thrown_local() {
+  running_local_.forget_thrown();
+  is_repeated_ = is_repeated_ && !running_local_.empty();
+}
+
+void BackwardPass::on_forward_reached(Backward reached) {
   const std::lock_guard lock(mutex_);
-  if (reached != OpenForwards::Reached::Expected) {
-    is_second_ = is_second_ || reached == OpenForwards::Reached::Again;
-    note_local_backward(kAnnounced);
+  if (reached != Backward::Synchronised) {
+    is_repeated_ = is_repeated_ || reached == Backward::Repeated;
+    record_local_backward();
   } else if (pass_.is_expected) {
-    note_backward();
+    record_backward();
   }
 }
 
@@ -183,10 +185,18 @@ void BackwardPass::on_forward_reached(OpenForwards::Reached reached) {
 void BackwardPass::before_addition(int index) {
   const std::lock_guard lock(mutex_);
   wait_for_writer(parts_, index);
-  if (belongs_to_pass()) {
-    note_backward();
-  } else if (runs_local() || !is_shared(parts_.gradients, index)) {
-    note_local_backward(index);
+  switch (action_of(index)) {
+    case GradientAction::Reduce:
+      record_backward();
+      break;
+    case GradientAction::AccumulateAndWarn:
+      warn_of_unannounced(index);
+      [[fallthrough]];
+    case GradientAction::Accumulate:
+      record_local_backward();
+      break;
+    case GradientAction::LeaveToOther:
+      break;
   }
 }
 
@@ -194,13 +204,12 @@ void BackwardPass::on_gradient(int index) {
   const std::lock_guard lock(mutex_);
   check_gradient(parts_, index);
   parts_.gradients.refuse_partial(index);
-  const bool is_reduced = belongs_to_pass();
-  // A parameter of several wrapped models gets gradients in the backwards of the others too. These
-  // stay in .grad, where this model's next synchronised backward finds them.
-  const bool is_own = is_reduced || runs_local() || !is_shared(parts_.gradients, index);
+  const auto action = action_of(index);
+  const bool is_reduced = action == GradientAction::Reduce;
+  const bool is_own = action != GradientAction::LeaveToOther;
   if (!is_own) {
     parts_.mean.check_gradient();
-    if (!local_forward_) {
+    if (!forwards_.last_is_local()) {
       return;
     }
   }
@@ -208,24 +217,24 @@ void BackwardPass::on_gradient(int index) {
   if (parameter.requires_grad()) {  // else it was frozen after the forward and got nothing
     parts_.unused.mark_used(index);
     if (is_own) {
-      parts_.mean.note_gradient(is_reduced);
+      parts_.mean.record_gradient(is_reduced);
     }
   }
   if (!is_own) {
     return;
   }
-  parts_.timing.note_gradient();
+  parts_.timing.record_gradient();
   if (!is_reduced) {
-    if (std::exchange(is_second_, false)) {
+    if (action == GradientAction::AccumulateAndWarn) {
       warn_of_unannounced(index);
     }
     local_gradients_.push_back(index);
-    note_local_gradient(parts_.gradients, index);
-    note_local_backward(index);
+    record_local_gradient(parts_.gradients, index);
+    record_local_backward();
     return;
   }
   parts_.gradients.keep_apart(index);
-  note_backward();
+  record_backward();
   if (parts_.options.static_graph) {
     count_static_gradient(index);
     return;
@@ -234,24 +243,22 @@ void BackwardPass::on_gradient(int index) {
   mark_ready(index);
 }
 
-// Whether the backward that runs is one that the pass expects. A nested backward (checkpointing)
-// has a graph of its own, and runs within one that was noted. A backward that reaches no output
-// (of a tensor that the module keeps, of a penalty on gradients) is reduced as in PyTorch, if the
-// last forward was synchronised. If another wrapped model shares a parameter, it may be its own.
-bool BackwardPass::belongs_to_pass() const {
-  if (!pass_.is_expected) {
-    return false;
-  }
-  if (!running_pass_.empty() || forwards_.in_running_backward()) {
-    return true;
-  }
-  return forwards_.has_untracked() ||
-         (!runs_local() && !local_forward_ && forwards_.may_run_unseen() &&
-          !any_is_shared(parts_.gradients));
+GradientAction BackwardPass::action_of(int index) const {
+  return action_for(forwards_.kind(pass_.is_expected), running_backward(index));
 }
 
-bool BackwardPass::runs_local() const {
-  return !running_local_.empty() || forwards_.local_in_running_backward();
+// A nested backward (checkpointing) has a graph of its own, and runs within one that was noted.
+Backward BackwardPass::running_backward(int index) const {
+  if (pass_.is_expected && (!running_pass_.empty() || forwards_.in_running_backward())) {
+    return Backward::Synchronised;
+  }
+  if (!running_local_.empty() || forwards_.local_in_running_backward()) {
+    return is_repeated_ ? Backward::Repeated : Backward::Local;
+  }
+  if (is_shared(parts_.gradients, index)) {
+    return Backward::Shared;
+  }
+  return any_is_shared(parts_.gradients) ? Backward::UnknownSharing : Backward::Unknown;
 }
 
 void BackwardPass::warn_of_unannounced(int index) {
@@ -259,25 +266,19 @@ void BackwardPass::warn_of_unannounced(int index) {
     return;
   }
   log_warning(concat(
-      "parameter ", parts_.describe(index),
+      "parameter ", parts_.parameter_name(index),
       " got a gradient, but no forward of the wrapper waits for a backward: the gradient is not "
       "averaged and the replicas diverge; fix: call model.forward(x) instead of "
       "module->forward(x), or model.prepare_for_backward({loss}) before the backward, and one "
       "backward for each forward"));
 }
 
-// Called with the lock held, in a backward under no_sync() (kAnnounced), or in one without a
-// forward of the wrapper, which parameter `index` shows. Its gradients move into their slots when
-// it ends: those of a nested one early.
-void BackwardPass::note_local_backward(int index) {
-  const bool is_announced = index == kAnnounced || runs_local() ||
-                            (local_forward_ && !forwards_.forward_since_backward());
-  if (!is_announced) {
-    warn_of_unannounced(index);
-  }
+// Called with the lock held, in a backward that is not reduced. Its gradients move into their slots
+// when it ends: those of a nested one early.
+void BackwardPass::record_local_backward() {
   const auto at_end = [this] {
     ++history_.num_local_passes;
-    is_second_ = false;
+    is_repeated_ = false;
     parts_.timing.end_backward();
     parts_.gradients.gather_local(std::exchange(local_gradients_, {}));
   };
@@ -298,7 +299,7 @@ void BackwardPass::count_static_gradient(int index) {
   }
   if (fires > expected) {
     throw MismatchError(concat(
-        "parameter ", parts_.describe(index), " got its gradient ", fires,
+        "parameter ", parts_.parameter_name(index), " got its gradient ", fires,
         " times in this backward and ", expected,
         " times in the first one: the graph changed although ddp.static_graph=true; fix: set it "
         "to false"));
@@ -339,22 +340,22 @@ void BackwardPass::mark_ready(int index) {
   const auto mark = pass_.scheduler.mark_ready(index);
   if (mark == Mark::Twice) {
     throw MismatchError(concat(
-        "parameter ", parts_.describe(index),
+        "parameter ", parts_.parameter_name(index),
         " got its gradient twice in one backward (re-entrant checkpointing, or a parameter used by "
         "several backwards of one forward); fix: set ddp.static_graph=true if every step does so"));
   }
   pass_.ready_order.push_back(index);
   const int bucket = layout().places[static_cast<size_t>(index)].bucket;
-  parts_.reductions.note_gradient(bucket, parts_.gradients.slot(index));
-  parts_.tuner.note_ready(index, mark == Mark::AllReady);
+  parts_.reductions.record_gradient(bucket, parts_.gradients.slot(index));
+  parts_.tuner.record_ready(index, mark == Mark::AllReady);
   if (mark == Mark::Pending) {
     return;
   }
   parts_.reductions.wait_for_gradients(bucket);
   forget_dropped_gradients(parts_, layout().buckets[static_cast<size_t>(bucket)]);
-  parts_.gradients.gather(bucket, parts_.unused.state().used);
+  parts_.gradients.gather(bucket, parts_.unused.used());
   if (mark == Mark::AllReady) {
-    parts_.timing.note_last_gradient();
+    parts_.timing.record_last_gradient();
     // Queues the final callback now that all gradients are ready. If it were queued earlier, a
     // nested backward could run it too soon.
     queue_engine_callback([group = parts_.communicator] { group->launch_sequencer().flush(); });
@@ -377,7 +378,7 @@ void BackwardPass::launch(int index) {
   }
   const TraceLabel label("bucket", index);
   if (first == 0) {
-    parts_.timing.note_first_reduction();
+    parts_.timing.record_first_reduction();
   }
   parts_.reductions.start(first, last);
   if (last + 1 == buckets.size()) {
@@ -430,7 +431,7 @@ void BackwardPass::run_with_zeros() {
 // Called with the lock held, in a backward of the expected pass. A nested backward (checkpointing)
 // is a separate task. With static_graph, the first backward counts hook calls per parameter, and
 // the count ends with the outermost task.
-void BackwardPass::note_backward() {
+void BackwardPass::record_backward() {
   if (!running_pass_.add([this] { end_backward(); })) {
     return;
   }
@@ -493,6 +494,7 @@ void BackwardPass::restore(const History& history) {
   running_pass_.clear();
   running_local_.clear();
   local_gradients_.clear();
+  is_repeated_ = false;
 }
 
 }  // namespace ddp::detail

@@ -29,6 +29,7 @@
 #include "reduce/buckets/bucket_reductions.hpp"
 #include "reduce/buckets/bucket_tuner.hpp"
 #include "reduce/buckets/gradient_arena.hpp"
+#include "reduce/gradient_action.hpp"
 #include "reduce/gradient_hooks.hpp"
 #include "reduce/model/buffer_broadcast.hpp"
 #include "reduce/open_forwards.hpp"
@@ -54,7 +55,7 @@ struct ReducerParts {
         buffers(communicator) {}
 
   /// A parameter in messages: "0.weight", or "0.weight of model 'generator'".
-  std::string describe(int index) const {
+  std::string parameter_name(int index) const {
     return gradients.parameters()[static_cast<size_t>(index)].name + of_model();
   }
 
@@ -85,7 +86,7 @@ class BackwardPass {
   /// Call after a synchronised forward. Its backward will be reduced.
   void expect(const std::vector<at::Tensor>& outputs);
   /// Call after a forward under no_sync(). Its backward will not be reduced.
-  void note_local_forward(const std::vector<at::Tensor>& outputs);
+  void record_local_forward(const std::vector<at::Tensor>& outputs);
   /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
   void check_complete();
   /// Call after the buckets were cut again.
@@ -126,12 +127,13 @@ class BackwardPass {
   };
 
   void start();
-  void on_forward_reached(OpenForwards::Reached reached);
+  void forget_thrown_local();
+  void on_forward_reached(Backward reached);
   void before_addition(int index);
   void on_gradient(int index);
-  bool belongs_to_pass() const;
-  bool runs_local() const;
-  void note_local_backward(int index);
+  GradientAction action_of(int index) const;
+  Backward running_backward(int index) const;
+  void record_local_backward();
   void warn_of_unannounced(int index);
   void count_static_gradient(int index);
   void end_static_count();
@@ -139,7 +141,7 @@ class BackwardPass {
   void mark_ready(int index);
   void launch(int index);
   void finish();
-  void note_backward();
+  void record_backward();
   void end_backward();
   LaunchSequencer& sequencer() { return parts_.communicator->launch_sequencer(); }
   const BucketLayout& layout() const { return parts_.gradients.layout(); }
@@ -155,8 +157,7 @@ class BackwardPass {
   RunningBackwards running_pass_{mutex_};
   RunningBackwards running_local_{mutex_};
   std::vector<int> local_gradients_;  // move into slots at the end of a local backward
-  bool local_forward_ = false;        // a local forward ran after the last synchronised one
-  bool is_second_ = false;  // the local backward that runs is the second one of its forward
+  bool is_repeated_ = false;          // the local backward that runs: Backward::Repeated
   bool has_warned_unannounced_ = false;
 };
 

@@ -58,11 +58,11 @@ void call_when_reached(const std::vector<at::Tensor>& outputs, const std::functi
 }  // namespace
 
 OpenForwards::OpenForwards(const DdpOptions& options, const GradientHooks& hooks,
-                           std::function<void(Reached)> on_reached)
+                           std::function<void(Backward)> on_reached)
     : walks_(options.find_unused_parameters && !options.static_graph),
       one_backward_only_(options.find_unused_parameters || options.static_graph),
       hooks_(hooks),
-      on_reached_(std::make_shared<std::function<void(Reached)>>(std::move(on_reached))) {}
+      on_reached_(std::make_shared<std::function<void(Backward)>>(std::move(on_reached))) {}
 
 bool OpenForwards::can_track(const std::vector<at::Tensor>& outputs) {
   return std::any_of(outputs.begin(), outputs.end(), has_graph);
@@ -73,26 +73,27 @@ bool OpenForwards::can_track(const std::vector<at::Tensor>& outputs) {
 void OpenForwards::watch(const std::vector<at::Tensor>& outputs,
                          const std::shared_ptr<Forward>& forward) {
   call_when_reached(outputs, [forward, weak = std::weak_ptr(on_reached_)] {
-    forward->reached = true;
+    auto before = State::Waiting;
+    forward->state.compare_exchange_strong(before, State::Reached);
     const auto on_reached = weak.lock();
     if (on_reached == nullptr) {
       return;
     }
-    if (forward->closed) {
+    if (before == State::Closed) {
       throw SettingsError(
           "this is the second backward after a forward or after several: with "
           "ddp.find_unused_parameters=true or ddp.static_graph=true, and inside a join, one "
           "backward must follow; fix: sum the losses and call backward once, or set both to false "
           "and use no join");
     }
-    const auto of_synchronised = forward->ended ? Reached::Again : Reached::Expected;
-    (*on_reached)(forward->is_local ? Reached::Local : of_synchronised);
+    const auto synchronised = before == State::Ended ? Backward::Repeated : Backward::Synchronised;
+    (*on_reached)(forward->is_local ? Backward::Local : synchronised);
   });
 }
 
 bool OpenForwards::Open::is_reached() const {
   const auto known = forward.lock();
-  return known != nullptr && known->reached;
+  return known != nullptr && known->state == State::Reached;
 }
 
 // A parameter may get its gradient before the backward reaches an output: from a tensor that the
@@ -113,6 +114,20 @@ bool OpenForwards::in_running_backward() const {
 bool OpenForwards::local_in_running_backward() const {
   return std::any_of(local_.begin(), local_.end(),
                      [](const Open& open) { return open.is_in_running_graph(); });
+}
+
+// A backward that reaches no known output (of a tensor that the module keeps, of a penalty on
+// gradients) is reduced as in PyTorch, if the last forward was synchronised. If only one backward
+// is allowed, it is not: it may be a nested one, which runs before the forward's own backward.
+Forwards OpenForwards::kind(bool waits) const {
+  if (waits && num_untracked_ > 0) {
+    return Forwards::Untracked;
+  }
+  if (last_is_local_) {
+    return forward_since_backward_ ? Forwards::Neither : Forwards::Local;
+  }
+  return waits && forward_since_backward_ && !one_backward_only_ ? Forwards::Synchronised
+                                                                 : Forwards::Neither;
 }
 
 void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
@@ -138,6 +153,7 @@ void OpenForwards::add(const std::vector<at::Tensor>& outputs) {
   } else {
     untracked_ = num_untracked_++ == 0 ? std::move(reachable) : either(untracked_, reachable);
   }
+  last_is_local_ = false;
 }
 
 // Several forwards may share one backward, and others have none.
@@ -160,10 +176,12 @@ std::vector<bool> OpenForwards::reachable() const {
 void OpenForwards::forget_ended() {
   std::erase_if(open_, [](const Open& open) {
     const auto forward = open.forward.lock();
-    if (forward != nullptr && forward->reached) {
-      forward->ended = true;
+    if (forward == nullptr) {
+      return true;
     }
-    return forward == nullptr || forward->reached;
+    auto before = State::Reached;
+    forward->state.compare_exchange_strong(before, State::Ended);
+    return before != State::Waiting;
   });
 }
 
@@ -173,15 +191,20 @@ bool OpenForwards::has_unreached() {
 }
 
 void OpenForwards::close_reached() {
+  change_state(State::Reached, State::Closed);
+}
+
+void OpenForwards::change_state(State from, State to) {
   for (const auto& open : open_) {
-    if (const auto forward = open.forward.lock(); forward && forward->reached) {
-      forward->closed = true;
+    if (const auto forward = open.forward.lock()) {
+      auto expected = from;
+      forward->state.compare_exchange_strong(expected, to);
     }
   }
 }
 
-// After forward, forward, backward, the second backward is synchronised too. In it .grad already
-// holds mean1. The average of (mean1 + own2) over the ranks is mean1 + mean2, as wanted.
+// After two forwards and one backward, the second backward is synchronised too. Before it, .grad is
+// the mean of the first one on all ranks. So the average over the ranks is the sum of both means.
 bool OpenForwards::expect_another_backward(bool in_join) {
   forward_since_backward_ = false;
   num_untracked_ = std::max(0, num_untracked_ - 1);
@@ -190,11 +213,7 @@ bool OpenForwards::expect_another_backward(bool in_join) {
   }
   // Unused parameters were decided for both forwards, or ranks without input answered once.
   if (one_backward_only_ || in_join) {
-    for (const auto& open : open_) {
-      if (const auto forward = open.forward.lock()) {
-        forward->closed = true;
-      }
-    }
+    change_state(State::Waiting, State::Closed);
     open_.clear();
     num_untracked_ = 0;
     return false;
@@ -205,6 +224,7 @@ bool OpenForwards::expect_another_backward(bool in_join) {
 void OpenForwards::add_local(const std::vector<at::Tensor>& outputs) {
   const auto forward = std::make_shared<Forward>();
   forward->is_local = true;
+  last_is_local_ = true;
   watch(outputs, forward);
   std::erase_if(local_, [](const Open& open) { return open.forward.expired(); });
   local_.push_back({forward, nodes_of(outputs), {}});

@@ -38,13 +38,13 @@ void PassTiming::begin_backward() {
   }
 }
 
-void PassTiming::note_last_gradient() {
+void PassTiming::record_last_gradient() {
   if (measures_) {
     compute_end_.record(device_);
   }
 }
 
-void PassTiming::note_first_reduction() {
+void PassTiming::record_first_reduction() {
   if (measures_) {
     comm_start_.record(device_);
   }
@@ -91,7 +91,7 @@ void PassTiming::collect() {
   ++sums_.count;
 }
 
-void PassTiming::describe(DdpLoggingData& data) {
+void PassTiming::add_to(DdpLoggingData& data) {
   collect();
   if (sums_.count > 0) {
     const auto count = static_cast<double>(sums_.count);

@@ -24,9 +24,9 @@ class PassTiming {
 
   void begin_forward();
   void begin_backward();
-  void note_gradient() { backward_trace_.begin("backward", "compute"); }
-  void note_last_gradient();
-  void note_first_reduction();
+  void record_gradient() { backward_trace_.begin("backward", "compute"); }
+  void record_last_gradient();
+  void record_first_reduction();
   void end_backward() { backward_trace_.end(); }
   /// Between these two the compute stream (on the CPU: the host) waits for reductions.
   void begin_wait();
@@ -38,7 +38,7 @@ class PassTiming {
   /// The exposed time of the last finished backward. The host waits for its end.
   double exposed_ms() const { return TimingEvent::milliseconds(exposed_begin_, exposed_end_); }
   /// Writes the averages. Waits for events that the device has not passed.
-  void describe(DdpLoggingData& data);
+  void add_to(DdpLoggingData& data);
 
  private:
   void decide();

@@ -72,9 +72,7 @@ void Reducer::begin_forward() {
   if (const auto& hook = parts_.reductions.hook()) {
     hook->reset();
   }
-  for (const auto& listener : layout_listeners_) {
-    listener();
-  }
+  layout_listeners_.notify();
 }
 
 void Reducer::drop_stale_counts() {
@@ -140,10 +138,6 @@ void Reducer::shard_gradients() {
   parts_.gradients.shard();
 }
 
-void Reducer::add_layout_listener(std::function<void()> listener) {
-  layout_listeners_.push_back(std::move(listener));
-}
-
 void Reducer::finish_pending() {
   parts_.buffers.finish();
   parts_.reductions.join_streams();
@@ -162,9 +156,7 @@ void Reducer::join_broken_backward() {
   }
   pass_.complete();
   restore(before);
-  parts_.gradients.drop();
-  parts_.unused.forget_used();
-  parts_.mean.reset();
+  drop_local();
   if (!compares_first) {
     require_all_threw(communicator, num_passes,
                       runs_in_graphs_);  // a collective, so it follows those of the pass
@@ -172,14 +164,19 @@ void Reducer::join_broken_backward() {
 }
 
 Reducer::Local Reducer::local(bool copies) const {
-  return {parts_.gradients.save(copies), parts_.mean.counts(), parts_.unused.state().used};
+  return {parts_.gradients.save(copies), parts_.mean.counts(), parts_.unused.used()};
 }
 
 Reducer::Local Reducer::take_local() {
   auto taken = local(/*copies=*/true);
+  drop_local();
+  return taken;
+}
+
+void Reducer::drop_local() {
   parts_.gradients.drop();
   parts_.mean.reset();
-  return taken;
+  parts_.unused.forget_used();
 }
 
 void Reducer::restore_local(const Local& local) {
@@ -202,10 +199,7 @@ void Reducer::run_weighted(const at::Tensor& loss_sum,
     // join_broken_backward() completes a broken backward and needs its counts. Otherwise the next
     // backward would divide by them too.
     if (!pass_.threw()) {
-      if (!counts_before.is_weighted) {
-        parts_.gradients.add_set_aside();
-      }
-      mean.set_counts(counts_before);
+      mean.undo_add(counts_before);
     }
     throw;
   }
@@ -233,7 +227,7 @@ std::string Reducer::why_not_captured() const {
 uint64_t Reducer::hash_gradients() const {
   detail::FnvHash hash;
   const auto& parameters = parts_.gradients.parameters();
-  const auto& used = parts_.unused.state().used;
+  const auto& used = parts_.unused.used();
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& grad = parameters[i].tensor.grad();
     if (!grad.defined()) {
@@ -250,13 +244,14 @@ uint64_t Reducer::hash_gradients() const {
 }
 
 Reducer::State Reducer::state() const {
-  return {local(/*copies=*/false), parts_.unused.state(), pass_.history(), parts_.buffers.state()};
+  return {local(/*copies=*/false), parts_.unused.history(), pass_.history(),
+          parts_.buffers.state()};
 }
 
 void Reducer::restore(const State& state) {
   pass_.restore(state.history);
   restore_local(state.local);
-  parts_.unused.set_state(state.unused);
+  parts_.unused.set_history(state.unused);
   parts_.buffers.set_state(state.buffers);
 }
 
@@ -289,7 +284,7 @@ DdpLoggingData Reducer::logging_data() {
   data.unused_parameter_size = parts_.unused.num_unused();
   data.can_set_static_graph = history.num_passes > 0 && !parts_.unused.set_changed();
   data.num_synchronised_backwards = history.num_passes;
-  parts_.timing.describe(data);
+  parts_.timing.add_to(data);
   return data;
 }
 

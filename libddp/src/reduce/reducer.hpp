@@ -8,6 +8,16 @@
 // The parts, from the bottom up: GradientArena (memory), WeightedMean (divisor),
 // BucketReductions (collectives), UnusedParameters, BucketTuner (layout), PassTiming,
 // BufferBroadcast, and on top of them BackwardPass (hooks -> ready -> launch -> finish).
+//
+// What undoes or replaces the host's state that backwards left (Local is a part of State):
+//
+//   event                            | calls                     | Local         | rest of State
+//   other ranks of a join go on      | take_local, restore_local | as before     | goes on
+//   a captured step is replayed      | restore_local             | the capture's | goes on
+//   a capture failed                 | state, restore            | as before     | as before
+//   a backward threw                 | join_broken_backward      | dropped       | as before
+//   a weighted_backward threw before | WeightedMean::undo_add    | its counts    | goes on
+//   it began a reduction             |                           | as before     |
 #pragma once
 
 #include <functional>
@@ -15,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "core/listeners.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/comm_hook.hpp"
@@ -40,9 +51,9 @@ class Reducer {
   /// left without a gradient.
   void prepare_for_backward(const std::vector<at::Tensor>& outputs) { pass_.expect(outputs); }
   /// Call after a forward whose backward must not be reduced.
-  void note_local_forward(const std::vector<at::Tensor>& outputs) {
+  void record_local_forward(const std::vector<at::Tensor>& outputs) {
     drop_stale_counts();
-    pass_.note_local_forward(outputs);
+    pass_.record_local_forward(outputs);
   }
   /// The number of synchronised backwards that ended.
   int64_t num_passes() const { return pass_.history().num_passes; }
@@ -70,14 +81,11 @@ class Reducer {
   /// it on all ranks before the first synchronised backward. Throws SettingsError with a comm hook,
   /// and the second time.
   void shard_gradients();
-  /// `listener` is called after the buckets were laid out again.
-  void add_layout_listener(std::function<void()> listener);
+  /// Called after the buckets were laid out again.
+  detail::Listeners& layout_listeners() { return layout_listeners_; }
 
   /// " of model 'generator'" in messages of a program with several models; empty at first.
   std::string of_model() const { return parts_.of_model(); }
-
-  /// The number of DataParallelModel::sync_module_states(exactly=true) so far. Optimizers compare.
-  const std::shared_ptr<int64_t>& exact_syncs() const { return exact_syncs_; }
 
   detail::GradientArena& gradients() { return parts_.gradients; }
   const detail::GradientArena& gradients() const { return parts_.gradients; }
@@ -92,7 +100,7 @@ class Reducer {
     detail::WeightedMean::Counts counts;
     std::vector<bool> used;
   };
-  /// Takes them out. Afterwards each .grad is undefined and no count is pending.
+  /// Takes them out. Afterwards each .grad is undefined, and no parameter counts as used.
   Local take_local();
   void restore_local(const Local& local);
   /// Runs loss_sum.backward(), to whose gradients the count belongs that `add_count` adds. If the
@@ -111,7 +119,7 @@ class Reducer {
   /// runs only the host's side of a step.
   struct State {
     Local local;
-    detail::UnusedParameters::State unused;
+    detail::UnusedParameters::History unused;
     detail::BackwardPass::History history;
     detail::BufferBroadcast::State buffers;
   };
@@ -128,6 +136,7 @@ class Reducer {
   // belong to.
   void drop_stale_counts();
   Local local(bool copies) const;
+  void drop_local();
   void compare_hooks();
 
   detail::ReducerParts parts_;
@@ -135,8 +144,7 @@ class Reducer {
   std::vector<int64_t> initial_bucket_bytes_;
   bool has_compared_hooks_ = false;
   bool runs_in_graphs_ = false;
-  std::vector<std::function<void()>> layout_listeners_;
-  const std::shared_ptr<int64_t> exact_syncs_ = std::make_shared<int64_t>(0);
+  detail::Listeners layout_listeners_;
 };
 
 namespace detail {

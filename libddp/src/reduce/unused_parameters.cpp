@@ -15,33 +15,33 @@ UnusedParameters::UnusedParameters(CommunicatorPtr communicator, const DdpOption
       is_static_(options.static_graph),
       map_(at::zeros({static_cast<int64_t>(num_parameters)},
                      at::TensorOptions().dtype(at::kInt).device(communicator_->device()))) {
-  state_.used.assign(num_parameters, false);
+  used_.assign(num_parameters, false);
 }
 
 void UnusedParameters::forget_used() {
-  state_.used.assign(state_.used.size(), false);
+  used_.assign(used_.size(), false);
 }
 
 // With static_graph the ranks exchange the used parameters only in the first backward.
 bool UnusedParameters::reads_map() const {
-  return is_static_ ? state_.used_by_any.empty() : finds_unused_;
+  return is_static_ ? history_.used_by_any.empty() : finds_unused_;
 }
 
 void UnusedParameters::start_map() {
   if (!reads_map()) {
     return;
   }
-  map_.copy_(at::tensor(std::vector<int>(state_.used.begin(), state_.used.end()), at::kInt));
+  map_.copy_(at::tensor(std::vector<int>(used_.begin(), used_.end()), at::kInt));
   work_ = communicator_->all_reduce(map_, ReduceOp::Sum);
 }
 
 std::vector<bool> UnusedParameters::finish_map() {
   if (!reads_map()) {
-    return is_static_ ? state_.used_by_any : state_.used;
+    return is_static_ ? history_.used_by_any : used_;
   }
   work_->wait();
   work_ = nullptr;
-  auto used = state_.used;
+  auto used = used_;
   if (std::find(used.begin(), used.end(), false) != used.end()) {  // the only read of the device
     const auto counts = map_.cpu();
     for (size_t i = 0; i < used.size(); ++i) {
@@ -49,21 +49,21 @@ std::vector<bool> UnusedParameters::finish_map() {
     }
   }
   if (is_static_) {
-    state_.used_by_any = used;
+    history_.used_by_any = used;
   }
   return used;
 }
 
 void UnusedParameters::end_pass(bool is_first) {
-  auto unused = state_.used;
+  auto unused = used_;
   unused.flip();
-  state_.set_changed = state_.set_changed || (!is_first && unused != state_.previous_unused);
-  state_.previous_unused = std::move(unused);
+  history_.set_changed = history_.set_changed || (!is_first && unused != history_.previous_unused);
+  history_.previous_unused = std::move(unused);
   forget_used();
 }
 
 int64_t UnusedParameters::num_unused() const {
-  return std::count(state_.previous_unused.begin(), state_.previous_unused.end(), true);
+  return std::count(history_.previous_unused.begin(), history_.previous_unused.end(), true);
 }
 
 }  // namespace ddp::detail

@@ -19,9 +19,9 @@ class UnusedParameters {
   UnusedParameters(CommunicatorPtr communicator, const DdpOptions& options, size_t num_parameters);
 
   /// Call for every gradient, including those under no_sync().
-  void mark_used(int parameter) { state_.used[static_cast<size_t>(parameter)] = true; }
+  void mark_used(int parameter) { used_[static_cast<size_t>(parameter)] = true; }
   void forget_used();
-  void forget_used(int parameter) { state_.used[static_cast<size_t>(parameter)] = false; }
+  void forget_used(int parameter) { used_[static_cast<size_t>(parameter)] = false; }
 
   /// Whether the next synchronised backward reads on the host which parameters other ranks used.
   bool reads_map() const;
@@ -37,23 +37,26 @@ class UnusedParameters {
   /// The number of parameters without a gradient on this rank in the last synchronised backward.
   int64_t num_unused() const;
   /// Whether the set of unused parameters differed between two backwards.
-  bool set_changed() const { return state_.set_changed; }
+  bool set_changed() const { return history_.set_changed; }
 
-  struct State {
-    std::vector<bool> used;             // since the last synchronised backward
-    std::vector<bool> used_by_any;      // static_graph: what the first backward found
-    std::vector<bool> previous_unused;  // of the last synchronised backward
+  /// Per parameter: whether it got a gradient since the last synchronised backward.
+  const std::vector<bool>& used() const { return used_; }
+  void set_used(const std::vector<bool>& used) { used_ = used; }
+  /// What synchronised backwards found.
+  struct History {
+    std::vector<bool> used_by_any;      // static_graph: by the first backward
+    std::vector<bool> previous_unused;  // by the last one
     bool set_changed = false;
   };
-  const State& state() const { return state_; }
-  void set_state(const State& state) { state_ = state; }
-  void set_used(const std::vector<bool>& used) { state_.used = used; }
+  const History& history() const { return history_; }
+  void set_history(const History& history) { history_ = history; }
 
  private:
   CommunicatorPtr communicator_;
   bool finds_unused_;
   bool is_static_;
-  State state_;
+  std::vector<bool> used_;
+  History history_;
   at::Tensor map_;  // int32 [num_parameters]
   WorkPtr work_;
 };

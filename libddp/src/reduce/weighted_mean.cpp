@@ -82,7 +82,7 @@ void WeightedMean::check_gradient() const {
   }
 }
 
-void WeightedMean::note_gradient(bool is_reduced) {
+void WeightedMean::record_gradient(bool is_reduced) {
   check_gradient();
   counts_.is_plain = counts_.is_plain || !(is_reduced || runs_weighted_);
 }
@@ -104,6 +104,13 @@ void WeightedMean::add(const at::Tensor& count) {
   counts_.device = counts_.device.defined() ? counts_.device + added : added;
   device_stream_ = current_stream(communicator_->device());
   counts_.is_weighted = true;
+}
+
+void WeightedMean::undo_add(const Counts& before) {
+  if (!before.is_weighted) {
+    gradients_.add_set_aside();
+  }
+  counts_ = before;
 }
 
 bool WeightedMean::scales_after_sum() const {
@@ -134,7 +141,7 @@ void WeightedMean::start() {
   work_ = communicator_->all_reduce(sum_, ReduceOp::Sum);
 }
 
-void WeightedMean::describe(GradBucket& bucket) const {
+void WeightedMean::set_bucket_divisor(GradBucket& bucket) const {
   bucket.divisor = divisor();
   bucket.inverse_count = counts_.is_weighted ? sum_ : at::Tensor();
 }

@@ -36,13 +36,15 @@ class WeightedMean {
   void add(const at::Tensor& count);
   const Counts& counts() const { return counts_; }
   void set_counts(const Counts& counts) { counts_ = counts; }
+  /// Undoes an add(). `before` are the counts from before it.
+  void undo_add(const Counts& before);
   /// Whether the backward that runs belongs to the counts.
   void set_runs_weighted(bool on) { runs_weighted_ = on; }
   /// Call for a gradient of another model's backward, which shares the parameter. Throws
   /// SettingsError if counts wait that are not its own.
   void check_gradient() const;
   /// The same for a gradient of this model's backward.
-  void note_gradient(bool is_reduced);
+  void record_gradient(bool is_reduced);
   /// Replaces the world size as the divisor; 0 restores it.
   void set_divisor(double divisor) { divisor_ = divisor; }
   bool has_own_divisor() const { return divisor_ != 0; }
@@ -64,7 +66,7 @@ class WeightedMean {
   /// Starts the sum of the counts over the ranks. Does nothing without counts. Collective.
   void start();
   /// Sets the divisor that the bucket's comm hook uses.
-  void describe(GradBucket& bucket) const;
+  void set_bucket_divisor(GradBucket& bucket) const;
   /// Makes the current stream (on the CPU: the host) wait for the sum of the counts.
   void finish();
   /// Turns the sum in the bucket's shard into the mean.

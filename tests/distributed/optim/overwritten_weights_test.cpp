@@ -81,7 +81,10 @@ TEST_CASE("masters keep their bits where the weights that are loaded are theirs"
   if (kind != 2) {
     join(trainer.model, [] {});
     require_same_state(masters_of(trainer), before);
+    return;
   }
+  trainer.model.sync_module_states();  // each master is on one rank only
+  require_same_state(masters_of(trainer), before);
 }
 
 TEST_CASE("weights written between steps, past LibTorch, are what every optimizer goes on from") {
@@ -144,6 +147,30 @@ TEST_CASE("ranks that trained apart have the same masters after sync_module_stat
   trainer.model.sync_module_states();
   trainer.optimizer->load_state_dict(loaded);
   require_same_state(trainer.optimizer->state_dict(), loaded);
+}
+
+TEST_CASE("a sync resets the masters of all optimizers of the model that still exist") {
+  const int kind = GENERATE(0, 1);
+  CAPTURE(kind);
+  Trainer trainer(any_rule(kind), {}, torch::kBFloat16);
+  trainer.train(0);
+  { const auto gone = make_optimizer(trainer.model, any_rule(kind)); }
+  const auto second = make_optimizer(trainer.model, any_rule(kind));
+  second->load_state_dict(copy_of(trainer.optimizer->state_dict()));
+  const auto num_equal_to_weights = [](const Optimizer& optimizer) {
+    const auto state = optimizer.state_dict();
+    return std::count_if(state.tensors.begin(), state.tensors.end(), [](const auto& item) {
+      return item.first.slot == "master" &&
+             torch::equal(item.second, item.second.to(torch::kBFloat16).to(torch::kFloat));
+    });
+  };
+  for (const auto* optimizer : {trainer.optimizer.get(), second.get()}) {
+    REQUIRE(num_equal_to_weights(*optimizer) < std::ssize(trainer.module->weights));
+  }
+  trainer.model.sync_module_states();
+  for (const auto* optimizer : {trainer.optimizer.get(), second.get()}) {
+    REQUIRE(num_equal_to_weights(*optimizer) == std::ssize(trainer.module->weights));
+  }
 }
 
 TEST_CASE("after a join all ranks go on from the weights of the one that was active last") {

@@ -197,6 +197,22 @@ TEST_CASE("a second backward of one forward is local, and the warning names it")
   require_equal(grads_of(*module), expected);
 }
 
+TEST_CASE("a second backward that throws makes no later local backward warn") {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  const auto message = testing::stderr_of([&] {
+    const auto output = model.forward(batch_of(rank(), 0, 4));
+    bool breaks = false;
+    output.register_hook([&](const torch::Tensor&) { TORCH_CHECK(!breaks, "broken"); });
+    output.sum().backward({}, /*retain_graph=*/true);
+    breaks = true;
+    REQUIRE_THROWS_WITH(output.sum().backward(), Catch::Contains("broken"));
+    const auto guard = model.no_sync();
+    loss_of(model, 1).backward();
+  });
+  CHECK(message.empty());
+}
+
 TEST_CASE("a foreign .grad is attached again") {
   Mlp module;
   Mlp reference;

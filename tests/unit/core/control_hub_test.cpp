@@ -215,19 +215,19 @@ TEST_CASE("peer table: who may join and who is missing", "[control_plane]") {
   PeerTable peers(state);
   REQUIRE(peers.num_joined() == 1);
   REQUIRE(peers.missing() == std::vector<int>{1, 2});
-  REQUIRE(peers.objection_to(hello_of(2)).empty());
-  REQUIRE_THAT(peers.objection_to(hello_of(0)), Catch::Contains("two processes claim rank 0: "));
-  REQUIRE_THAT(peers.objection_to(hello_of(3)), Catch::Contains("is not below WORLD_SIZE 3"));
-  REQUIRE_THAT(peers.objection_to(hello_of(1, 4)), Catch::Contains("rank 1 (node1:101) has "
-                                                                   "WORLD_SIZE 4"));
+  REQUIRE(peers.why_refused(hello_of(2)).empty());
+  REQUIRE_THAT(peers.why_refused(hello_of(0)), Catch::Contains("two processes claim rank 0: "));
+  REQUIRE_THAT(peers.why_refused(hello_of(3)), Catch::Contains("is not below WORLD_SIZE 3"));
+  REQUIRE_THAT(peers.why_refused(hello_of(1, 4)), Catch::Contains("rank 1 (node1:101) has "
+                                                                  "WORLD_SIZE 4"));
   auto pair = make_channels();
   peers.add(hello_of(2), std::move(pair.hub), Clock::now());
-  REQUIRE_THAT(peers.objection_to(hello_of(2)),
+  REQUIRE_THAT(peers.why_refused(hello_of(2)),
                Catch::Contains("two processes claim rank 2: node2:102 and node2:102"));
   REQUIRE(peers.missing() == std::vector<int>{1});
   peers.disconnect(2);
   REQUIRE(peers.missing() == std::vector<int>{1});
-  REQUIRE_FALSE(peers.objection_to(hello_of(2)).empty());  // its place stays taken
+  REQUIRE_FALSE(peers.why_refused(hello_of(2)).empty());  // its place stays taken
   REQUIRE_FALSE(peers.all_joined());
   peers.add(hello_of(1), make_channels().hub, Clock::now());
   REQUIRE(peers.all_joined());

@@ -313,9 +313,9 @@ TEST_CASE("control plane: a hello without a process id or with a long host is re
   REQUIRE(detail::try_decode_message<Hello>(encode_message(hello)));
   detail::RankState state(launch_of(0, 2).membership(), fast_options());
   const detail::PeerTable peers(state);
-  REQUIRE(peers.objection_to(hello).empty());
+  REQUIRE(peers.why_refused(hello).empty());
   hello.pid = 0;
-  REQUIRE(peers.objection_to(hello) == "rank 1 (node9:0) has no process id");
+  REQUIRE(peers.why_refused(hello) == "rank 1 (node9:0) has no process id");
   hello.host = text_of(256);
   REQUIRE_FALSE(detail::try_decode_message<Hello>(encode_message(hello)));
 }
@@ -358,14 +358,14 @@ TEST_CASE("control plane: ranks that gather to another rank may be ahead", "[con
 TEST_CASE("exchange rounds: ranks that disagree about their number are told apart",
           "[control_plane]") {
   detail::ExchangeRounds rounds({.world_size = 4});
-  REQUIRE(rounds.objection_to(1, {7, 2, "a"}).empty());
+  REQUIRE(rounds.why_invalid(1, {7, 2, "a"}).empty());
   REQUIRE_FALSE(rounds.add(1, {7, 2, "a"}));
-  REQUIRE(rounds.objection_to(2, {7, 3, "b"}) ==
+  REQUIRE(rounds.why_invalid(2, {7, 3, "b"}) ==
           "exchanges a value among 3 ranks, another rank among 2");
   const auto result = rounds.add(3, {7, 2, "b"});
   REQUIRE(result);
   REQUIRE(result->values == std::map<int, std::string>{{1, "a"}, {3, "b"}});
-  REQUIRE(rounds.objection_to(1, {7, 2, "again"}).empty());  // the key is free
+  REQUIRE(rounds.why_invalid(1, {7, 2, "again"}).empty());  // the key is free
 }
 
 // Rank 1 calls `num_gathers` gathers to itself.

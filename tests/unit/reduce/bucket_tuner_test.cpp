@@ -39,9 +39,9 @@ struct TunedBuckets {
   /// The backward after `num_passes` others; "small" is ready 20 ms after "large".
   void run_backward(int64_t num_passes) {
     tuner.begin_backward(num_passes, kLargeFirst);
-    tuner.note_ready(1, false);
+    tuner.record_ready(1, false);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    tuner.note_ready(0, true);
+    tuner.record_ready(0, true);
     tuner.end_backward();
   }
   size_t num_buckets() const { return gradients.layout().buckets.size(); }

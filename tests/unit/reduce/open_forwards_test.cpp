@@ -11,6 +11,8 @@
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 
+using ddp::detail::Backward;
+using ddp::detail::Forwards;
 using ddp::detail::GradientHooks;
 using ddp::detail::OpenForwards;
 using testing::message_of;
@@ -53,6 +55,46 @@ TEST_CASE("a forward is open until its backward") {
   CHECK(two.num_reached == 1);
   CHECK_FALSE(two.forwards->has_unreached());
   CHECK_FALSE(two.forwards->expect_another_backward());
+}
+
+TEST_CASE("the last forward decides about a backward that reaches no output") {
+  const bool is_static = GENERATE(false, true);
+  ForwardsOfTwo two({.static_graph = is_static});
+  CHECK(two.forwards->kind(/*waits=*/false) == Forwards::Neither);
+  const auto output = two.forward();
+  // In a static graph it may be a nested backward, and the forward's own is still to come.
+  CHECK(two.forwards->kind(/*waits=*/true) ==
+        (is_static ? Forwards::Neither : Forwards::Synchronised));
+  two.forwards->add_local({});
+  CHECK(two.forwards->kind(/*waits=*/true) == Forwards::Neither);
+  output.backward();
+  two.forwards->expect_another_backward();
+  CHECK(two.forwards->kind(/*waits=*/false) == Forwards::Local);
+  two.forwards->add_local({});
+  CHECK(two.forwards->kind(/*waits=*/false) == Forwards::Local);
+  const auto next = two.forward();
+  next.backward();
+  two.forwards->expect_another_backward();
+  CHECK(two.forwards->kind(/*waits=*/false) == Forwards::Neither);
+}
+
+TEST_CASE("an output tells whether its backward is a first, a repeated or a local one") {
+  ForwardsOfTwo two;
+  std::vector<Backward> reached;
+  OpenForwards forwards({}, two.hooks, [&](Backward backward) { reached.push_back(backward); });
+  const auto output = (two.parameters[0].tensor * 2).sum();
+  const auto local = (two.parameters[1].tensor * 2).sum();
+  forwards.add({output});
+  forwards.add_local({local});
+  output.backward({}, /*retain_graph=*/true);
+  local.backward({}, /*retain_graph=*/true);
+  output.backward({}, /*retain_graph=*/true);
+  CHECK((reached == std::vector{Backward::Synchronised, Backward::Local, Backward::Synchronised}));
+  forwards.expect_another_backward();
+  reached.clear();
+  output.backward();
+  local.backward();
+  CHECK((reached == std::vector{Backward::Repeated, Backward::Local}));
 }
 
 TEST_CASE("a forward whose outputs are gone expects no backward") {
@@ -113,10 +155,10 @@ TEST_CASE("forwards whose outputs are not known are counted") {
   two.untracked_forward();
   two.untracked_forward();
   two.forwards->add_local({});
-  CHECK(two.forwards->has_untracked());
+  CHECK(two.forwards->kind(/*waits=*/true) == Forwards::Untracked);
   CHECK(two.forwards->expect_another_backward());
   two.forwards->add_local({});  // that backward was one of both
-  CHECK_FALSE(two.forwards->has_untracked());
+  CHECK(two.forwards->kind(/*waits=*/true) == Forwards::Local);
   CHECK_FALSE(two.forwards->expect_another_backward());
 }
 

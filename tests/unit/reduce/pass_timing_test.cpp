@@ -27,9 +27,9 @@ void run_until_wait(PassTiming& timing, const Stages& stages) {
   sleep_ms(stages.forward);
   timing.begin_backward();
   sleep_ms(stages.first_bucket);
-  timing.note_first_reduction();
+  timing.record_first_reduction();
   sleep_ms(stages.other_buckets);
-  timing.note_last_gradient();
+  timing.record_last_gradient();
 }
 
 void run_pass(PassTiming& timing, const Stages& stages) {
@@ -42,7 +42,7 @@ void run_pass(PassTiming& timing, const Stages& stages) {
 
 ddp::DdpLoggingData averages(PassTiming& timing) {
   ddp::DdpLoggingData data;
-  timing.describe(data);
+  timing.add_to(data);
   return data;
 }
 
@@ -92,8 +92,8 @@ TEST_CASE("a backward without a measured forward has no time of a forward") {
   run_pass(timing, {.forward = 10});
   sleep_ms(100);
   timing.begin_backward();
-  timing.note_first_reduction();
-  timing.note_last_gradient();
+  timing.record_first_reduction();
+  timing.record_last_gradient();
   timing.begin_wait();
   timing.end_wait();
   timing.end_pass();

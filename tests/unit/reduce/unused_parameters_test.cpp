@@ -86,11 +86,11 @@ TEST_CASE("a set of unused parameters that changes is noticed") {
   CHECK(unused.set_changed());
 }
 
-TEST_CASE("a restored state knows nothing of the undone backward") {
+TEST_CASE("a restored history knows nothing of the undone backward") {
   UnusedParameters unused(ddp::make_single_communicator(at::kCPU), {.static_graph = true}, 2);
-  const auto before = unused.state();
+  const auto before = unused.history();
   run_pass(unused, {0}, true);
-  unused.set_state(before);
+  unused.set_history(before);
   CHECK(unused.reads_map());
   CHECK(unused.num_unused() == 0);
   CHECK(run_pass(unused, {1}, true) == Used{false, true});

@@ -24,7 +24,7 @@ struct MeanOfTwoRanks {
   /// One backward after the sum over the ranks left `sum` in the bucket.
   at::Tensor scaled(double sum) {
     mean.start();
-    mean.describe(bucket());
+    mean.set_bucket_divisor(bucket());
     mean.finish();
     bucket().shard.fill_(sum);
     mean.scale(bucket());
@@ -188,29 +188,29 @@ TEST_CASE("earlier means are set aside where the sum is not divided by the numbe
 TEST_CASE("gradients that wait for one divisor refuse another") {
   MeanOfTwoRanks two;
   SECTION("counts after backward() under no_sync()") {
-    two.mean.note_gradient(/*is_reduced=*/false);
+    two.mean.record_gradient(/*is_reduced=*/false);
     const auto counts = at::ones({});
     for (const bool on_device : {false, true}) {
       const auto message = testing::message_of<ddp::SettingsError>(
           [&] { on_device ? two.mean.add(counts) : two.mean.add(1); });
       CHECK_THAT(message, Catch::Contains("weighted_backward while gradients of backward()"));
     }
-    CHECK_NOTHROW(two.mean.note_gradient(/*is_reduced=*/true));
+    CHECK_NOTHROW(two.mean.record_gradient(/*is_reduced=*/true));
     two.mean.reset();  // that backward ended
     CHECK_NOTHROW(two.mean.add(1));
   }
   SECTION("backward() after counts") {
     two.mean.add(1);
     two.mean.set_runs_weighted(true);
-    CHECK_NOTHROW(two.mean.note_gradient(/*is_reduced=*/false));
+    CHECK_NOTHROW(two.mean.record_gradient(/*is_reduced=*/false));
     two.mean.set_runs_weighted(false);
     for (const bool is_reduced : {false, true}) {
       const auto message =
-          testing::message_of<ddp::SettingsError>([&] { two.mean.note_gradient(is_reduced); });
+          testing::message_of<ddp::SettingsError>([&] { two.mean.record_gradient(is_reduced); });
       CHECK_THAT(message, Catch::Contains("backward() while gradients of weighted_backward"));
     }
     two.mean.reset();
-    CHECK_NOTHROW(two.mean.note_gradient(/*is_reduced=*/true));
+    CHECK_NOTHROW(two.mean.record_gradient(/*is_reduced=*/true));
     CHECK_NOTHROW(two.mean.add(1));
   }
 }
@@ -221,7 +221,7 @@ TEST_CASE("another divisor cannot part a mean from what was added to it") {
   two.reduce_1();
   two.mean.set_divisor(3);
   SECTION("before it is set aside") {
-    two.mean.note_gradient(/*is_reduced=*/false);
+    two.mean.record_gradient(/*is_reduced=*/false);
     two.mean.set_divisor(2);  // both ranks have input, so the mean may stay
     CHECK_NOTHROW(two.mean.begin_backward());
     two.mean.set_divisor(3);
@@ -232,7 +232,7 @@ TEST_CASE("another divisor cannot part a mean from what was added to it") {
   }
   SECTION("after it was set aside") {
     two.mean.begin_backward();
-    two.mean.note_gradient(/*is_reduced=*/false);
+    two.mean.record_gradient(/*is_reduced=*/false);
     CHECK_NOTHROW(two.mean.begin_backward());
     CHECK(slot.eq(0).all().item<bool>());
   }

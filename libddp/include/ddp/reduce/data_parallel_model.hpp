@@ -24,8 +24,10 @@ class DataParallelModel;
 class JoinScope;
 class Reducer;
 namespace detail {
+class Listeners;
 const ModelTensors& all_tensors(const DataParallelModel& model);
-}
+Listeners& exact_sync_listeners(const DataParallelModel& model);
+}  // namespace detail
 
 /// Keeps the replicas on a communicator's ranks equal. You can also construct it from a list
 /// (`ModelTensors{.parameters = …}`). Then call prepare_for_backward() after each forward.
@@ -84,9 +86,9 @@ class DataParallelModel : public Stateful {
 
   void sync_buffers(int root = 0);  ///< sends rank `root`'s buffers now; collective
   /// Sends rank `root`'s parameters and buffers. Collective. Optimizers made from this model reset
-  /// their float32 masters to the parameters. With exactly=false, a master that rounds to its
-  /// parameter is kept; masters may then differ between ranks. With optimizer.zero1 such a master
-  /// is always kept, because it is on one rank only.
+  /// their float32 masters to the parameters at once. With exactly=false, a master that rounds to
+  /// its parameter is kept; masters may then differ between ranks. With optimizer.zero1 such a
+  /// master is always kept, because it is on one rank only.
   void sync_module_states(int root = 0, bool exactly = true);
 
   /// Milliseconds that the compute stream (CPU: the thread) waited for reductions in the last
@@ -113,6 +115,7 @@ class DataParallelModel : public Stateful {
  private:
   friend class NoSync;
   friend const ModelTensors& detail::all_tensors(const DataParallelModel& model);
+  friend detail::Listeners& detail::exact_sync_listeners(const DataParallelModel& model);
   friend class JoinScope;
   struct Parts;
   std::unique_ptr<Parts> parts_;

@@ -9,8 +9,9 @@
 //
 // Captured collectives: each graph has its own counters, which count again in every replay. The
 // host does not see replays, so a counter before the first collective counts started replays.
-// Waiting for the newest collective counts all ends so far, which a capture must do before it ends.
-// This count runs on a separate branch, so it does not delay the collectives.
+// A capture that waits for its newest collective adds kernels that count all ends so far. Every
+// capture must do that before it ends. These kernels are a separate branch of the graph, so they
+// do not delay the collectives.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -30,8 +30,8 @@ JoinedHub join_hub(const std::string& host, int port, const std::string& secret,
 ControlLeaf::ControlLeaf(RankState& state, JoinedHub hub)
     : state_(state), channel_(std::move(hub.channel)), last_heard_(Clock::now()) {
   for (const auto& frame : hub.frames) {
-    if (const auto objection = handle(frame); !objection.empty()) {
-      throw std::runtime_error("rank 0 " + objection);
+    if (const auto reason = handle(frame); !reason.empty()) {
+      throw std::runtime_error("rank 0 " + reason);
     }
   }
 }
@@ -106,8 +106,8 @@ void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
     last_heard_ = now;
   }
   for (const auto& frame : frames) {
-    if (const auto objection = handle(frame); !objection.empty()) {
-      lose_hub(concat("it ", objection, ", which libddp never does"));
+    if (const auto reason = handle(frame); !reason.empty()) {
+      declare_hub_lost(concat("it ", reason, ", which libddp never does"));
       return;
     }
   }
@@ -116,7 +116,7 @@ void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
     return;
   }
   if (status == IoStatus::Closed) {
-    lose_hub(channel_->why_closed());
+    declare_hub_lost(channel_->why_closed());
     return;
   }
   if (const auto steady = Clock::now(); steady >= next_heartbeat_) {
@@ -126,8 +126,8 @@ void ControlLeaf::serve(const std::vector<pollfd>&, SteadyTime now) {
   }
   channel_->flush();
   if (now - last_heard_ > state_.dead_after() && !state_.monitor.is_over()) {
-    lose_hub(concat("no sign of life for ", state_.dead_after().count(),
-                    " ms (frozen, or its host or network is down)"));
+    declare_hub_lost(concat("no sign of life for ", state_.dead_after().count(),
+                            " ms (frozen, or its host or network is down)"));
   }
 }
 
@@ -147,12 +147,12 @@ std::string ControlLeaf::handle(const Frame& frame) {
       break;
     case FrameType::Result:
       if (auto part = try_decode_message<ResultPart>(frame.payload)) {
-        return note_result(*std::move(part));
+        return record_result(*std::move(part));
       }
       break;
     case FrameType::Exchanged:
       if (auto result = try_decode_message<ExchangeResult>(frame.payload)) {
-        return note_exchanged(*std::move(result));
+        return record_exchange_result(*std::move(result));
       }
       break;
     case FrameType::Failure:
@@ -172,7 +172,7 @@ std::string ControlLeaf::handle(const Frame& frame) {
   return describe_invalid(frame);
 }
 
-std::string ControlLeaf::note_result(ResultPart part) {
+std::string ControlLeaf::record_result(ResultPart part) {
   const auto expected = expected_results_.find(part.sequence);
   if (expected == expected_results_.end() || expected->second != part.num_values) {
     return concat("sent ", part.num_values, " values for call ", part.sequence,
@@ -188,7 +188,7 @@ std::string ControlLeaf::note_result(ResultPart part) {
   return {};
 }
 
-std::string ControlLeaf::note_exchanged(ExchangeResult result) {
+std::string ControlLeaf::record_exchange_result(ExchangeResult result) {
   const auto expected = expected_exchanges_.find(result.key);
   if (expected == expected_exchanges_.end() || expected->second != result.values.size()) {
     return concat("sent ", result.values.size(),
@@ -200,7 +200,7 @@ std::string ControlLeaf::note_exchanged(ExchangeResult result) {
   return {};
 }
 
-void ControlLeaf::lose_hub(const std::string& why) {
+void ControlLeaf::declare_hub_lost(const std::string& why) {
   channel_.reset();
   state_.monitor.notify();
   if (state_.monitor.is_over()) {

@@ -40,10 +40,10 @@ class ControlLeaf final : public ControlLink {
  private:
   /// Returns why rank 0 of this library would not send the frame; empty if it would.
   std::string handle(const Frame& frame);
-  std::string note_result(ResultPart part);
-  std::string note_exchanged(ExchangeResult result);
+  std::string record_result(ResultPart part);
+  std::string record_exchange_result(ExchangeResult result);
   void send(FrameType type, const std::string& payload);
-  void lose_hub(const std::string& why);
+  void declare_hub_lost(const std::string& why);
 
   RankState& state_;
   std::optional<ControlChannel> channel_;

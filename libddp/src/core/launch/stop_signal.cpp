@@ -60,7 +60,7 @@ void request_stop() {
   is_requested = true;
 }
 bool stop_requested() {
-  detail::note_training_state();
+  detail::record_training_state();
   return is_requested;
 }
 void clear_stop_request() {
@@ -68,14 +68,14 @@ void clear_stop_request() {
   has_state = false;
 }
 
-void detail::note_training_state() {
+void detail::record_training_state() {
   has_state.store(true, std::memory_order_relaxed);
 }
 void detail::set_step_hook(std::function<void(int64_t step)> hook) {
   step_hook = std::move(hook);
 }
 void detail::report_step(int64_t step) {
-  note_training_state();
+  record_training_state();
   if (step_hook) {
     step_hook(step);
   }

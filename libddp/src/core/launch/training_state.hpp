@@ -9,7 +9,7 @@ namespace ddp::detail {
 
 /// The first step begins: a step was announced, a wrapped model ran in grad mode, or the program
 /// asked for stop requests and so handles them itself. Any thread.
-void note_training_state();
+void record_training_state();
 bool has_training_state();
 
 /// Calls the hook, if any, with each announced step (>= 0), and with -1 after a forward of a

@@ -76,11 +76,10 @@ std::string reason_against_flat(const std::vector<ParameterSettings>& parameters
 }
 
 FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
-                             const OptimizerOptions& options, SyncWatch syncs)
+                             const OptimizerOptions& options, Listeners* exact_syncs)
     : rule_(make_update_rule(options)),
       flat_rule_(flat_rule_of(options)),
       settings_(parameters),
-      syncs_(std::move(syncs)),
       device_(parameters.front().parameter.tensor.device()) {
   with_flat_rule(flat_rule_, [&](auto arithmetic) {
     constexpr size_t kSlots = decltype(arithmetic)::kSlots;
@@ -94,6 +93,9 @@ FlatOptimizer::FlatOptimizer(const std::vector<ParameterSettings>& parameters,
     state.leaf = settings.parameter.tensor;
     state.memory = memory_of(state.leaf);
     state.needs_master = is_half(state.leaf.scalar_type());
+  }
+  if (exact_syncs != nullptr) {
+    on_exact_sync_ = exact_syncs->add([this] { restart_masters(); });
   }
 }
 
@@ -214,13 +216,9 @@ void FlatOptimizer::update_moved_leaves() {
   }
 }
 
-void FlatOptimizer::restart_sent_masters() const {
-  if (syncs_.has_news()) {
-    refuse_to_make_while_capturing("masters equal to weights that another rank sent");
-    for (const ParameterState& state : states_) {
-      restart_master(state);
-    }
-    syncs_.mark_seen();
+void FlatOptimizer::restart_masters() {
+  for (const ParameterState& state : states_) {
+    restart_master(state);
   }
 }
 
@@ -312,7 +310,7 @@ void FlatOptimizer::step(const StepScalars& scalars) {
   for (const FlatGradients& gradients : gradients_) {
     flat_update(step, gradients, device_);
   }
-  note_moved(parameters_);
+  bump_versions(parameters_);
   kept_.clear();
 }
 
@@ -323,7 +321,6 @@ void FlatOptimizer::prepare_storage() {
   } else {
     update_moved_leaves();
   }
-  restart_sent_masters();
 }
 
 GradientScan FlatOptimizer::scan_gradients(const StepScalar& inverse_scale, double max_norm) {
@@ -356,7 +353,6 @@ GradientScan FlatOptimizer::scan_gradients(const StepScalar& inverse_scale, doub
 StateDict FlatOptimizer::state_dict() const {
   StateDict state;
   state.values["type"] = rule_->type();
-  restart_sent_masters();
   for (const ParameterState& parameter : states_) {
     add_to(state, parameter, *rule_);
   }

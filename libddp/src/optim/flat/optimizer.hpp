@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/listeners.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/optim/optimizer.hpp"
 #include "optim/flat/math.hpp"
@@ -29,8 +30,9 @@ std::string reason_against_flat(const std::vector<ParameterSettings>& parameters
 /// Results and state equal ListOptimizer's: each loads the other's state.
 class FlatOptimizer final : public Optimizer {
  public:
+  /// `exact_syncs` are those of the parameters' model.
   FlatOptimizer(const std::vector<ParameterSettings>& parameters, const OptimizerOptions& options,
-                SyncWatch syncs = {});
+                Listeners* exact_syncs = nullptr);
 
   using Optimizer::step;
   void step(const StepScalars& scalars) override;
@@ -52,7 +54,7 @@ class FlatOptimizer final : public Optimizer {
   void make_tables();
   FlatSegment segment_of(size_t index) const;
   void make_chunks();
-  void restart_sent_masters() const;
+  void restart_masters();
   void update_moved_leaves();
   void init_states();
 
@@ -66,7 +68,6 @@ class FlatOptimizer final : public Optimizer {
   NamedParameters parameters_;
   std::vector<ParameterSettings> settings_;
   std::vector<ParameterState> states_;
-  mutable SyncWatch syncs_;
   at::Device device_;
 
   std::vector<at::Tensor> storage_;  // masters, then the slots: float32, one block each
@@ -81,6 +82,7 @@ class FlatOptimizer final : public Optimizer {
   std::vector<FlatGradients> gradients_;  // of this step
 
   std::vector<at::Tensor> kept_;  // tensors of a step that its kernels still read
+  Listeners::Token on_exact_sync_;
 };
 
 }  // namespace ddp::detail

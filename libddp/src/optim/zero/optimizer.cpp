@@ -55,11 +55,7 @@ ZeroOptimizer::ZeroOptimizer(DataParallelModel& model,
       device_(communicator_->device()) {
   DDP_CHECK(settings_.size() == parameters_.size(), "a parameter has two names");
   reducer_.shard_gradients();
-  reducer_.add_layout_listener([this, alive = std::weak_ptr(lifetime_)] {
-    if (!alive.expired()) {
-      reassign_shards();
-    }
-  });
+  on_new_layout_ = reducer_.layout_listeners().add([this] { reassign_shards(); });
   assign_shards();
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/listeners.hpp"
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/optim/optimizer.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
@@ -89,7 +90,7 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
   at::Tensor piece_parameters_;            // int32 [pieces of own_], index of the parameter
   std::vector<ParameterMemory> memories_;  // of parameters_, as the buckets' views use them
 
-  const std::shared_ptr<int> lifetime_ = std::make_shared<int>();
+  Listeners::Token on_new_layout_;
 };
 
 }  // namespace ddp::detail

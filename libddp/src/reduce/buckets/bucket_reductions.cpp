@@ -49,7 +49,7 @@ void BucketReductions::begin_pass() {
   }
 }
 
-void BucketReductions::note_gradient(int index, const ops::GradSlot& slot) {
+void BucketReductions::record_gradient(int index, const ops::GradSlot& slot) {
   if (device().is_cpu()) {
     return;
   }
@@ -116,7 +116,7 @@ void BucketReductions::start(size_t first, size_t last) {
   const auto op = mean_.reduce_op();
   for (size_t b = first; b <= last; ++b) {
     auto& bucket = gradients_.buckets()[b];
-    mean_.describe(bucket);
+    mean_.set_bucket_divisor(bucket);
     bucket.loss_scale = loss_scale_;
     auto& work = reductions_[b].work;
     if (hook_) {

@@ -36,7 +36,7 @@ class BucketReductions {
   void begin_pass();
   /// Call when a gradient of bucket `index` is in its slot or in .grad, on the stream that computed
   /// it.
-  void note_gradient(int index, const ops::GradSlot& slot);
+  void record_gradient(int index, const ops::GradSlot& slot);
   /// Call in the backward: buckets that start from now on have this GradBucket::loss_scale.
   void set_loss_scale(at::Tensor scale) { loss_scale_ = std::move(scale); }
   /// Makes the current stream wait for the streams on which the bucket's gradients were

@@ -98,7 +98,7 @@ void BucketTuner::begin_backward(int64_t num_passes, const std::vector<int>& rea
   }
 }
 
-void BucketTuner::note_ready(int parameter, bool all_ready) {
+void BucketTuner::record_ready(int parameter, bool all_ready) {
   if (measures_device_) {
     ready_times_[static_cast<size_t>(parameter)].record(communicator_->device(),
                                                         gradients_.slot(parameter).stream);

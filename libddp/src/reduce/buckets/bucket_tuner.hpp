@@ -42,7 +42,7 @@ class BucketTuner {
 
   /// Call when the backward after `num_passes` others begins.
   void begin_backward(int64_t num_passes, const std::vector<int>& ready_order);
-  void note_ready(int parameter, bool all_ready);
+  void record_ready(int parameter, bool all_ready);
   void end_backward() { measures_host_ = measures_device_ = false; }
 
  private:

@@ -93,9 +93,9 @@ class GradientArena {
   /// Sets all gradients in the buckets to zero.
   void zero();
 
-  /// Moves means of earlier backwards out of the buckets until add_set_aside(). The mean of (mean +
-  /// own) over the ranks is the sum of both means only if the divisor is the number of ranks. Any
-  /// other divisor needs this. If .grad is made undefined meanwhile, the mean is dropped. Throws
+  /// Moves means of earlier backwards out of the buckets until add_set_aside(). A mean is equal on
+  /// all ranks, so a reduction that divides by the number of ranks returns it unchanged. Another
+  /// divisor would change it. If .grad is made undefined meanwhile, the mean is dropped. Throws
   /// SettingsError, and moves nothing, if there is a mean and local gradients `are_added` to it.
   void set_reduced_aside(bool are_added = false);
   void add_set_aside();

@@ -73,8 +73,8 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, bool trains,
   reducer.run_weighted(loss_sum, add_count);
 }
 
-// The reduction of a backward goes by the state at its synchronised forward. Freezing after that
-// forward changes nothing.
+// The synchronised forward decided whether its backward is reduced. Freezing after that forward
+// changes nothing.
 bool is_trained(const DataParallelModel& model, const detail::FrozenParameters& frozen) {
   if (model.require_backward_grad_sync()) {
     return !frozen.covers_all();
@@ -178,6 +178,10 @@ const ModelTensors& detail::all_tensors(const DataParallelModel& model) {
   return model.parts_->state.tensors();
 }
 
+detail::Listeners& detail::exact_sync_listeners(const DataParallelModel& model) {
+  return model.parts_->exact_sync_listeners;
+}
+
 NamedParameters DataParallelModel::named_buffers() const {
   return parts_->tensors.read_buffers
              ? without_ignored(parts_->tensors.read_buffers(), parts_->options.parameters_to_ignore)
@@ -210,8 +214,8 @@ void DataParallelModel::sync_module_states(int root, bool exactly) {
   const auto buffers = tensors_only(named_buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   detail::broadcast_coalesced(*parts_->communicator, tensors, root);
-  if (exactly && parts_->reducer) {  // before there is a reducer there is no optimizer
-    ++*parts_->reducer->exact_syncs();
+  if (exactly) {
+    parts_->exact_sync_listeners.notify();
   }
 }
 
@@ -223,7 +227,7 @@ void DataParallelModel::sync_buffers(int root) {
 
 void DataParallelModel::before_forward() {
   if (at::GradMode::is_enabled()) {
-    detail::note_training_state();
+    detail::record_training_state();
     parts_->reducer->join_broken_backward();
   }
   // An evaluation between forward and backward reads buffers too.
@@ -274,7 +278,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   if (reduces) {
     parts_->reducer->prepare_for_backward(outputs);
   } else if (at::GradMode::is_enabled()) {
-    parts_->reducer->note_local_forward(outputs);
+    parts_->reducer->record_local_forward(outputs);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 
+#include "core/listeners.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "reduce/model/frozen_parameters.hpp"
 #include "reduce/model/model_state.hpp"
@@ -25,6 +26,7 @@ struct DataParallelModel::Parts {
   std::unique_ptr<Reducer> reducer = nullptr;
   int no_sync_depth = 0;  // number of living NoSyncs
   JoinScope* join = nullptr;
+  detail::Listeners exact_sync_listeners = {};
 
   /// Collective, see FrozenParameters::update().
   void update_frozen() const {

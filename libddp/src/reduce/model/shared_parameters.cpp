@@ -18,7 +18,7 @@ bool any_is_shared(const GradientArena& gradients) {
                      [](const auto& entry) { return ops::has_several_grad_slots(entry.tensor); });
 }
 
-void note_local_gradient(const GradientArena& gradients, int parameter) {
+void record_local_gradient(const GradientArena& gradients, int parameter) {
   const at::Tensor& tensor = gradients.parameters()[static_cast<size_t>(parameter)].tensor;
   if (!ops::has_several_grad_slots(tensor)) {
     return;

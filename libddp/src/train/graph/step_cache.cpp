@@ -80,8 +80,7 @@ void StepCache::make_key(const StepCall& call) {
 
 // Hashes what a graph has baked in: the addresses, strides and dtypes of parameters, which
 // of them are trained, the optimizers' state, the scaler's settings, and what models report by
-// ops::invalidate_graphs(). After sync_module_states
-// an eager step must reset the optimizer's masters, so exact_syncs is part of the hash.
+// ops::invalidate_graphs().
 uint64_t StepCache::parts_fingerprint() const {
   FnvHash hash;
   hash.add(ops::graph_invalidations());
@@ -93,7 +92,6 @@ uint64_t StepCache::parts_fingerprint() const {
         hash.add(static_cast<uint64_t>(stride));
       }
     }
-    hash.add(static_cast<uint64_t>(*model->reducer().exact_syncs()));
   }
   for (const auto* optimizer : parts_.optimizers) {
     hash.add(static_cast<uint64_t>(optimizer->capture_version()));

@@ -48,7 +48,7 @@ std::size_t CollectiveRounds::held_bytes(const std::string& value) const {
          static_cast<std::size_t>(peers_.size()) * sizeof(std::optional<std::string>);
 }
 
-std::string CollectiveRounds::objection_to(int rank, const Contribution& contribution) const {
+std::string CollectiveRounds::why_invalid(int rank, const Contribution& contribution) const {
   const auto at = static_cast<std::size_t>(rank);
   if (contribution.sequence != num_calls_[at]) {
     return concat("gave its call number ", num_calls_[at], " the number ", contribution.sequence);

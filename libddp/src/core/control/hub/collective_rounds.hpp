@@ -43,7 +43,7 @@ class CollectiveRounds {
   CollectiveRounds(const PeerTable& peers, std::chrono::milliseconds timeout);
 
   /// Why no rank of this library would send this call now; empty if one would.
-  std::string objection_to(int rank, const Contribution& contribution) const;
+  std::string why_invalid(int rank, const Contribution& contribution) const;
   Outcome add(int rank, Contribution contribution, SteadyTime now);
   /// Returns the error of a collective that waited longer than the timeout; empty if none did.
   std::string find_overdue(SteadyTime now) const;

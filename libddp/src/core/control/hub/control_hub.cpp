@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kLeaveTimeout{2};
 // A waiting rank is reported after this many heartbeats, once per wait.
 constexpr int kReportAfterHeartbeats = 6;
 
-// `use` returns an objection to the message, or an empty string.
+// `use` returns why the message is invalid, or an empty string.
 template <typename T, typename Use>
 std::string use_message(const Frame& frame, const Use& use) {
   auto message = try_decode_message<T>(frame.payload);
@@ -86,10 +86,10 @@ void ControlHub::admit(const Hello& hello, ControlChannel channel, SteadyTime no
         now);
     return;
   }
-  if (const auto objection = peers_.objection_to(hello); !objection.empty()) {
-    acceptor_.refuse(std::move(channel), objection, now);
+  if (const auto reason = peers_.why_refused(hello); !reason.empty()) {
+    acceptor_.refuse(std::move(channel), reason, now);
     if (!complete_ && !state_.monitor.failed()) {  // a running job ignores late joiners
-      fail_job(ExitCode::Settings, objection);
+      fail_job(ExitCode::Settings, reason);
     }
     return;
   }
@@ -111,13 +111,13 @@ void ControlHub::serve_peer(int rank, bool readable, SteadyTime now) {
   std::vector<Frame> frames;
   const IoStatus status = readable ? peers_.receive(rank, now, frames) : IoStatus::WouldBlock;
   for (const auto& frame : frames) {
-    if (const auto objection = handle(rank, frame); !objection.empty()) {
-      lose(rank, concat("it ", objection, ", which libddp never does"));
+    if (const auto reason = handle(rank, frame); !reason.empty()) {
+      declare_lost(rank, concat("it ", reason, ", which libddp never does"));
       return;
     }
   }
   if (status == IoStatus::Closed) {
-    lose(rank, peers_.why_closed(rank));
+    declare_lost(rank, peers_.why_closed(rank));
   } else {
     peers_.flush(rank);
   }
@@ -126,12 +126,12 @@ void ControlHub::serve_peer(int rank, bool readable, SteadyTime now) {
 // The first message that no rank of this library sends ends the job, so nothing that a rank sends
 // makes this process store more than the limits of the messages.
 std::string ControlHub::handle(int rank, const Frame& frame) {
-  const auto add_to = [&](const auto& rounds, auto& message, auto note) {
-    auto objection = rounds.objection_to(rank, message);
-    if (objection.empty()) {
-      (this->*note)(rank, std::move(message));
+  const auto add_to = [&](const auto& rounds, auto& message, auto record) {
+    auto reason = rounds.why_invalid(rank, message);
+    if (reason.empty()) {
+      (this->*record)(rank, std::move(message));
     }
-    return objection;
+    return reason;
   };
   switch (frame.type) {
     case FrameType::Heartbeat:
@@ -148,15 +148,15 @@ std::string ControlHub::handle(int rank, const Frame& frame) {
       });
     case FrameType::Contribution:
       return use_message<Contribution>(frame, [&](Contribution contribution) {
-        return add_to(rounds_, contribution, &ControlHub::note_contribution);
+        return add_to(rounds_, contribution, &ControlHub::record_contribution);
       });
     case FrameType::Exchange:
       return use_message<ExchangeValue>(frame, [&](ExchangeValue value) {
-        return add_to(exchanges_, value, &ControlHub::note_exchange);
+        return add_to(exchanges_, value, &ControlHub::record_exchange);
       });
     case FrameType::Failure:
       return use_message<FailureCause>(
-          frame, [&](const FailureCause& cause) { return note_failure(cause); });
+          frame, [&](const FailureCause& cause) { return record_failure(cause); });
     case FrameType::Welcome:
     case FrameType::Result:
     case FrameType::Exchanged:
@@ -166,7 +166,7 @@ std::string ControlHub::handle(int rank, const Frame& frame) {
 }
 
 // A rank may name another one, which all ranks found to be the cause.
-std::string ControlHub::note_failure(const FailureCause& cause) {
+std::string ControlHub::record_failure(const FailureCause& cause) {
   if (cause.rank < 0 || cause.rank >= state_.membership.world_size) {
     return concat("reported a failure of rank ", cause.rank, " in a job of ",
                   state_.membership.world_size);
@@ -178,10 +178,10 @@ std::string ControlHub::note_failure(const FailureCause& cause) {
 }
 
 void ControlHub::contribute(Contribution contribution) {
-  note_contribution(0, std::move(contribution));
+  record_contribution(0, std::move(contribution));
 }
 
-void ControlHub::note_contribution(int rank, Contribution contribution) {
+void ControlHub::record_contribution(int rank, Contribution contribution) {
   auto outcome = rounds_.add(rank, std::move(contribution), state_.monitor.now());
   if (!outcome.mismatch.empty()) {
     fail_job(ExitCode::Mismatch, outcome.mismatch);
@@ -218,10 +218,10 @@ void ControlHub::send_position(const RankPosition& position) {
 }
 
 void ControlHub::send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) {
-  note_exchange(0, {key, num_ranks, value});
+  record_exchange(0, {key, num_ranks, value});
 }
 
-void ControlHub::note_exchange(int rank, ExchangeValue value) {
+void ControlHub::record_exchange(int rank, ExchangeValue value) {
   auto result = exchanges_.add(rank, std::move(value));
   if (!result) {
     return;
@@ -260,7 +260,7 @@ void ControlHub::fail_job(ExitCode code, const std::string& message) {
   fail(cause);
 }
 
-void ControlHub::lose(int rank, const std::string& why) {
+void ControlHub::declare_lost(int rank, const std::string& why) {
   peers_.disconnect(rank);
   if (state_.monitor.is_over()) {
     return;
@@ -286,16 +286,16 @@ void ControlHub::check_limits(SteadyTime now) {
     log_warning(warning);
   }
   if (const auto silent = peers_.find_silent(now, state_.dead_after())) {
-    lose(*silent, concat("no sign of life for ", state_.dead_after().count(),
-                         " ms (frozen, or its host or network is down)"));
+    declare_lost(*silent, concat("no sign of life for ", state_.dead_after().count(),
+                                 " ms (frozen, or its host or network is down)"));
     return;
   }
   // More than the results of a collective whose values all have the greatest size.
   const auto most_unsent =
       static_cast<std::size_t>(state_.membership.world_size + 64) * kMaxPayloadBytes;
   if (const auto deaf = peers_.find_deaf(most_unsent)) {
-    lose(*deaf, concat("it does not read its messages: more than ", most_unsent,
-                       " bytes could not be sent"));
+    declare_lost(*deaf, concat("it does not read its messages: more than ", most_unsent,
+                               " bytes could not be sent"));
     return;
   }
   if (!complete_ && now >= rendezvous_deadline_) {

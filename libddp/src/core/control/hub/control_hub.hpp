@@ -35,14 +35,14 @@ class ControlHub final : public ControlLink {
   void serve_peer(int rank, bool readable, SteadyTime now);
   /// Returns why no rank of this library would send the frame; empty if one would.
   std::string handle(int rank, const Frame& frame);
-  void note_contribution(int rank, Contribution contribution);
+  void record_contribution(int rank, Contribution contribution);
   void send_result(CollectiveRounds::Result result);
-  void note_exchange(int rank, ExchangeValue value);
-  std::string note_failure(const FailureCause& cause);
+  void record_exchange(int rank, ExchangeValue value);
+  std::string record_failure(const FailureCause& cause);
 
   void fail(const FailureCause& cause);
   void fail_job(ExitCode code, const std::string& message);
-  void lose(int rank, const std::string& why);
+  void declare_lost(int rank, const std::string& why);
   void check_limits(SteadyTime now);
 
   RankState& state_;

@@ -26,7 +26,7 @@ class ExchangeRounds {
         num_pending_(static_cast<std::size_t>(membership.world_size)) {}
 
   /// Why no rank of this library would send this value now; empty if one would.
-  std::string objection_to(int rank, const ExchangeValue& given) const {
+  std::string why_invalid(int rank, const ExchangeValue& given) const {
     if (given.num_ranks < 1 || given.num_ranks > world_size_) {
       return concat("exchanges a value among ", given.num_ranks, " ranks in a job of ",
                     world_size_);

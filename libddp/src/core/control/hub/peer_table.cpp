@@ -16,7 +16,7 @@ PeerTable::PeerTable(RankState& state)
   at(0).pid = static_cast<uint32_t>(getpid());
 }
 
-std::string PeerTable::objection_to(const Hello& hello) const {
+std::string PeerTable::why_refused(const Hello& hello) const {
   const std::string who = concat(hello.host, ":", hello.pid);
   if (hello.world_size != static_cast<uint32_t>(size())) {
     return concat("ranks disagree about the size of the job: rank ", hello.rank, " (", who,

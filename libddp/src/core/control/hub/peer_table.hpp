@@ -20,7 +20,7 @@ class PeerTable {
   explicit PeerTable(RankState& state);
 
   /// Why a process that knows the secret cannot have the rank that it claims; empty if it can.
-  std::string objection_to(const Hello& hello) const;
+  std::string why_refused(const Hello& hello) const;
   void add(const Hello& hello, ControlChannel channel, SteadyTime now);
   std::vector<int> missing() const;
   int num_joined() const;
