@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <iterator>
 #include <string>
 
-#include "data/images/jpeg.hpp"
-#include "data/images/other_images.hpp"
+#include "data/images/image_formats.hpp"
 #include "ddp/detail/check.hpp"
 #include "ddp/detail/file_content.hpp"
 
@@ -15,11 +15,21 @@ namespace ddp::detail {
 
 namespace {
 
-constexpr std::array<std::string_view, 4> kRead = {"jpg", "jpeg", "png", "webp"};
 constexpr std::array<std::string_view, 5> kNotRead = {"bmp", "pgm", "ppm", "tif", "tiff"};
 
-bool is_jpeg(const std::vector<uint8_t>& bytes) {
-  return bytes.size() >= 4 && bytes[0] == 0xff && bytes[1] == 0xd8;
+template <typename Predicate>
+const ImageFormat* find_image_format(Predicate is_wanted) {
+  const auto* found = std::ranges::find_if(kImageFormats, is_wanted);
+  return found != std::end(kImageFormats) ? *found : nullptr;
+}
+
+const ImageFormat* format_of(const std::vector<uint8_t>& bytes) {
+  return find_image_format([&](const ImageFormat* format) { return format->recognises(bytes); });
+}
+
+const ImageFormat* format_of_extension(std::string_view extension) {
+  return find_image_format(
+      [&](const ImageFormat* format) { return format->has_extension(extension); });
 }
 
 std::string first_bytes(const std::vector<uint8_t>& bytes) {
@@ -34,6 +44,19 @@ std::string first_bytes(const std::vector<uint8_t>& bytes) {
   }
   return "starts with " + text.substr(0, text.size() - 1) +
          content_note({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+// "not a JPEG, PNG or WebP image (is empty; a JPEG starts with ff d8, a PNG with 89 50 4e 47, …)".
+std::string unknown_format(const std::vector<uint8_t>& bytes) {
+  std::string names, starts;
+  for (const ImageFormat* format : kImageFormats) {
+    const bool is_first = names.empty();
+    const bool is_last = format == *std::rbegin(kImageFormats);
+    names += concat(is_first ? "" : (is_last ? " or " : ", "), format->name);
+    starts += concat(is_first ? "" : ", ", "a ", format->name,
+                     is_first ? " starts with " : " with ", format->first_bytes);
+  }
+  return concat("not a ", names, " image (", first_bytes(bytes), "; ", starts, ")");
 }
 
 }  // namespace
@@ -60,11 +83,8 @@ void check_pixels(const char* kind, const DataSource& source, size_t num_bytes, 
 }
 
 FileKind kind_of_extension(std::string_view extension) {
-  if (extension == "webp" && !reads_webp()) {
-    return FileKind::UnsupportedImage;
-  }
-  if (std::find(kRead.begin(), kRead.end(), extension) != kRead.end()) {
-    return FileKind::Image;
+  if (const ImageFormat* format = format_of_extension(extension)) {
+    return format->why_unsupported == nullptr ? FileKind::Image : FileKind::UnsupportedImage;
   }
   return std::find(kNotRead.begin(), kNotRead.end(), extension) != kNotRead.end()
              ? FileKind::UnsupportedImage
@@ -72,40 +92,33 @@ FileKind kind_of_extension(std::string_view extension) {
 }
 
 const char* why_unsupported(std::string_view extension) {
-  return extension == "webp" ? kNoWebp
-                             : ": images of this kind are not read; fix: convert them to .jpg, "
-                               ".png or .webp, or move them out of the data set";
+  if (const ImageFormat* format = format_of_extension(extension)) {
+    return format->why_unsupported;
+  }
+  return ": images of this kind are not read; fix: convert them to .jpg, .png or .webp, or move "
+         "them out of the data set";
 }
 
 ImageHeader read_image_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                               int64_t max_pixels) {
-  if (is_jpeg(bytes)) {
-    return read_jpeg_header(bytes, source, max_pixels);
+  const ImageFormat* format = format_of(bytes);
+  if (format == nullptr) {
+    throw CorruptImage(concat(source.to_string(), ": ", unknown_format(bytes)));
   }
-  if (is_png(bytes)) {
-    return read_png_header(bytes, source, max_pixels);
+  if (format->why_unsupported != nullptr) {
+    throw SettingsError(source.to_string() + format->why_unsupported);
   }
-  if (is_webp(bytes)) {
-    return read_webp_header(bytes, source, max_pixels);
-  }
-  throw CorruptImage(concat(source.to_string(), ": not a JPEG, PNG or WebP image (",
-                            first_bytes(bytes),
-                            "; a JPEG starts with ff d8, a PNG with 89 50 4e 47, a WebP with "
-                            "52 49 46 46, four other bytes and 57 45 42 50)"));
+  ImageHeader header = format->read_header(bytes, source, max_pixels);
+  header.largest_denominator = format->largest_denominator;
+  return header;
 }
 
 void decode_image_region(const std::vector<uint8_t>& bytes, const DataSource& source,
                          int denominator, const CropBox& region, uint8_t* out) {
-  if (is_jpeg(bytes)) {
-    decode_jpeg_region(bytes, source, denominator, region, out);
-    return;
-  }
-  DDP_CHECK(denominator == 1, "only a JPEG is decoded at a fraction of its size");
-  if (is_png(bytes)) {
-    decode_png_region(bytes, source, region, out);
-  } else {
-    decode_webp_region(bytes, source, region, out);
-  }
+  const ImageFormat* format = format_of(bytes);
+  DDP_CHECK(format != nullptr && denominator <= format->largest_denominator,
+            "this image is not decoded at 1 / ", denominator, " of its size");
+  format->decode_region(bytes, source, denominator, region, out);
 }
 
 void make_grey(uint8_t* pixels, size_t num_pixels) {

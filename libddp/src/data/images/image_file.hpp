@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An image file, JPEG, PNG or WebP, detected by its first bytes and not by its name. Data is
+// An image file of one of kImageFormats, detected by its first bytes and not by its name. Data is
 // untrusted: the size is checked before decoding, and damage is an error.
 #pragma once
 
@@ -72,7 +72,7 @@ FileKind kind_of_extension(std::string_view extension);
 const char* why_unsupported(std::string_view extension);
 
 /// Reads the header. Throws CorruptImage (with source) for anything but an image of at most
-/// `max_pixels`.
+/// `max_pixels`, and SettingsError for a format whose library this build lacks.
 ImageHeader read_image_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                               int64_t max_pixels);
 

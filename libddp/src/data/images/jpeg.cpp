@@ -3,6 +3,7 @@
 
 #include <turbojpeg.h>
 
+#include "data/images/image_formats.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
 
@@ -42,6 +43,10 @@ bool read_header(tjhandle handle, const std::vector<uint8_t>& bytes, ImageHeader
   return status == 0 || (subsampling < 0 && colorspace >= 0);
 }
 
+bool is_jpeg(const std::vector<uint8_t>& bytes) {
+  return bytes.size() >= 4 && bytes[0] == 0xff && bytes[1] == 0xd8;
+}
+
 // Adobe's CMYK files hold inverted ink, so RGB is C * K / 255.
 void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
   for (size_t i = 0; i < cmyk.size() / 4; ++i) {
@@ -55,7 +60,7 @@ void cmyk_to_rgb(const std::vector<uint8_t>& cmyk, std::vector<uint8_t>& rgb) {
 
 ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                              int64_t max_pixels) {
-  ImageHeader size{.largest_denominator = 8};
+  ImageHeader size;
   int colorspace = 0;
   const Decoder decoder;
   if (!read_header(decoder.handle(), bytes, size, colorspace)) {
@@ -90,5 +95,15 @@ void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, in
     decoder.fail(source, bytes.size());
   }
 }
+
+constinit const ImageFormat kJpegFormat = {
+    .name = "JPEG",
+    .first_bytes = "ff d8",
+    .largest_denominator = 8,
+    .has_extension =
+        [](std::string_view extension) { return extension == "jpg" || extension == "jpeg"; },
+    .recognises = is_jpeg,
+    .read_header = read_jpeg_header,
+    .decode_region = decode_jpeg_region};
 
 }  // namespace ddp::detail

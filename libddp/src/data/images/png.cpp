@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "data/images/other_images.hpp"
+#include "data/images/image_formats.hpp"
 #include "data/sources/data_file.hpp"
 #include "ddp/detail/check.hpp"
 
@@ -99,8 +99,6 @@ void clip_grey16(uint8_t* row, int width) {
   }
 }
 
-}  // namespace
-
 bool is_png(const std::vector<uint8_t>& bytes) {
   return bytes.size() >= 4 && std::equal(bytes.begin(), bytes.begin() + 4, kPngSignature.begin());
 }
@@ -118,7 +116,7 @@ ImageHeader read_png_header(const std::vector<uint8_t>& bytes, const DataSource&
 }
 
 void decode_png_region(const std::vector<uint8_t>& bytes, const DataSource& source,
-                       const CropBox& region, uint8_t* out) {
+                       int /*denominator*/, const CropBox& region, uint8_t* out) {
   thread_local std::vector<uint8_t> pixels;
   thread_local std::vector<uint8_t*> rows;
   const ImageHeader size = read_png_header(bytes, source, INT64_MAX);
@@ -139,5 +137,15 @@ void decode_png_region(const std::vector<uint8_t>& bytes, const DataSource& sour
   }
   copy_region({pixels.data(), size.width, size.height}, region, out);
 }
+
+}  // namespace
+
+constinit const ImageFormat kPngFormat = {
+    .name = "PNG",
+    .first_bytes = "89 50 4e 47",
+    .has_extension = [](std::string_view extension) { return extension == "png"; },
+    .recognises = is_png,
+    .read_header = read_png_header,
+    .decode_region = decode_png_region};
 
 }  // namespace ddp::detail

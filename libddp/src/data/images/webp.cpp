@@ -2,7 +2,7 @@
 #include <cstring>
 #include <string>
 
-#include "data/images/other_images.hpp"
+#include "data/images/image_formats.hpp"
 #include "ddp/core/error.hpp"
 
 #ifdef DDP_HAS_WEBP
@@ -11,16 +11,14 @@
 
 namespace ddp::detail {
 
+namespace {
+
 bool is_webp(const std::vector<uint8_t>& bytes) {
   return bytes.size() >= 12 && std::memcmp(bytes.data(), "RIFF", 4) == 0 &&
          std::memcmp(bytes.data() + 8, "WEBP", 4) == 0;
 }
 
 #ifdef DDP_HAS_WEBP
-bool reads_webp() {
-  return true;
-}
-
 ImageHeader read_webp_header(const std::vector<uint8_t>& bytes, const DataSource& source,
                              int64_t max_pixels) {
   WebPBitstreamFeatures features;
@@ -37,7 +35,7 @@ ImageHeader read_webp_header(const std::vector<uint8_t>& bytes, const DataSource
 }
 
 void decode_webp_region(const std::vector<uint8_t>& bytes, const DataSource& source,
-                        const CropBox& region, uint8_t* out) {
+                        int /*denominator*/, const CropBox& region, uint8_t* out) {
   thread_local std::vector<uint8_t> pixels;
   const ImageHeader size = read_webp_header(bytes, source, INT64_MAX);
   const size_t row_bytes = static_cast<size_t>(size.width) * 3;
@@ -49,21 +47,23 @@ void decode_webp_region(const std::vector<uint8_t>& bytes, const DataSource& sou
   copy_region({pixels.data(), size.width, size.height}, region, out);
 }
 
-#else
-
-bool reads_webp() {
-  return false;
-}
-
-ImageHeader read_webp_header(const std::vector<uint8_t>&, const DataSource& source, int64_t) {
-  throw SettingsError(source.to_string() + kNoWebp);
-}
-
-void decode_webp_region(const std::vector<uint8_t>& bytes, const DataSource& source, const CropBox&,
-                        uint8_t*) {
-  (void)read_webp_header(bytes, source, 0);
-}
-
 #endif
+
+}  // namespace
+
+constinit const ImageFormat kWebpFormat = {
+    .name = "WebP",
+    .first_bytes = "52 49 46 46, four other bytes and 57 45 42 50",
+    .has_extension = [](std::string_view extension) { return extension == "webp"; },
+    .recognises = is_webp,
+#ifdef DDP_HAS_WEBP
+    .read_header = read_webp_header,
+    .decode_region = decode_webp_region
+#else
+    .why_unsupported =
+        ": a WebP image, but libddp was built without libwebp; fix: install libwebp-dev and build "
+        "again, or convert the image to JPEG or PNG"
+#endif
+};
 
 }  // namespace ddp::detail

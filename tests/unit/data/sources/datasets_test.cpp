@@ -193,7 +193,10 @@ TEST_CASE("a corrupt image is an error with file and offset", "[dataset]") {
   const std::string png = error("\x89PNG\r\n and more");
   REQUIRE(contains(png, at + "corrupt or truncated PNG of 15 bytes"));
   REQUIRE(contains(error("GIF89a"), at + "not a JPEG, PNG or WebP image (starts with 47 49 46 38"));
-  REQUIRE(contains(error(""), "not a JPEG, PNG or WebP image (is empty"));
+  REQUIRE(contains(error(""),
+                   "not a JPEG, PNG or WebP image (is empty; a JPEG starts with ff d8, "
+                   "a PNG with 89 50 4e 47, a WebP with 52 49 46 46, four other bytes "
+                   "and 57 45 42 50)"));
   for (size_t length : {size_t{4}, size_t{300}, good.size() / 2 + 200, good.size() - 20}) {
     const std::string message = error(good.substr(0, length));
     INFO(length << " of " << good.size() << ": " << message);
