@@ -7,7 +7,7 @@
 #include "unit/export/archive_builder.hpp"
 
 using namespace export_test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using testing::message_of;
 
 namespace {

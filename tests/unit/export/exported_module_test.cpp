@@ -16,7 +16,7 @@
 #include "unit/train/temporary_folder.hpp"
 
 using namespace export_test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using testing::message_of;
 using testing::TemporaryFolder;
 

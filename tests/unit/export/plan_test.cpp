@@ -12,7 +12,7 @@
 #include "unit/train/temporary_folder.hpp"
 
 using namespace export_test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using ddp::detail::CallContext;
 using ddp::detail::number_function;
 using ddp::detail::ValueStack;

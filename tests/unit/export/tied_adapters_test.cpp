@@ -11,7 +11,7 @@
 #include "unit/export/archive_builder.hpp"
 
 using namespace export_test;
-using Catch::Matchers::Contains;
+using Catch::Contains;
 using testing::message_of;
 
 TEST_CASE("A tied weight gets an adapter at its linear layer alone", "[export]") {

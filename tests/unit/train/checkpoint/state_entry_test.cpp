@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/safetensors.hpp"
 #include "support/catch.hpp"
 #include "support/same_bits.hpp"
 #include "unit/train/checkpoint/checkpoint_objects.hpp"
