@@ -410,6 +410,7 @@ bool ExportedModuleImpl::override_operator(
   auto overrides = state_->overrides ? *state_->overrides : detail::OperatorOverrides();
   overrides[name] = std::move(function);
   state_->overrides = std::make_shared<const detail::OperatorOverrides>(std::move(overrides));
+  ops::invalidate_graphs();
   return has_operator(name);
 }
 
