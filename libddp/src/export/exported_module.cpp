@@ -41,24 +41,9 @@ struct ExportedModuleImpl::State {
   std::shared_ptr<const detail::OperatorOverrides> overrides;  // null: none
   std::map<std::string, Adapter> adapters;                     // by layer
 
-  // Copies, because a program may write its constants. Those that both programs have stay so.
+  // A program may write its constants.
   std::map<std::string, TensorMap> copied_constants(std::optional<at::Device> device) const {
-    auto by_original = detail::copies_of(constants.at(exported->main_name()), device, std::nullopt);
-    std::map<std::string, TensorMap> copies;
-    for (const auto& [program, tensors_of_program] : constants) {
-      TensorMap own;
-      for (const auto& [name, tensor] : tensors_of_program) {
-        if (by_original.count(tensor.unsafeGetTensorImpl()) == 0) {
-          own.emplace(name, tensor);
-        }
-      }
-      by_original.merge(detail::copies_of(own, device, std::nullopt));
-      auto& copy = copies[program];
-      for (const auto& [name, tensor] : tensors_of_program) {
-        copy.emplace(name, by_original.at(tensor.unsafeGetTensorImpl()));
-      }
-    }
-    return copies;
+    return detail::copies_by_program(constants, exported->main_name(), device);
   }
 };
 
@@ -98,6 +83,18 @@ void check_constants(const ExportedProgram& program, const TensorMap& constants)
       throw DataError("the constants lack " + printable(input.target));
     }
   }
+}
+
+// The value of a tensor that write_mutations() overwrites, because the backward may need it. Python
+// writes a parameter without a gradient, which the program of run_decompositions() does not say.
+at::Tensor old_value(const detail::InputSpec& input, const at::Tensor& tensor) {
+  if (tensor.requires_grad() && at::GradMode::is_enabled()) {
+    throw SettingsError(concat("the program returns a new value of the parameter ",
+                               printable(input.target),
+                               ", so its gradients would differ from Python's; fix: export without "
+                               "run_decompositions()"));
+  }
+  return tensor.clone();
 }
 
 std::string with_path(const std::string& path, const std::string& message) {
@@ -225,8 +222,8 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
   for (const auto& input : program.inputs) {
     if (input.is_state()) {
       const auto& tensor = state_->tensors.at(input.target);
-      // The backward may need the old value, which write_mutations() overwrites.
-      inputs.emplace_back(mode.rewritten.count(input.target) != 0 ? tensor.clone() : tensor);
+      inputs.emplace_back(mode.rewritten.count(input.target) != 0 ? old_value(input, tensor)
+                                                                  : tensor);
     } else if (input.kind == InputKind::TensorConstant) {
       const auto& constant = state_->constants.at(mode.constants_of).at(input.target);
       const bool is_here = constant.device() == context.device;  // not so only without parameters
@@ -410,6 +407,7 @@ bool ExportedModuleImpl::override_operator(
   auto overrides = state_->overrides ? *state_->overrides : detail::OperatorOverrides();
   overrides[name] = std::move(function);
   state_->overrides = std::make_shared<const detail::OperatorOverrides>(std::move(overrides));
+  ops::invalidate_graphs();
   return has_operator(name);
 }
 

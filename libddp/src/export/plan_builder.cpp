@@ -35,7 +35,8 @@ c10::OperatorHandle allowed_operator(const Node& node, const c10::OperatorName& 
     throw DataError(concat("LibTorch has no operator ", printable(c10::toString(name)),
                            "; fix: name the shared library that registers it in "
                            "ExportedModuleOptions::libraries (in exported_ddp model.libraries), or "
-                           "export without it (ExportedProgram.run_decompositions)"));
+                           "export without it (ExportedProgram.run_decompositions, which leaves "
+                           "torch.no_grad and detach() out)"));
   }
   return *found;
 }

@@ -129,4 +129,25 @@ std::map<const at::TensorImpl*, at::Tensor> copies_of(const TensorMap& tensors,
   return copies;
 }
 
+std::map<std::string, TensorMap> copies_by_program(const std::map<std::string, TensorMap>& programs,
+                                                   const std::string& first,
+                                                   std::optional<at::Device> device) {
+  auto by_original = copies_of(programs.at(first), device, std::nullopt);
+  std::map<std::string, TensorMap> copies;
+  for (const auto& [program, tensors] : programs) {
+    TensorMap others;
+    for (const auto& [name, tensor] : tensors) {
+      if (by_original.count(tensor.unsafeGetTensorImpl()) == 0) {
+        others.emplace(name, tensor);
+      }
+    }
+    by_original.merge(copies_of(others, device, std::nullopt));
+    auto& copy = copies[program];
+    for (const auto& [name, tensor] : tensors) {
+      copy.emplace(name, by_original.at(tensor.unsafeGetTensorImpl()));
+    }
+  }
+  return copies;
+}
+
 }  // namespace ddp::detail

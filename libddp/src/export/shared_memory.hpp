@@ -6,6 +6,7 @@
 
 #include <map>
 #include <optional>
+#include <string>
 
 #include "ddp/core/safetensors.hpp"
 #include "export/graph.hpp"
@@ -14,7 +15,8 @@ namespace ddp::detail {
 
 /// Makes one tensor of those that Python had under several names: parameters or buffers over the
 /// same elements, of which the program uses one. (Python's tracer gives each tensor one input, but
-/// lists all its names. Two inputs in use are two tensors over one memory.)
+/// lists all its names. Two inputs in use are two tensors over one memory.) `tensors` may have
+/// names that are no inputs: a strict export lists one of several.
 void tie_names(const ExportedProgram& program, TensorMap& tensors);
 
 /// Replaces each tensor of `other` by that of `tensors` with the same name, if this has the same
@@ -27,5 +29,11 @@ void share_tensors(const TensorMap& tensors, TensorMap& other);
 std::map<const at::TensorImpl*, at::Tensor> copies_of(const TensorMap& tensors,
                                                       std::optional<at::Device> device,
                                                       std::optional<at::ScalarType> dtype);
+
+/// Copies of the tensors of programs, by program and name. Tensors that programs have in common,
+/// and those of the program `first` over one memory, stay so.
+std::map<std::string, TensorMap> copies_by_program(const std::map<std::string, TensorMap>& programs,
+                                                   const std::string& first,
+                                                   std::optional<at::Device> device);
 
 }  // namespace ddp::detail

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 
+#include "ddp/detail/model_weights.hpp"
 #include "ddp/optim/ema.hpp"
 #include "ddp/train/weights.hpp"
 #include "export/archive.hpp"
@@ -431,10 +432,12 @@ TEST_CASE("A program that returns new buffers writes them", "[export]") {
 
 TEST_CASE("Operators can be replaced", "[export]") {
   auto module = load(linear_relu());
+  const auto before = ddp::ops::graph_invalidations();
   module->override_operator("aten::relu", [](std::vector<c10::IValue>& stack, bool) {
     const auto x = stack.at(0).toTensor();
     stack = {x.neg()};
   });
+  CHECK(ddp::ops::graph_invalidations() == before + 1);  // captured graphs run the old operator
   const auto copy = std::dynamic_pointer_cast<ddp::ExportedModuleImpl>(module->clone());
   CHECK(at::equal(module->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, -3.0F)));
   CHECK(at::equal(copy->forward(at::ones({2, 3})).toTensor(), at::full({2, 2}, -3.0F)));

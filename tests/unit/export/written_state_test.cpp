@@ -6,9 +6,12 @@
 #include <string>
 
 #include "support/catch.hpp"
+#include "support/message_of.hpp"
 #include "unit/export/archive_builder.hpp"
 
 using namespace export_test;
+using Catch::Contains;
+using testing::message_of;
 using testing::TemporaryFolder;
 
 // As run_decompositions() leaves it: y = x * u, and u + 1 is the new u.
@@ -38,6 +41,22 @@ TEST_CASE("A program can return the buffer that it replaces", "[export]") {
   const torch::NoGradGuard no_grad;
   CHECK(module->forward(at::ones({2})).toTensor().item<double>() == 3);
   CHECK(module->forward(at::ones({2})).toTensor().item<double>() == 4);
+}
+
+TEST_CASE("A program that replaces a parameter does not train it", "[export]") {
+  ArchiveBuilder archive;
+  archive.parameter("w", at::full({2}, 3.0F)).input("x", {integer(2)});
+  archive.node("torch.ops.aten.clamp.default", {{"self", tensor("p_w")}, {"max", integer(2)}},
+               {tensor("next")});
+  archive.outputs.push_back(tensor("next"));
+  archive.output_specs.push_back(
+      {{"parameter_mutation", {{"arg", {{"name", "next"}}}, {"parameter_name", "w"}}}});
+  auto module = load(archive.output(tensor("next")));
+  CHECK_THAT(message_of<ddp::SettingsError>([&] { module->forward(at::ones({2})); }),
+             Contains("a new value of the parameter w,") && Contains("run_decompositions"));
+  module->parameters()[0].set_requires_grad(false);
+  CHECK(module->forward(at::ones({2})).toTensor()[0].item<float>() == 2);
+  CHECK(module->parameters()[0][0].item<float>() == 2);
 }
 
 TEST_CASE("The evaluation reads the constant that the training wrote", "[export]") {

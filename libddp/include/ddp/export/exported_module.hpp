@@ -79,8 +79,9 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
   /// Python's forward. Lists, tuples and dicts are IValues of the same structure as at the export.
   /// A named tuple or a dataclass is a dict of its fields. All keys are texts: 1 is "1". So is the
   /// result. An argument that was None or a number at the export keeps its value and may be left
-  /// out. Throws SettingsError for another structure, InputSizeError for sizes outside of the
-  /// export's ranges or against one of its conditions.
+  /// out. Throws SettingsError for another structure, and for a program of run_decompositions()
+  /// that writes a parameter that is trained; InputSizeError for sizes outside of the export's
+  /// ranges or against one of its conditions.
   c10::IValue forward(std::vector<c10::IValue> positional,
                       const std::map<std::string, c10::IValue>& keywords = {});
   /// The same with all arguments by name.
