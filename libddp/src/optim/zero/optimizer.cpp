@@ -100,7 +100,7 @@ void ZeroOptimizer::reassign_shards() {
   for (const ZeroBucket& bucket : buckets) {
     gather_bucket(bucket, before, counts, now);
   }
-  if (own_) {
+  if (own_ && !now.tensors.empty()) {  // without state, its memory is made by the first step
     own_->load_state_dict(now);
   }
 }
