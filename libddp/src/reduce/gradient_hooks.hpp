@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hooks that run before and after autograd accumulates the gradient of a parameter, and the search
-// for those that a backward reaches.
+// Hooks that run before and after autograd accumulates the gradient of a parameter, and a search
+// for the parameters that a backward reaches.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>

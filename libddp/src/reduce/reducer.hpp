@@ -2,8 +2,9 @@
 // Reduces the gradients of one model in buckets while backward runs. DataParallelModel drives it.
 //
 // After a synchronised backward .grad of every parameter is the mean over the ranks and a view of
-// its bucket. Nobody calls an end: the last ready bucket queues it on the autograd engine, so .grad
-// is complete when backward() returns (on CUDA: in the order of the caller's current stream).
+// its bucket. The user calls no function at the end: the last ready bucket queues it on the
+// autograd engine, so .grad is complete when backward() returns (on CUDA: in the order of the
+// caller's current stream).
 //
 // The parts, from the bottom up: GradientArena (memory), WeightedMean (divisor),
 // BucketReductions (collectives), UnusedParameters, BucketTuner (layout), PassTiming,
@@ -57,8 +58,8 @@ class Reducer {
   }
   /// The number of synchronised backwards that ended.
   int64_t num_passes() const { return pass_.history().num_passes; }
-  /// Takes part in a synchronised backward of the other ranks with zeros. Leaves their means in
-  /// .grad: take_local() keeps this rank's own. Collective.
+  /// Takes part in a synchronised backward of the other ranks with zeros. Overwrites .grad with
+  /// their means: call take_local() first to keep this rank's gradients. Collective.
   void run_backward_with_zeros() { pass_.run_with_zeros(); }
 
   /// Call this before every forward that records gradients, before any other collective. Does
@@ -100,11 +101,12 @@ class Reducer {
     detail::WeightedMean::Counts counts;
     std::vector<bool> used;
   };
-  /// Takes them out. Afterwards each .grad is undefined, and no parameter counts as used.
+  /// Removes and returns this rank's gradients and counts. Afterwards each .grad is undefined, and
+  /// no parameter counts as used.
   Local take_local();
   void restore_local(const Local& local);
-  /// Runs loss_sum.backward(), to whose gradients the count belongs that `add_count` adds. If the
-  /// backward throws, the counts are as before.
+  /// Calls `add_count`, then loss_sum.backward(). The count belongs to the gradients of this
+  /// backward. If it throws before it began a reduction, the counts are as before.
   void run_weighted(const at::Tensor& loss_sum,
                     const std::function<void(detail::WeightedMean&)>& add_count);
 

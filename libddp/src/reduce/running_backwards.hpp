@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backwards of one kind that began and have not ended: the autograd engine's tasks, of which a
-// nested backward (checkpointing) is one of its own.
+// The backwards of one kind that began and have not ended. Each is one task of the autograd engine.
+// A nested backward (checkpointing) is a task of its own.
 #pragma once
 
 #include <functional>

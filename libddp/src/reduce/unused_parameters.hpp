@@ -29,7 +29,7 @@ class UnusedParameters {
   void start_map();
   void abandon_map() { work_ = nullptr; }
   /// Returns per parameter whether any rank used it after the last synchronised backward. Without a
-  /// map the ranks use the same ones.
+  /// map all ranks use the same parameters.
   std::vector<bool> finish_map();
   /// Call when a synchronised backward ended.
   void end_pass(bool is_first);

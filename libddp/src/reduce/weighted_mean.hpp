@@ -15,8 +15,8 @@ namespace ddp::detail {
 
 class WeightedMean {
  public:
-  /// The counts that wait for the next synchronised backward, and what kind of gradients does. All
-  /// gradients that wait are of one kind, because one number divides their sum.
+  /// The counts that wait for the next synchronised backward, and the kind of the gradients that
+  /// wait for it. All are of one kind, because one number divides their sum.
   struct Counts {
     double host = 0;
     at::Tensor device;  ///< [1], never the caller's tensor; undefined: none
@@ -41,7 +41,7 @@ class WeightedMean {
   /// Whether the backward that runs belongs to the counts.
   void set_runs_weighted(bool on) { runs_weighted_ = on; }
   /// Call for a gradient of another model's backward, which shares the parameter. Throws
-  /// SettingsError if counts wait that are not its own.
+  /// SettingsError if counts of another backward wait.
   void check_gradient() const;
   /// The same for a gradient of this model's backward.
   void record_gradient(bool is_reduced);
@@ -54,7 +54,7 @@ class WeightedMean {
   void begin_backward();
   /// From now on backwards without a count throw. A weighted join uses this.
   void require_counts(bool on) { requires_counts_ = on; }
-  /// Ranks that ran out of input answer each forward of a join with one backward.
+  /// Set it inside a join: each forward then has exactly one backward.
   void set_in_join(bool on) { in_join_ = on; }
   bool in_join() const { return in_join_; }
 

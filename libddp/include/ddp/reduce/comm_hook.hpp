@@ -18,12 +18,12 @@ namespace ddp {
 struct GradBucket {
   int index = 0;         ///< in launch order
   bool is_last = false;  ///< the last bucket of this backward
-  /// Flat 1-D, the undivided gradients with padding between them: zeros, or NaN after a mean that
-  /// was NaN as a whole.
+  /// Flat 1-D, the undivided gradients with padding between them. The padding is zero, or NaN after
+  /// a mean that was NaN everywhere.
   at::Tensor buffer;
   at::Tensor shard;  ///< the part that this rank averages with ZeRO-1, else the whole `buffer`
   std::vector<at::Tensor> gradients;   ///< views of `buffer`, shaped like the parameters
-  std::vector<at::Tensor> parameters;  ///< of the gradients, in their order
+  std::vector<at::Tensor> parameters;  ///< those of `gradients`, in this order
   double divisor = 1;                  ///< divisor of the sum over ranks: usually the world size
   /// 1 / sum(counts) on the device in weighted_backward, else undefined. If it is defined, finish()
   /// multiplies the sum by it instead of dividing by `divisor`. start() must not read it, unless

@@ -39,12 +39,12 @@ class DataParallelModel : public Stateful {
   /// Throws SettingsError if nothing requires a gradient.
   DataParallelModel(ModelTensors tensors, CommunicatorPtr communicator,
                     const DdpOptions& options = {});
-  /// Move it before a Checkpointer, GraphedStep, join, Metrics or NoSync uses it. Optimizers follow
-  /// it.
+  /// Move it only before a Checkpointer, GraphedStep, join, Metrics or NoSync uses it. Optimizers
+  /// stay valid.
   DataParallelModel(DataParallelModel&&) noexcept;
   ~DataParallelModel() override;
 
-  std::vector<at::Tensor> parameters() const;  ///< as of the module: also frozen and ignored ones
+  std::vector<at::Tensor> parameters() const;       ///< of the module, also frozen and ignored ones
   const NamedParameters& named_parameters() const;  ///< the same, with names
   /// Parameters that required a gradient at construction, in registration order. They may be frozen
   /// between steps (docs/semantics.md, "Frozen parameters").
@@ -67,7 +67,8 @@ class DataParallelModel : public Stateful {
   /// backward makes .grad the gradient of (sum over ranks) / (sum of counts), the exact global
   /// mean. Under no_sync() counts add up. If float16 gradients of the sum overflow, multiply
   /// `loss_sum` and `count` by one constant, equal on all ranks and about 1 / (typical count).
-  /// Throws SettingsError if all parameters are frozen, or gradients of a local backward() wait.
+  /// Throws SettingsError if all parameters are frozen, if gradients of a backward() under
+  /// no_sync() are pending, or for a `count` that is negative, infinite or NaN.
   void weighted_backward(const at::Tensor& loss_sum, double count);
   /// `count` is a one-element tensor on the model's device. The call reads its value, so the tensor
   /// may be refilled afterwards. Each replay of a CUDA graph reads its current value. Counts are
@@ -97,7 +98,8 @@ class DataParallelModel : public Stateful {
   DdpLoggingData logging_data();  ///< the host may wait for the last measured backward
 
   /// After this call state_dict() holds a hash of the parameters frozen at construction instead of
-  /// their values. Do not change them. load_state_dict() throws MismatchError if the hash differs.
+  /// their values. Do not change these parameters. load_state_dict() throws MismatchError if the
+  /// hash differs.
   void leave_frozen_out_of_state();
   std::string compute_frozen_fingerprint() const;  ///< hashes the frozen parameters now
   const std::string& frozen_fingerprint() const;   ///< the first result, cached

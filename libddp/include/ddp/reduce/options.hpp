@@ -40,7 +40,7 @@ struct DdpOptions {
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
-  std::string name = "model";  ///< not a setting: the model's in messages and checkpoints
+  std::string name = "model";  ///< not a setting: names the model in messages and checkpoints
   detail::UsageMark usage{};   ///< not a setting: set when a library object receives these options
 };
 void describe_fields(DdpOptions& options, FieldVisitor& visitor);

@@ -14,10 +14,11 @@
 
 namespace ddp {
 
-/// Parameters, buffers and their names are torch::nn::BatchNorm's. The input is [N, C, ...] of any
-/// rank and memory format, in float32/64, float16 or bfloat16 (statistics in float32). The result
-/// equals BatchNorm on all ranks' inputs; batches may differ in size or be empty. In training,
-/// forward and backward are collective. DistributedDataParallel averages the gradients.
+/// Parameters, buffers and their names are torch::nn::BatchNorm's. The input is [N, C, ...] with
+/// any number of dimensions, in any memory format, in float32/64, float16 or bfloat16 (statistics
+/// in float32). The result equals BatchNorm on all ranks' inputs; batches may differ in size or be
+/// empty. In training, forward and backward are collective. DistributedDataParallel averages the
+/// gradients.
 class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl>, public ops::FusableNorm {
  public:
   /// `communicator` joins the ranks whose batches count.

@@ -70,12 +70,12 @@ class GradientArena {
     return gradients_[static_cast<size_t>(parameter)].slot;
   }
 
-  /// Copies .grad out of its slot, which this reduction overwrites, until publish(): if several
-  /// reducers own the parameter, another one may still read .grad in this backward. One that is not
-  /// `used` on this rank may have to keep it.
+  /// Moves .grad out of its slot until publish(), because the reduction overwrites the slot. If
+  /// several reducers own the parameter, another one may still read .grad in this backward. A
+  /// parameter that is not `used` on this rank may have to keep it.
   void keep_apart(int parameter, bool used = true);
-  /// Throws SettingsError if .grad, to which a backward adds, is a mean of which this rank has only
-  /// its part.
+  /// Throws SettingsError if a backward adds to a mean of ZeRO-1. This rank holds only a part of
+  /// it.
   void refuse_partial(int parameter) const;
   /// Copies the gradients of bucket `index` into their slots. A parameter without a gradient
   /// contributes zeros. The .grad of a shared parameter stays apart until publish(), and so does

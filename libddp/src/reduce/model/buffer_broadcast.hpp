@@ -30,8 +30,8 @@ class BufferBroadcast {
   /// Waits like finish(). Returns whether start() was called since the last call.
   bool take_sent();
 
-  /// What decides whether the next training forward begins with buffers of rank 0, of models that
-  /// have buffers to send.
+  /// Decides whether the next training forward must first receive rank 0's buffers, in a model that
+  /// has any.
   struct State {
     bool is_required = true;  ///< the last training forward was synchronised
     bool is_sent = false;     ///< start() was called since the last take_sent()

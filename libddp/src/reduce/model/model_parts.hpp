@@ -13,7 +13,7 @@
 namespace ddp {
 
 namespace detail {
-/// None if it decides nothing: in evaluation, on one rank, without buffers.
+/// nullopt if the state has no effect: in evaluation, on one rank, or without buffers.
 std::optional<BufferBroadcast::State> deciding_buffer_state(const DataParallelModel& model);
 }  // namespace detail
 

@@ -26,8 +26,8 @@ void broadcast_coalesced(Communicator& communicator, const std::vector<at::Tenso
                          int root, int64_t chunk_bytes = int64_t{250} << 20);
 
 /// Seeds the default generators of CPU and GPUs by `rank` and one draw from the CPU's, which is
-/// equal on all ranks that were seeded equally. Rank 0 goes on with its numbers, those of a job of
-/// one rank. So later models begin with the same weights in both jobs.
+/// equal on all ranks that were seeded equally. Rank 0 is not seeded again: it draws the
+/// numbers of a job of one rank. So later models begin with the same weights in both jobs.
 void seed_ranks_differently(int rank);
 
 }  // namespace ddp::detail
