@@ -233,7 +233,8 @@ std::string check_optimizer(Draw& draw, std::string* text, double* worst) {
   }
   for (std::size_t i = 0; i < training.parameters.size(); ++i) {
     const auto& [name, tensor] = training.parameters[i];
-    const double error = error_of(tensor, training.twins[i].weight(), 1e-2);
+    // A weight that steps of about 1 bring near 0 keeps the rounding error of the larger numbers.
+    const double error = error_of(tensor, training.twins[i].weight(), 5e-2);
     const double tolerance = tolerance_of(tensor.scalar_type());
     *worst = std::max(*worst, error / tolerance);
     if (!(error <= tolerance)) {
