@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/exported_adapters.hpp"
 
+#include <unistd.h>
+
+#include <filesystem>
 #include <iostream>
+#include <string>
 
 #include "ddp/core/error.hpp"
 #include "ddp/train/weights.hpp"
@@ -10,7 +14,45 @@
 namespace examples {
 namespace {
 
-// Else a run would fail at its end.
+namespace fs = std::filesystem;
+
+// `folder` need not exist if the writer makes it.
+void require_writable(const std::string& setting, fs::path folder, bool is_made) {
+  std::error_code ignored;
+  folder = fs::absolute(folder, ignored);
+  while (is_made && !fs::exists(folder, ignored) && folder.has_relative_path()) {
+    folder = folder.parent_path();
+  }
+  if (!fs::is_directory(folder, ignored)) {
+    throw ddp::WriteError(ddp::concat(setting, ": the folder ", folder.string(),
+                                      " does not exist; fix: create it, or set another path"));
+  }
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    throw ddp::WriteError(ddp::concat(setting, ": this user may not write to ", folder.string(),
+                                      "; fix: set another path"));
+  }
+}
+
+// Throws what else would end a run after its training.
+void check_targets(const ExportedSettings& settings, const ExportedLora& lora) {
+  std::error_code ignored;
+  if (const fs::path file = settings.save_weights; !file.empty()) {
+    const auto setting = "model.save_weights=" + settings.save_weights;
+    if (fs::equivalent(file, settings.path, ignored)) {
+      throw ddp::SettingsError(setting +
+                               " is the archive of model.path, which would be lost; fix: "
+                               "set another file");
+    }
+    if (fs::is_directory(file, ignored)) {
+      throw ddp::SettingsError(setting + " is a folder; fix: name a file in it");
+    }
+    require_writable(setting, fs::absolute(file, ignored).parent_path(), /*is_made=*/false);
+  }
+  if (!lora.save_dir.empty()) {
+    require_writable("lora.save_dir=" + lora.save_dir, lora.save_dir, /*is_made=*/true);
+  }
+}
+
 void check_saving(const ddp::ExportedModuleImpl& module, const ExportedSettings& settings,
                   const ExportedLora& lora) {
   if (!lora.save_dir.empty()) {
@@ -45,6 +87,9 @@ void add_adapters(ddp::ExportedModule module, const ExportedSettings& settings,
                              " has no effect with lora.rank=0, which trains the whole model; fix: "
                              "set lora.rank, or use model.save_weights");
   }
+  if (ctx.is_main()) {
+    check_targets(settings, lora);
+  }
   const auto summary = add_adapters(*module, lora);
   if (lora.options.rank == 0) {
     return;
@@ -67,11 +112,14 @@ void save_trained(ddp::ExportedModule module, const ExportedSettings& settings,
   }
   if (!lora.save_dir.empty()) {
     models::save_adapter(*module, lora.save_dir, "", models::base_identity(*module));
+    std::cout << "adapter saved in " << lora.save_dir << '\n';
   }
   if (!settings.save_weights.empty()) {
     models::merge_lora(*module);
     ddp::save_weights(*module, settings.save_weights);
+    std::cout << "weights saved in " << settings.save_weights << '\n';
   }
+  std::cout << std::flush;
 }
 
 }  // namespace examples

@@ -30,6 +30,7 @@ case $scenario in
     sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$work/1.log" |
       awk '{ found = 1; print "loss", $1, "->", $2; exit !($2 < 0.95 * $1) } END { if (!found) exit 1 }' || fail "the loss did not fall"
     grep -q "^test accuracy .* of 163 images .*averages" "$work/1.log" || fail "not every test image was counted once"
+    grep -qF "weights saved in $work/trained.safetensors" "$work/1.log" || fail "the report does not name the weights"
     # The written weights are those that were trained.
     (run "$work/2.log" train.max_steps=1 lr_schedule.lr=0 model.weights="$work/trained.safetensors") || fail "exit code $?"
     [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
@@ -67,6 +68,12 @@ case $scenario in
     refused 64 "the exported module takes 1 arguments (images), not 2" model.loss=in_graph
     refused 64 "cannot load $work/none.so" model.libraries="$work/none.so"
     refused 64 "takes no parameter" optimizer.groups="heads.* weight_decay=0"
+    refused 73 "$work/none does not exist; fix: create it" model.save_weights="$work/none/trained.safetensors"
+    refused 64 "is a folder; fix: name a file in it" model.save_weights="$work"
+    cp "$archive" "$work/own.pt2"
+    refused 64 "is the archive of model.path" model.path="$work/own.pt2" model.save_weights="$work/own.pt2"
+    cmp -s "$archive" "$work/own.pt2" || fail "the archive was replaced"
+    refused 73 "lora.save_dir=$work/own.pt2/adapter" lora.rank=2 lora.save_dir="$work/own.pt2/adapter"
     refused 70 "unexpected" model.weights="$data/chat-sample/vocabulary.safetensors"
     ;;
   *) fail "unknown scenario $scenario" ;;

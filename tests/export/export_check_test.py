@@ -427,6 +427,17 @@ class Messages(unittest.TestCase):
             with self.subTest(arguments[-1]):
                 self.refused(64, words, *arguments)
 
+    def test_conditions_of_sizes_are_shown(self):
+        class Product(nn.Module):
+            def forward(self, x, y):
+                return x.reshape(-1) * y.reshape(-1)
+
+        x = torch.ones(2, 6)
+        sizes = {"x": {0: Dim("batch", min=2), 1: Dim("width", min=2)}, "y": None}
+        found = export(Product(), (x, x.clone()), path="product.pt2", dynamic_shapes=sizes)
+        products = ["x.size(0)*x.size(1)", "x.size(1)*x.size(0)"]
+        self.assertIn(found.sizes[-1], [f"condition: ({product}) == 12" for product in products])
+
     def test_integers_of_all_types(self):
         for kind, below in (
             ("int8", 128),

@@ -197,6 +197,24 @@ TEST_CASE("Weights go to Python and back under the names of its state_dict()", "
   CHECK(outer_weights.count("net.weight") == 1);
 }
 
+TEST_CASE("Weights of a checkpoint have one name of a tied one, and all buffers", "[export]") {
+  ddp::ExportedModule module(golden("two_inputs/model.pt2"));
+  ddp::TensorMap saved;
+  for (const auto& [name, weight] : ddp::named_weights(*module)) {
+    saved[name] = weight.clone();
+  }
+  saved.erase("right.weight");
+  saved["offset"] = module->named_buffers()["offset"].clone() + 1;
+  const auto before = module->parameters()[0].clone();
+  torch::nn::init::constant_(module->parameters()[0], 0.0);
+  CHECK(ddp::load_weights(*module, saved, "file").empty());
+  CHECK(at::equal(module->parameters()[0], before));
+  CHECK(at::equal(module->named_buffers()["offset"], saved["offset"]));
+  saved.erase("left.weight");
+  CHECK_THROWS_WITH(ddp::load_weights(*module, saved, "file"),
+                    Contains("2 missing: left.weight, right.weight"));
+}
+
 TEST_CASE("An archive with trained weights can be loaded", "[export]") {
   const TemporaryFolder folder;
   tied().write(folder.file("net.pt2"));

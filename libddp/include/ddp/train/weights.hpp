@@ -32,7 +32,8 @@ void save_weights(const torch::nn::Module& module, const std::string& path);
 /// - `strict` (as in PyTorch): unless every key fits, throws MismatchError with all three lists and
 ///   changes nothing.
 /// - Not strict: copies the keys that fit, and throws for wrong shapes.
-/// Returns the differences.
+/// A checkpoint's model.safetensors fits too: it has tied weights under one of their names, and
+/// also the buffers that Python's state_dict() lacks (persistent=False). Returns the differences.
 WeightDifferences load_weights(torch::nn::Module& module, const std::string& path,
                                bool strict = true);
 /// Uses only the keys `PREFIX.NAME` of the file, those of one among several models.

@@ -36,6 +36,28 @@ void replace_state(TensorMap& weights, const std::string& prefix, const TensorMa
   }
 }
 
+bool is_same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_alias_of(b) && a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
+}
+
+// A checkpoint holds a tied weight once, under one of its names.
+TensorMap with_tied_names(const TensorMap& weights, TensorMap tensors) {
+  for (const auto& [name, weight] : weights) {
+    if (tensors.count(name) != 0) {
+      continue;
+    }
+    for (const auto& [other, twin] : weights) {
+      if (const auto found = tensors.find(other);
+          found != tensors.end() && is_same_memory(weight, twin)) {
+        tensors[name] = found->second;
+        break;
+      }
+    }
+  }
+  return tensors;
+}
+
 }  // namespace
 
 std::string WeightDifferences::to_string() const {
@@ -122,7 +144,13 @@ WeightDifferences load_weights(torch::nn::Module& module, const std::string& pat
 
 WeightDifferences load_weights(torch::nn::Module& module, const TensorMap& tensors,
                                const std::string& source, bool strict) {
-  return load_weights(named_weights(module), tensors, source, strict);
+  auto weights = named_weights(module);
+  for (const auto& item : module.named_buffers()) {  // also those that Python's state_dict() lacks
+    if (item.value().defined() && tensors.count(item.key()) != 0) {
+      weights.emplace(item.key(), item.value().detach());
+    }
+  }
+  return load_weights(weights, with_tied_names(weights, tensors), source, strict);
 }
 
 WeightDifferences load_weights(const TensorMap& weights, const TensorMap& tensors,

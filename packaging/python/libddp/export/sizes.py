@@ -3,6 +3,7 @@
 
 import dataclasses
 import inspect
+import re
 
 import torch
 from torch.utils import _pytree
@@ -152,6 +153,7 @@ class Sizes:
 
     def __init__(self, program, inputs):
         self.inputs, self.ranges = inputs, program.range_constraints
+        self.conditions = getattr(program, "_guards_code", None) or []  # in Python, of several sizes
         by_name = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
         values = [
             by_name[name].meta.get("val") if name in by_name else None for name in placeholders(program)
@@ -212,6 +214,10 @@ class Sizes:
             low, high = self.limits(symbol)
             lines.append(
                 f"{self.names.get(symbol, symbol)}: {low} " + ("or more" if high is None else f"to {high}")
+            )
+        for condition in self.conditions:
+            lines.append(
+                "condition: " + re.sub(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]", r"\1.size(\2)", condition)
             )
         return lines
 
