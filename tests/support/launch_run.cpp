@@ -353,7 +353,7 @@ void LaunchRun::release_wrappers() {
 }
 
 // Kills all descendants, repeatedly: a killed process can leave new orphans.
-void LaunchRun::kill_descendants(bool note_programs) {
+void LaunchRun::kill_descendants(bool record_programs) {
   const auto deadline = Clock::now() + std::chrono::seconds(10);
   bool first = true;
   while (Clock::now() < deadline) {
@@ -365,7 +365,7 @@ void LaunchRun::kill_descendants(bool note_programs) {
     }
     for (const auto& process : alive) {
       // A helper of mpirun may still be exiting; children of a rank must be gone by now.
-      if (note_programs && first && cut_short_.empty() && !process.is_launcher) {
+      if (record_programs && first && cut_short_.empty() && !process.is_launcher) {
         leftovers_.push_back(process.command);
       }
       kill(process.pid, SIGKILL);

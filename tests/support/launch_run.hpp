@@ -57,7 +57,7 @@ class LaunchRun {
   void check_limits();
   bool all_ended() const;
   void release_wrappers();
-  void kill_descendants(bool note_programs);
+  void kill_descendants(bool record_programs);
 
   const LaunchOptions& options_;
   std::string folder_;

@@ -122,7 +122,7 @@ class StudyFolder:
         return False
 
     # --- submissions ---------------------------------------------------------------------------
-    def note_submission(self, job_id, command, runs):
+    def record_submission(self, job_id, command, runs):
         tasks = {str(run.task): run.name for run in runs}
         path = os.path.join(self.path, "submissions.jsonl")
         with open(path, "a", encoding="utf-8", opener=regular) as file:

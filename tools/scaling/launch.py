@@ -161,7 +161,7 @@ def submit(study, folder, runs, build):
             )
         job_id = done.stdout.strip().split(";")[0]
         try:
-            folder.note_submission(job_id, shown(environment, sent), wanted)
+            folder.record_submission(job_id, shown(environment, sent), wanted)
         except OSError as error:
             raise WriteError(
                 f"{folder.path}: job {job_id} was submitted, but this cannot be recorded here: "

@@ -63,12 +63,12 @@ class WeightUses {
       }
       for (const auto& input : node.inputs) {
         if (weight == nullptr || input.name != "weight") {
-          note_others(input.value, passed, weights);
+          record_other_uses(input.value, passed, weights);
         }
       }
     }
     for (const auto& output : graph.outputs) {
-      note_others(output, {}, weights);
+      record_other_uses(output, {}, weights);
     }
   }
 
@@ -83,8 +83,8 @@ class WeightUses {
   }
 
   // The uses of shared operands are in the node's graphs.
-  void note_others(const Argument& argument, const GraphOperands& passed,
-                   const WeightsByValue& weights) {
+  void record_other_uses(const Argument& argument, const GraphOperands& passed,
+                         const WeightsByValue& weights) {
     const auto shared = passed.shared();
     if (std::find(shared.begin(), shared.end(), &argument) != shared.end()) {
       return;
@@ -94,7 +94,7 @@ class WeightUses {
     }
     if (const auto* list = argument.list()) {
       for (const auto& item : *list) {
-        note_others(item, passed, weights);
+        record_other_uses(item, passed, weights);
       }
     }
   }

@@ -41,7 +41,7 @@ int64_t now_ms() {
 }
 
 // All processes of a host share the steady clock.
-void note_the_deed() {
+void record_the_deed() {
   std::ofstream(deed_file()) << now_ms();
 }
 
@@ -75,7 +75,7 @@ void stop_for(std::chrono::milliseconds time) {
 }
 
 void do_the_deed(const std::string& fault) {
-  note_the_deed();
+  record_the_deed();
   if (fault == "throw") {
     throw std::runtime_error("forward of layer3 went wrong");
   }
@@ -141,7 +141,7 @@ int run(const std::string& fault, int culprit) {
     train(ctx, fault, culprit);
     if (fault == "freeze_close" && ctx.rank() == culprit) {
       ctx.add_teardown([] {
-        note_the_deed();
+        record_the_deed();
         stop_for(4000ms);
       });
     }
@@ -150,7 +150,7 @@ int run(const std::string& fault, int culprit) {
   }
   ctx.close();
   if (fault == "freeze_exit" && ctx.rank() == culprit) {
-    note_the_deed();
+    record_the_deed();
     stop_for(4000ms);
   }
   return 0;

@@ -112,7 +112,7 @@ int64_t CheckpointerImpl::restore() {
                                             .texts = texts_,
                                             .objects = objects_});
   if (restored) {
-    history_.note_restored(*restored);
+    history_.record_restored(*restored);
   }
   const int64_t next_step = restored ? restored->done : 0;
   if (context_) {
@@ -139,7 +139,7 @@ void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
     return;
   }
   const ActivityScope activity(control_plane_, "save");
-  history_.note_call(step);
+  history_.record_call(step);
   const SavedStep next{step + 1, metric.has_value()};
   if (const auto saving = saver_.in_progress(); saving && history_.would_repeat(*saving, next)) {
     return;
@@ -158,7 +158,7 @@ void CheckpointerImpl::save(int64_t step, std::optional<double> metric) {
 
 void CheckpointerImpl::begin_save(int64_t done, std::optional<double> metric) {
   require_saving();
-  schedule_.note_save(Clock::now());
+  schedule_.record_save(Clock::now());
   saver_.begin(done, metric, before_save_ ? before_save_() : "");
 }
 
@@ -262,7 +262,7 @@ void CheckpointerImpl::stop(int64_t step, const std::string& who) {
 
 void CheckpointerImpl::save_if_due(int64_t step) {
   require_saving();
-  history_.note_call(step);
+  history_.record_call(step);
   const int64_t done = step + 1;
   bool due = schedule_.is_due_by_steps(done);
   if (schedule_.is_exchange_due(done)) {

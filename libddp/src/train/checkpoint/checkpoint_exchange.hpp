@@ -41,7 +41,7 @@ class CheckpointSchedule {
     return every_minutes_ > 0 && minutes.count() >= every_minutes_;
   }
   /// A save starts. A failed save counts too: the next one is due as usual.
-  void note_save(Clock::time_point now) { last_save_ = now; }
+  void record_save(Clock::time_point now) { last_save_ = now; }
 
   bool is_exchange_due(int64_t done) const { return done >= next_exchange_; }
   /// Measures the duration of the steps since the last exchange.

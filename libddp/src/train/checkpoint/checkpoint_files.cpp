@@ -86,7 +86,7 @@ void remove_checkpoint(FileOps& ops, const std::string& dir, const std::string& 
 }
 
 // A checkpoint, as its manifest describes it.
-struct Inspected {
+struct CheckpointSummary {
   CheckpointFolder folder;
   bool is_readable = false;  // its manifest is
   bool is_complete = false;  // a resume would probably load it
@@ -95,8 +95,8 @@ struct Inspected {
 };
 
 // Compares the sizes of a checkpoint's files with its manifest. restore() also compares checksums.
-Inspected inspect(const std::string& dir, const CheckpointFolder& folder) {
-  Inspected result{.folder = folder};
+CheckpointSummary inspect(const std::string& dir, const CheckpointFolder& folder) {
+  CheckpointSummary result{.folder = folder};
   try {
     const auto manifest = load_manifest(dir, folder);
     result.is_readable = true;
@@ -117,11 +117,12 @@ Inspected inspect(const std::string& dir, const CheckpointFolder& folder) {
 
 // Checkpoints with a metric, the best first: finite before others, and of equal metrics the order
 // of `checkpoints`.
-std::vector<Inspected> sorted_by_metric(std::vector<Inspected> checkpoints, bool is_max) {
+std::vector<CheckpointSummary> sorted_by_metric(std::vector<CheckpointSummary> checkpoints,
+                                                bool is_max) {
   std::erase_if(checkpoints,
-                [](const Inspected& checkpoint) { return std::isnan(checkpoint.metric); });
+                [](const CheckpointSummary& checkpoint) { return std::isnan(checkpoint.metric); });
   std::stable_sort(checkpoints.begin(), checkpoints.end(),
-                   [is_max](const Inspected& a, const Inspected& b) {
+                   [is_max](const CheckpointSummary& a, const CheckpointSummary& b) {
                      if (a.is_finite != b.is_finite) {
                        return a.is_finite;
                      }
@@ -299,7 +300,7 @@ Manifest check_checkpoint(const std::string& dir, const CheckpointFolder& checkp
 std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
                                            const CheckpointFolder& newest,
                                            const Retention& retention) {
-  std::vector<Inspected> checkpoints;
+  std::vector<CheckpointSummary> checkpoints;
   for (const auto& folder : list_checkpoints(dir)) {
     if (newer(folder, newest)) {
       continue;
@@ -336,7 +337,7 @@ std::vector<std::string> prune_checkpoints(FileOps& ops, const std::string& dir,
 
 std::vector<CheckpointFolder> best_first(const CheckpointOptions& options,
                                          const std::vector<CheckpointFolder>& folders) {
-  std::vector<Inspected> checkpoints;
+  std::vector<CheckpointSummary> checkpoints;
   for (const auto& folder : folders) {
     checkpoints.push_back(inspect(options.dir, folder));
   }

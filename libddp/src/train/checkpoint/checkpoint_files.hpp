@@ -126,9 +126,9 @@ class CheckpointDir {
 
   /// What commit() keeps.
   Retention retention() const;
-  void note_damaged(const std::string& name) { damaged_.insert(name); }
+  void record_damaged(const std::string& name) { damaged_.insert(name); }
   /// A new checkpoint may reuse the name of a damaged one.
-  void note_committed(const std::string& name) { damaged_.erase(name); }
+  void record_committed(const std::string& name) { damaged_.erase(name); }
 
  private:
   void take_ownership();

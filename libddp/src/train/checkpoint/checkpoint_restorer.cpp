@@ -122,7 +122,7 @@ class Restorer : private RestoreParts {
         throw ReadError(damage);
       }
       if (!damage.empty()) {
-        dir.note_damaged(folder.name);
+        dir.record_damaged(folder.name);
         if (is_main()) {
           log_warning(concat("skipped the checkpoint ", dir.path_of(folder), ": ", damage,
                              " (found by rank ", rank, ")"));

@@ -115,7 +115,7 @@ std::string CheckpointSaver::agree_on_folder(int64_t done) {
     return answer;
   });
   if (folder.empty()) {
-    history_.note_failure(done, 0, why_none);
+    history_.record_failure(done, 0, why_none);
   }
   return folder;
 }
@@ -200,8 +200,8 @@ void CheckpointSaver::start_commit(const std::vector<RankStatus>& statuses) {
 
 std::string CheckpointSaver::finish_commit() {
   const auto saved = *std::exchange(pending_, std::nullopt);
-  history_.note_saved({saved.step, saved.has_metric});
-  dir_.note_committed(writer_.committed());
+  history_.record_saved({saved.step, saved.has_metric});
+  dir_.record_committed(writer_.committed());
   if (!is_main()) {
     return "";
   }
@@ -219,7 +219,7 @@ std::string CheckpointSaver::finish_commit() {
 void CheckpointSaver::drop(int rank, const std::string& reason) {
   const auto step = pending_->step;
   pending_.reset();
-  history_.note_failure(step, rank, reason);
+  history_.record_failure(step, rank, reason);
 }
 
 }  // namespace ddp::detail

@@ -44,7 +44,7 @@ class SaveHistory {
 
   /// The training loop called after step `step`. Only a later step shows that a run survived a
   /// failed save, which is then logged.
-  void note_call(int64_t step) {
+  void record_call(int64_t step) {
     if (survival_unknown_ && step > last_call_) {
       survival_unknown_ = false;
       if (is_main_) {
@@ -57,16 +57,16 @@ class SaveHistory {
     last_call_ = step;
   }
   /// A checkpoint was committed: earlier failures no longer count.
-  void note_saved(const SavedStep& saved) {
+  void record_saved(const SavedStep& saved) {
     newest_ = saved;
     failures_in_a_row_ = 0;
     failure_.reset();
     survival_unknown_ = false;
   }
   /// The run continues from a checkpoint.
-  void note_restored(const SavedStep& saved) { newest_ = saved; }
+  void record_restored(const SavedStep& saved) { newest_ = saved; }
   /// Logs the failure, or throws SaveFailure if it is the max_failures-th in a row.
-  void note_failure(int64_t done, int rank, const std::string& reason) {
+  void record_failure(int64_t done, int rank, const std::string& reason) {
     ++failures_in_a_row_;
     const auto message =
         concat("the checkpoint after ", done, " steps was not saved (failure ", failures_in_a_row_,

@@ -67,10 +67,10 @@ TEST_CASE("known damage does not count as a kept checkpoint until its name is re
   TemporaryFolder folder;
   CheckpointDir dir(ddp::system_file_ops(), in(folder), "");
   const auto first = save_one(dir, 1);
-  dir.note_damaged(first);
+  dir.record_damaged(first);
   REQUIRE(dir.retention().damaged == std::set<std::string>{first});
   REQUIRE(dir.retention().keep_last == 1);
-  dir.note_committed(first);
+  dir.record_committed(first);
   REQUIRE(dir.retention().damaged.empty());
   save_one(dir, 2);
   REQUIRE(dir.open(true).size() == 1);  // keep_last evicted step 1

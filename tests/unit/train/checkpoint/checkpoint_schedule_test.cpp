@@ -43,7 +43,7 @@ TEST_CASE("a save is due every_minutes after the start of the last one") {
   CheckpointSchedule schedule(scheduled(), kStart);
   REQUIRE_FALSE(schedule.is_due_by_time(kStart + 119s));
   REQUIRE(schedule.is_due_by_time(kStart + 120s));
-  schedule.note_save(kStart + 125s);
+  schedule.record_save(kStart + 125s);
   REQUIRE_FALSE(schedule.is_due_by_time(kStart + 244s));
   REQUIRE(schedule.is_due_by_time(kStart + 245s));
 }

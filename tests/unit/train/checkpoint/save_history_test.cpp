@@ -38,15 +38,15 @@ TEST_CASE("a step is saved again only for a metric that keep_best uses") {
 TEST_CASE("max_failures counts failures in a row") {
   auto history = history_with(KeepBest::Off);
   const auto log = stderr_of([&] {
-    history.note_failure(10, 1, "disk full");
+    history.record_failure(10, 1, "disk full");
     REQUIRE(history.failure()->rank == 1);
-    history.note_saved({20, true});
+    history.record_saved({20, true});
     REQUIRE_FALSE(history.failure());
     REQUIRE(history.newest().done == 20);
     REQUIRE(history.newest().has_metric);
-    history.note_failure(30, 1, "disk full");
+    history.record_failure(30, 1, "disk full");
     const auto message =
-        testing::message_of<SaveFailure>([&] { history.note_failure(40, 2, "quota exceeded"); });
+        testing::message_of<SaveFailure>([&] { history.record_failure(40, 2, "quota exceeded"); });
     REQUIRE(message ==
             "the checkpoint after 40 steps was not saved (failure 2 of at most 2 in a row, "
             "checkpoint.max_failures): rank 2: quota exceeded; earlier checkpoints are untouched");
@@ -58,8 +58,8 @@ TEST_CASE("max_failures counts failures in a row") {
 
 TEST_CASE("a failure is returned once, and a restore does not clear it") {
   auto history = history_with(KeepBest::Off);
-  stderr_of([&] { history.note_failure(10, 1, "disk full"); });
-  history.note_restored({5, false});
+  stderr_of([&] { history.record_failure(10, 1, "disk full"); });
+  history.record_restored({5, false});
   REQUIRE(history.newest().done == 5);
   REQUIRE(history.take_failure().value().rank == 1);
   REQUIRE_FALSE(history.take_failure());
@@ -68,16 +68,16 @@ TEST_CASE("a failure is returned once, and a restore does not clear it") {
 TEST_CASE("rank 0 logs once, at the first later step, that training continues") {
   const bool is_main = GENERATE(true, false);
   auto history = history_with(KeepBest::Off, is_main);
-  history.note_saved({8, false});
+  history.record_saved({8, false});
   const auto log = stderr_of([&] {
-    history.note_call(9);
-    history.note_failure(10, 1, "disk full");
-    history.note_call(9);
+    history.record_call(9);
+    history.record_failure(10, 1, "disk full");
+    history.record_call(9);
   });
   REQUIRE(num_found(log, "training continues") == 0);
   const auto later = stderr_of([&] {
-    history.note_call(10);
-    history.note_call(11);
+    history.record_call(10);
+    history.record_call(11);
   });
   REQUIRE(
       num_found(later,
