@@ -5,6 +5,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ops/shared/grad_slot.hpp"
+#include "optim/parameter_settings.hpp"
 
 namespace ddp::detail {
 
