@@ -73,12 +73,13 @@ void tie_names(const ExportedProgram& program, TensorMap& tensors) {
       same->is_used = same->is_used || is_used;
     }
   }
-  for (auto& [name, tensor] : tensors) {  // a strict export lists one name of each tensor
+  for (auto& entry : tensors) {  // a strict export lists one name of each tensor
+    at::Tensor& tensor = entry.second;
     const auto& others = known[memory_of(tensor)];
     const auto same = std::find_if(others.begin(), others.end(), [&](const Known& other) {
       return has_same_elements(other.tensor, tensor);
     });
-    if (inputs.count(name) == 0 && same != others.end()) {
+    if (inputs.count(entry.first) == 0 && same != others.end()) {
       tensor = same->tensor;
     }
   }
