@@ -59,7 +59,6 @@ struct Decompressor {
       }
     };
     info.client_data = this;
-    jpeg_create_decompress(&info);
   }
   ~Decompressor() { jpeg_destroy_decompress(&info); }
   Decompressor(const Decompressor&) = delete;
@@ -107,6 +106,7 @@ Outcome decode(Decompressor& decoder, const std::vector<uint8_t>& bytes, int den
   if (setjmp(decoder.on_error) != 0) {
     return Outcome::Failed;
   }
+  jpeg_create_decompress(&info);  // fails where the header is of another version than the library
   jpeg_mem_src(&info, bytes.data(), bytes.size());
   (void)jpeg_read_header(&info, TRUE);
   if (!has_parts(info)) {
