@@ -120,7 +120,7 @@ class Bench:
 
     def start(self, folder, *settings, timeout=40):
         words = [
-            os.path.join(self.options.build, PROGRAM),
+            self.options.program,
             *SETTINGS,
             "metrics.dir=",
             f"checkpoint.dir={folder}/checkpoint",
@@ -299,6 +299,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
     parser.add_argument("patterns", nargs="*", help="names of cells with *, as in 'forward.*.0'")
     parser.add_argument("--build", default="build", help="the build folder")
+    parser.add_argument("--program", help=f"the program of the ranks (default: {PROGRAM} there)")
     parser.add_argument("--phases", type=list_of(PHASES), default=PHASES)
     parser.add_argument("--signals", type=list_of(SIGNALS), default=SIGNALS)
     parser.add_argument("--victims", type=list_of(VICTIMS, int), default=VICTIMS)
@@ -320,6 +321,7 @@ def main():
         print("\n".join(cell.name for cell in cells))
         return 0 if cells else 64
     options.build = os.path.abspath(options.build)
+    options.program = options.program or os.path.join(options.build, PROGRAM)
     folder = tempfile.mkdtemp(prefix="kill_matrix_")
     try:
         reference = options.make_reference or options.reference or f"{folder}/whole"

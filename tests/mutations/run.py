@@ -172,6 +172,14 @@ def tests_of(mutation, registered):
     return [name for name in registered if any(re.fullmatch(pattern, name) for pattern in mutation.expect)]
 
 
+def starts_programs(command, build):
+    return any(word.startswith(f"{build}/") for word in command)
+
+
+def is_compiled(mutation):
+    return any(edit.file.endswith((".cpp", ".hpp", ".cu", ".cuh")) for edit in mutation.edits)
+
+
 def has_all_parts(build):
     """Whether the build registers all tests. Without CUDA it lacks those of GPUs."""
     parts = build / "ddp_parts.txt"
@@ -190,6 +198,12 @@ def check(mutations, build):
         for pattern in mutation.expect if registered else []:
             if not any(re.fullmatch(pattern, name) for name in registered):
                 problems.append(f"{mutation.table}: {mutation.name}: no test is named {pattern}")
+        tests = tests_of(mutation, registered)
+        if tests and is_compiled(mutation) and not any(starts_programs(registered[t], build) for t in tests):
+            problems.append(
+                f"{mutation.table}: {mutation.name}: the commands of its tests name no program, so none "
+                "would be built"
+            )
     for problem in problems:
         print(problem, file=sys.stderr)
     compared = (
