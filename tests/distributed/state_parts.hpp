@@ -45,7 +45,8 @@ inline StateDict with_all_parts(const StateDict& state) {
     for (const auto& part : sent.parts) {
       const auto numel = static_cast<int64_t>(part.bytes.size() / sizeof(float));
       auto values = at::empty({numel});
-      std::copy(part.bytes.begin(), part.bytes.end(), static_cast<char*>(values.mutable_data_ptr()));
+      std::copy(part.bytes.begin(), part.bytes.end(),
+                static_cast<char*>(values.mutable_data_ptr()));
       result.parts[part.key].push_back({part.slice, values});
     }
   }
