@@ -250,7 +250,9 @@ TEST_CASE("a weighted_backward counts if all parameters are frozen after its for
   require_equal(grads_of(*module), grads_of(*reference));
 }
 
-TEST_CASE("a backward under no_sync() of parameters that were frozen after its forward leaves nothing that waits") {
+TEST_CASE(
+    "a backward under no_sync() of parameters that were frozen after its forward leaves nothing "
+    "that waits") {
   Mlp module, reference;
   DistributedDataParallel model(module, group());
   {
