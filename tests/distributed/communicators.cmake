@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-ddp_add_test(NAME communicator SOURCES comm/collective_check_test.cpp comm/communicator_test.cpp
-             comm/communicator_groups_test.cpp comm/communicator_plan_test.cpp RANKS 1 2 4)
+ddp_add_test(NAME communicator SOURCES comm/collective_check_test.cpp comm/communicator_exchange_test.cpp
+             comm/communicator_groups_test.cpp comm/communicator_plan_test.cpp comm/communicator_test.cpp RANKS 1 2 4)
 if(DDP_HAS_MPI)
   # Owns MPI itself: no Context, Catch2's plain main.
   add_executable(mpi_communicator comm/mpi_communicator_test.cpp)
