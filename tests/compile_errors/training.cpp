@@ -47,6 +47,13 @@ void save_wrong_objects(const ddp::Context& context, ddp::DataParallelModel& mod
   ddp::Checkpointer of_const(context, {}, {model, scaler});
 }
 
+void step_without_a_rate(ddp::Optimizer& optimizer) {
+  // error: use of deleted function 'void ddp::Optimizer::step(
+  optimizer.step({});
+  optimizer.step();  // right, for comparison
+  optimizer.step({.lr = 0.1});
+}
+
 void log_wrong_metrics(ddp::Metrics& metrics) {
   // error: a metric is a number, a one-element tensor, or a number of a GraphedStep's log
   metrics.log("scores", std::vector<double>{0.1, 0.2});

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-ddp_add_test(NAME communicator SOURCES comm/collective_check_test.cpp comm/communicator_test.cpp
-             comm/communicator_groups_test.cpp comm/communicator_plan_test.cpp RANKS 1 2 4)
+ddp_add_test(NAME communicator SOURCES comm/collective_check_test.cpp comm/communicator_exchange_test.cpp
+             comm/communicator_groups_test.cpp comm/communicator_plan_test.cpp comm/communicator_test.cpp RANKS 1 2 4)
+# Collectives with gradients against one process.
+ddp_add_test(NAME functional SOURCES comm/functional_model_test.cpp comm/functional_test.cpp RANKS 1 2 4 TIMEOUT 120)
+target_compile_definitions(functional PRIVATE DDP_GOLDEN_DIR="${PROJECT_SOURCE_DIR}/tests/golden")
 if(DDP_HAS_MPI)
   # Owns MPI itself: no Context, Catch2's plain main.
   add_executable(mpi_communicator comm/mpi_communicator_test.cpp)

@@ -37,6 +37,13 @@ foreach(_split 1:32:1 1:8:4 2:16:1 2:8:2)
                            train.grad_accum_steps=${_micro}
                  OUTPUT "0:step 4/4 | loss 2.5591")
 endforeach()
+# 32 images a step, however they are split, give the same loss after six steps. Every view is compared with the 63 others.
+foreach(_ranks 1 2 4)
+  ddp_add_recipe(contrastive contrastive ${_ranks}
+                 ARGUMENTS ${_run} data.path=${PROJECT_SOURCE_DIR}/data/cifar10-sample data.num_samples=160
+                           loader.global_batch_size=32 train.max_steps=6 metrics.log_every=6 lr_schedule.lr=0.5
+                 OUTPUT "0:step 6/6 | loss 3.3856")
+endforeach()
 ddp_add_recipe(own_settings own_settings 1
                ARGUMENTS ${_images} train.max_steps=3 model.hidden=32,16 model.activation=tanh train.label_smoothing=0.1
                          optimizer.beta2=0.95

@@ -51,6 +51,10 @@ ddp_add_wait(backward "*:70" "" "0:rank 1 (" "0:in the control plane's all_gathe
              "0:heard in time" "0:left in time" "1:left in time")
 ddp_add_wait(frozen "*:70" "" "0:rank 1 (" "0:in the control plane's all_gather of 'requires_grad of bias' after"
              "0:at step 3 in forward in all_reduce #" "0:heard in time" "0:left in time" "1:left in time")
+ddp_add_wait(gradient_checked "*:70" "" "0: differs: rank 0 called reduce_scatter (sum of 24 Float), rank 1 called all_gather (24 Float);"
+             "0:left in time" "1:left in time")
+ddp_add_wait(thrown "*:1" "" "0:first cause: rank 1 (" "0:at step 3 in forward: my loss is wrong" "0:heard in time"
+             "0:left in time" "2:left in time")
 ddp_add_wait(places "*:0" "" "0:caught at step 3" "1:caught at step 3" "0:left in time")
 ddp_add_wait(uneven_checked "*:70" "" "0:first cause: rank 1 (" "0: left at step 2 in forward"
              "0: waits at step 3 in forward in the check of all_reduce #4 (sum of 100 Float)"

@@ -10,7 +10,7 @@
 A table, <area>.yaml, is a list of mutations. A comment names the page and the section whose promises the
 mutations below it break. Each promise has one mutation.
 
-    # semantics.md: Collectives
+    # semantics_collectives.md: Backends and checks
     - name: comm_mean_not_divided
       why: what goes wrong (optional)
       expect: [communicator_r2]

@@ -4,6 +4,7 @@
 
 #include "ddp/amp/amp.hpp"
 #include "ddp/comm/context.hpp"
+#include "ddp/comm/functional.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/safetensors.hpp"

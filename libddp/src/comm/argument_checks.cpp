@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/argument_checks.hpp"
 
+#include <algorithm>
+#include <numeric>
 #include <string_view>
 
 #include "ddp/core/error.hpp"
@@ -68,30 +70,73 @@ void check_rank(const Communicator& group, const char* operation, const char* na
   }
 }
 
+void check_same_dtype(const char* operation, const char* name, const at::Tensor& tensor,
+                      const char* other_name, const at::Tensor& other) {
+  if (tensor.scalar_type() != other.scalar_type()) {
+    refuse(operation, name, " has dtype ", tensor.scalar_type(), ", but ", other_name, " has ",
+           other.scalar_type(), "; both must be equal");
+  }
+}
+
+bool overlap(const at::Tensor& a, const at::Tensor& b) {
+  const auto* begin_a = static_cast<const char*>(a.const_data_ptr());
+  const auto* begin_b = static_cast<const char*>(b.const_data_ptr());
+  return begin_b < begin_a + a.nbytes() && begin_a < begin_b + b.nbytes();
+}
+
+// `part` is this rank's own part, at `offset` bytes of `whole`, or lies elsewhere.
+void check_place(const char* operation, const char* whole_name, const at::Tensor& whole,
+                 const char* part_name, const at::Tensor& part, int64_t offset) {
+  const auto place = static_cast<const char*>(part.const_data_ptr()) -
+                     static_cast<const char*>(whole.const_data_ptr());
+  if (overlap(whole, part) && place != offset) {
+    refuse(operation, part_name, " overlaps ", whole_name, " in memory at byte ", place,
+           "; in place it must be this rank's own part, at byte ", offset);
+  }
+}
+
 // `whole` holds one part per rank.
 void check_parts(const Communicator& group, const char* operation, const char* whole_name,
                  const at::Tensor& whole, const char* part_name, const at::Tensor& part) {
   check_tensor(group, operation, whole_name, whole);
   check_tensor(group, operation, part_name, part);
-  if (whole.scalar_type() != part.scalar_type()) {
-    refuse(operation, whole_name, " has dtype ", whole.scalar_type(), ", but ", part_name, " has ",
-           part.scalar_type(), "; both must be equal");
-  }
+  check_same_dtype(operation, whole_name, whole, part_name, part);
   if (whole.numel() != part.numel() * group.world_size()) {
     refuse(operation, whole_name, " has ", whole.numel(), " elements, but needs ",
            group.world_size(), " (ranks) x ", part.numel(), " (elements of ", part_name,
            ") = ", part.numel() * group.world_size());
   }
-  const auto* whole_begin = static_cast<const char*>(whole.const_data_ptr());
-  const auto* part_begin = static_cast<const char*>(part.const_data_ptr());
-  const auto whole_bytes = static_cast<int64_t>(whole.nbytes());
-  const auto part_bytes = static_cast<int64_t>(part.nbytes());
-  const bool overlaps =
-      part_begin < whole_begin + whole_bytes && whole_begin < part_begin + part_bytes;
-  if (overlaps && !is_own_part(whole, part, group.rank())) {
-    refuse(operation, part_name, " overlaps ", whole_name, " in memory at byte ",
-           part_begin - whole_begin, "; in place it must be this rank's own part, at byte ",
-           group.rank() * part_bytes);
+  check_place(operation, whole_name, whole, part_name, part,
+              group.rank() * static_cast<int64_t>(part.nbytes()));
+}
+
+// `tensor` has `sizes[r]` rows for rank r.
+void check_rows(const Communicator& group, const char* operation, const char* name,
+                const at::Tensor& tensor, const char* sizes_name, at::IntArrayRef sizes) {
+  check_tensor(group, operation, name, tensor);
+  if (tensor.dim() == 0 || !tensor.is_contiguous()) {
+    refuse(operation, name, " of shape ", tensor.sizes(), " and strides ", tensor.strides(),
+           " has no contiguous rows; fix: use tensor.contiguous() with one dimension or more");
+  }
+  if (static_cast<int64_t>(sizes.size()) != group.world_size()) {
+    refuse(operation, sizes_name, " has ", sizes.size(), " entries, but the group has ",
+           group.world_size(), " ranks");
+  }
+  if (std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; })) {
+    refuse(operation, sizes_name, "=", sizes, " has a negative entry; allowed are 0 or more");
+  }
+  const auto sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  if (sum != tensor.size(0)) {
+    refuse(operation, name, " has ", tensor.size(0), " rows, but ", sizes_name, "=", sizes,
+           " has the sum ", sum);
+  }
+}
+
+void check_same_rows(const char* operation, const at::Tensor& output, const at::Tensor& input) {
+  check_same_dtype(operation, "output", output, "input", input);
+  if (row_elements(output) != row_elements(input)) {
+    refuse(operation, "output has rows of ", row_elements(output), " elements, but input of ",
+           row_elements(input), "; both must be equal");
   }
 }
 
@@ -118,6 +163,77 @@ void check_all_gather(const Communicator& group, const at::Tensor& output,
   check_parts(group, "all_gather", "output", output, "input", input);
 }
 
+void check_reduce(const Communicator& group, const at::Tensor& tensor, int root, ReduceOp op) {
+  check_tensor(group, "reduce", "tensor", tensor);
+  check_op("reduce", tensor, op);
+  check_rank(group, "reduce", "root", root);
+}
+
+void check_all_gather(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
+                      at::IntArrayRef sizes) {
+  check_rows(group, "all_gather", "output", output, "sizes", sizes);
+  check_tensor(group, "all_gather", "input", input);
+  const auto rank = static_cast<size_t>(group.rank());
+  if (input.dim() == 0 || !input.is_contiguous() || input.size(0) != sizes[rank]) {
+    refuse("all_gather", "input of shape ", input.sizes(), " and strides ", input.strides(),
+           " is not contiguous with ", sizes[rank], " rows, this rank's entry of sizes=", sizes);
+  }
+  check_same_rows("all_gather", output, input);
+  const auto before = std::accumulate(sizes.begin(), sizes.begin() + group.rank(), int64_t{0});
+  check_place("all_gather", "output", output, "input", input,
+              before * row_elements(output) * static_cast<int64_t>(output.element_size()));
+}
+
+void check_all_to_all(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
+                      at::IntArrayRef output_sizes, at::IntArrayRef input_sizes) {
+  if (output_sizes.empty() != input_sizes.empty()) {
+    refuse("all_to_all", "output_sizes=", output_sizes, " and input_sizes=", input_sizes,
+           "; fix: give both or none");
+  }
+  if (output_sizes.empty()) {
+    check_tensor(group, "all_to_all", "output", output);
+    check_tensor(group, "all_to_all", "input", input);
+    check_same_dtype("all_to_all", "output", output, "input", input);
+    if (output.numel() != input.numel() || input.numel() % group.world_size() != 0) {
+      refuse("all_to_all", "input has ", input.numel(), " elements and output ", output.numel(),
+             "; both must have the same multiple of ", group.world_size(),
+             ", the number of ranks; fix: give sizes for unequal parts");
+    }
+  } else {
+    check_rows(group, "all_to_all", "output", output, "output_sizes", output_sizes);
+    check_rows(group, "all_to_all", "input", input, "input_sizes", input_sizes);
+    check_same_rows("all_to_all", output, input);
+    const auto rank = static_cast<size_t>(group.rank());
+    if (output_sizes[rank] != input_sizes[rank]) {
+      refuse("all_to_all", "this rank sends itself ", input_sizes[rank], " rows, but expects ",
+             output_sizes[rank]);
+    }
+  }
+  if (overlap(output, input)) {
+    refuse("all_to_all", "output overlaps input in memory; fix: give another output");
+  }
+}
+
+void check_gather(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
+                  int root) {
+  check_rank(group, "gather", "root", root);
+  if (group.rank() == root) {
+    check_parts(group, "gather", "output", output, "input", input);
+  } else {
+    check_tensor(group, "gather", "input", input);
+  }
+}
+
+void check_scatter(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
+                   int root) {
+  check_rank(group, "scatter", "root", root);
+  if (group.rank() == root) {
+    check_parts(group, "scatter", "input", input, "output", output);
+  } else {
+    check_tensor(group, "scatter", "output", output);
+  }
+}
+
 void check_peer(const Communicator& group, const char* operation, const at::Tensor& tensor,
                 int peer) {
   const bool sends = std::string_view(operation) == "send";
@@ -127,6 +243,10 @@ void check_peer(const Communicator& group, const char* operation, const at::Tens
     refuse(operation, sends ? "destination=" : "source=", peer,
            " is this rank itself; fix: name another rank");
   }
+}
+
+int64_t row_elements(const at::Tensor& tensor) {
+  return c10::multiply_integers(tensor.sizes().slice(1));
 }
 
 bool is_own_part(const at::Tensor& whole, const at::Tensor& part, int rank) {

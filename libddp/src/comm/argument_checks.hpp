@@ -15,9 +15,22 @@ void check_broadcast(const Communicator& group, const at::Tensor& tensor, int ro
 void check_reduce_scatter(const Communicator& group, const at::Tensor& output,
                           const at::Tensor& input, ReduceOp op);
 void check_all_gather(const Communicator& group, const at::Tensor& output, const at::Tensor& input);
+void check_reduce(const Communicator& group, const at::Tensor& tensor, int root, ReduceOp op);
+/// For the form with `sizes`.
+void check_all_gather(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
+                      at::IntArrayRef sizes);
+void check_all_to_all(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
+                      at::IntArrayRef output_sizes, at::IntArrayRef input_sizes);
+void check_gather(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
+                  int root);
+void check_scatter(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
+                   int root);
 /// `operation` is "send" or "recv".
 void check_peer(const Communicator& group, const char* operation, const at::Tensor& tensor,
                 int peer);
+
+/// Number of elements in a row of dimension 0.
+int64_t row_elements(const at::Tensor& tensor);
 
 /// Whether `part` is this rank's own part of `whole` (the in-place forms).
 bool is_own_part(const at::Tensor& whole, const at::Tensor& part, int rank);

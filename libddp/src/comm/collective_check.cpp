@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/collective_check.hpp"
 
+#include <charconv>
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "core/control/running_clock.hpp"
 #include "ddp/core/error.hpp"
@@ -63,6 +65,63 @@ class CollectiveCheck::Calls {
   std::map<int64_t, std::string> waiting_;  // by number
 };
 
+namespace {
+
+// "all_to_all (Float, uneven)\n2 4:5 0:3 ": the rank, then sent:expected of each other rank. Pairs
+// that do not fit are left out.
+std::string with_sizes(const std::string& call, const std::optional<ExchangeSizes>& sizes) {
+  if (!sizes) {
+    return call;
+  }
+  auto text = concat(call, "\n", sizes->rank, " ");
+  for (size_t i = 0; i < sizes->sent.size(); ++i) {
+    const auto pair = concat(sizes->sent[i], ":", sizes->expected[i], " ");
+    if (text.size() + pair.size() > GroupExchange::kMaxExchangeBytes) {
+      break;
+    }
+    text += pair;
+  }
+  return text;
+}
+
+std::string without_sizes(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+ExchangeSizes read_sizes(const std::string& text) {
+  ExchangeSizes sizes;
+  const char* at = text.data() + text.find('\n') + 1;
+  const char* const end = text.data() + text.size();
+  at = std::from_chars(at, end, sizes.rank).ptr + 1;
+  while (at < end) {
+    at = std::from_chars(at, end, sizes.sent.emplace_back()).ptr + 1;
+    at = std::from_chars(at, end, sizes.expected.emplace_back()).ptr + 1;
+  }
+  return sizes;
+}
+
+// Describes the first pair of ranks whose sizes differ; "" if all fit. `texts`: by rank of the job.
+std::string find_different_sizes(const std::map<int, std::string>& texts) {
+  std::vector<std::pair<int, ExchangeSizes>> ranks;
+  for (const auto& [rank, text] : texts) {
+    ranks.emplace_back(rank, read_sizes(text));
+  }
+  for (const auto& [from, of_sender] : ranks) {
+    for (const auto& [to, of_receiver] : ranks) {
+      const auto sender = static_cast<size_t>(of_sender.rank);
+      const auto receiver = static_cast<size_t>(of_receiver.rank);
+      if (receiver < of_sender.sent.size() && sender < of_receiver.expected.size() &&
+          of_sender.sent[receiver] != of_receiver.expected[sender]) {
+        return concat("rank ", from, " sends ", of_sender.sent[receiver], " elements to rank ", to,
+                      ", which expects ", of_receiver.expected[sender]);
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string describe_call(const char* operation, const at::Tensor& tensor,
                           std::optional<ReduceOp> op, std::optional<int> root) {
   if (!tensor.defined()) {
@@ -102,7 +161,8 @@ CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_
 }
 
 int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseconds limit,
-                                 const std::function<void()>& poll) {
+                                 const std::function<void()>& poll,
+                                 const std::optional<ExchangeSizes>& sizes) {
   const Calls::Waiting waiting(*calls_, call);
   const auto number = waiting.number;
   const auto exchange = exchange_.lock();
@@ -110,23 +170,30 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
     return number;  // the context was closed, which the call itself will report
   }
   RunningLimit running_limit(limit);
-  const auto calls = exchange->exchange(xxh3(concat(group_, " #", number)), num_ranks_, call, [&] {
+  const auto check_limit = [&] {
     poll();
     if (running_limit.is_over()) {
       throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
                                  call, ", and not all of the ", num_ranks_,
                                  " ranks called a collective within ", limit.count(), " ms"));
     }
-  });
-  const auto& [first_rank, first_call] = *calls.begin();
-  for (const auto& [rank, other_call] : calls) {
-    if (other_call != first_call) {
+  };
+  const auto calls = exchange->exchange(xxh3(concat(group_, " #", number)), num_ranks_,
+                                        with_sizes(call, sizes), check_limit);
+  const int first_rank = calls.begin()->first;
+  const auto first_call = without_sizes(calls.begin()->second);
+  for (const auto& [rank, text] : calls) {
+    if (const auto other_call = without_sizes(text); other_call != first_call) {
       throw MismatchError(concat("collective #", number, " of ", group_, " differs: rank ",
                                  first_rank, " called ", first_call, ", rank ", rank, " called ",
                                  other_call,
                                  "; fix: call the same operations in the same order on all "
                                  "ranks of a group, with tensors of equal size and dtype"));
     }
+  }
+  if (const auto difference = sizes ? find_different_sizes(calls) : ""; !difference.empty()) {
+    throw MismatchError(concat("collective #", number, " of ", group_, ", ", call, ": ", difference,
+                               "; fix: each rank's sizes must fit those of the others"));
   }
   return number;
 }

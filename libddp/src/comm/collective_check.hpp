@@ -16,6 +16,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/exchange.hpp"
 #include "core/control/plane_interfaces.hpp"
 #include "core/control/rank_position.hpp"
 #include "ddp/comm/communicator.hpp"
@@ -41,8 +42,11 @@ class CollectiveCheck {
   /// Throws MismatchError naming both sides, on all ranks of the group, if `call` differs on any.
   /// Throws PeerLostError if a rank makes no call within `limit`. Calls `poll` while waiting;
   /// `poll` ends the wait by throwing. Returns the number of the call. Any thread.
+  /// With `sizes` also compares what each rank sends with what the other expects. A message has
+  /// room for the sizes of the first 10 ranks or more.
   int64_t compare(const std::string& call, std::chrono::milliseconds limit,
-                  const std::function<void()>& poll);
+                  const std::function<void()>& poll,
+                  const std::optional<ExchangeSizes>& sizes = std::nullopt);
 
   /// Makes the check of a group that the split with call number `split` made.
   std::shared_ptr<CollectiveCheck> of_group(int64_t split, int color, int num_ranks) const;

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "comm/exchange.hpp"
 #include "comm/launch_sequencer.hpp"
 #include "comm/tuning/group_choices.hpp"
 
@@ -26,6 +27,23 @@ const char* to_string(ReduceOp op) {
 
 Communicator::Communicator(Membership membership, const Communicator* parent)
     : GroupParts(*this, parent), membership_(std::move(membership)) {}
+
+WorkPtr Communicator::all_gather(at::Tensor output, at::Tensor input, at::IntArrayRef sizes) {
+  return exchange(detail::all_gather_exchange(*this, output, input, sizes));
+}
+
+WorkPtr Communicator::all_to_all(at::Tensor output, at::Tensor input, at::IntArrayRef output_sizes,
+                                 at::IntArrayRef input_sizes) {
+  return exchange(detail::all_to_all_exchange(*this, output, input, output_sizes, input_sizes));
+}
+
+WorkPtr Communicator::gather(at::Tensor output, at::Tensor input, int root) {
+  return exchange(detail::gather_exchange(*this, output, input, root));
+}
+
+WorkPtr Communicator::scatter(at::Tensor output, at::Tensor input, int root) {
+  return exchange(detail::scatter_exchange(*this, output, input, root));
+}
 
 GroupScope::GroupScope(Communicator& communicator) : communicator_(communicator) {
   communicator_.group_start();

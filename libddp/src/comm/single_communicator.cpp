@@ -9,6 +9,7 @@
 
 #include "comm/argument_checks.hpp"
 #include "comm/communicator_state.hpp"
+#include "comm/exchange.hpp"
 #include "comm/job/cuda_device.hpp"
 #include "comm/thread_group.hpp"
 #include "comm/tuning/group_choices.hpp"
@@ -84,6 +85,11 @@ class SingleCommunicator final : public Communicator, public detail::BackendMeas
     detail::check_all_gather(*this, output, input);
     return copy(output, input);
   }
+  WorkPtr reduce(at::Tensor tensor, int root, ReduceOp op) override {
+    check_usable("reduce");
+    detail::check_reduce(*this, tensor, root, op);
+    return completed();
+  }
   WorkPtr send(at::Tensor tensor, int destination) override {
     check_usable("send");
     detail::check_peer(*this, "send", tensor, destination);
@@ -106,6 +112,10 @@ class SingleCommunicator final : public Communicator, public detail::BackendMeas
     return std::make_shared<SingleCommunicator>(device_, membership(), this);
   }
   void abort(const std::string& reason) override { state_.abort(reason); }
+  WorkPtr exchange(const detail::Exchange& exchange) override {
+    check_usable(exchange.name);
+    return copy(exchange.output, exchange.input);  // the only part is the whole tensor
+  }
   detail::BackendMeasurements* measurements() override { return this; }
   Plan::Identity plan_identity() const override { return detail::kernels_identity(device_); }
 

@@ -12,7 +12,9 @@ namespace ddp::detail {
 
 inline void require_lr(const StepScalars& scalars) {
   if (!scalars.lr.defined()) {
-    throw SettingsError("Optimizer::step needs a learning rate: step({.lr = 0.1})");
+    throw SettingsError(
+        "Optimizer::step needs a learning rate, because this optimizer stores none; fix: step(0.1) "
+        "or step(lr_schedule.at(step)). Only optimizers of wrap_optimizer have rates of their own");
   }
 }
 

@@ -113,7 +113,7 @@ void TorchOptimizer::set_lr(double lr) {
     throw SettingsError(
         "Optimizer::step has a learning rate, but every group of the wrapped optimizer was made "
         "with 0, so their ratios are unknown; fix: make the optimizer with the groups' rates, or "
-        "call step({}) to keep them");
+        "call step() to keep them");
   }
   for (size_t i = 0; i < lr_ratios_.size(); ++i) {
     optimizer_->param_groups()[i].options().set_lr(lr * lr_ratios_[i]);

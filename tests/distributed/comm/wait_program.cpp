@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/control/failure/failure_cause.hpp"
+#include "ddp/comm/functional.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
@@ -40,7 +41,7 @@ void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
   visitor.field({.name = "fault",
                  .doc = "what goes wrong",
                  .choices = {"none", "uneven", "plane", "operation", "save", "stop", "backward",
-                             "places", "frozen"}},
+                             "places", "frozen", "gradient", "thrown"}},
                 options.fault);
 }
 
@@ -126,6 +127,24 @@ void train_unlike_frozen(ddp::Context& context) {
       start = Clock::now();
     }
     model.forward(torch::ones({2, 4}, context.device())).sum().backward();
+  }
+}
+
+// From step 3 on rank 1 needs no gradient of an all_gather, or it fails after its forward. The
+// other ranks wait in the backward.
+void train_without_a_gradient(ddp::Context& context, bool throws) {
+  for (int64_t step = 0; step < 6; ++step) {
+    context.set_progress(step, "forward");
+    const bool is_odd = step >= 3 && context.rank() == 1;
+    const auto input = torch::ones({2, 4}, context.device()).set_requires_grad(!is_odd || throws);
+    const auto all = ddp::all_gather_with_grad(input, context.communicator());
+    if (is_odd && throws) {
+      start = Clock::now();
+      throw std::runtime_error("my loss is wrong");
+    }
+    if (all.requires_grad()) {
+      all.sum().backward();
+    }
   }
 }
 
@@ -261,6 +280,8 @@ int main(int argc, char** argv) {
       train_past_an_exception(context);
     } else if (fault == "frozen") {
       train_unlike_frozen(context);
+    } else if (fault == "gradient" || fault == "thrown") {
+      train_without_a_gradient(context, fault == "thrown");
     } else if (fault == "places") {
       train_past_exceptions(context);
     } else {

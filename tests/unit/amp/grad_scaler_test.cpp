@@ -72,6 +72,19 @@ TEST_CASE("a disabled scaler passes everything through", "[amp]") {
   scaler.load_state_dict({});
 }
 
+TEST_CASE("a step without a rate keeps that of a wrapped optimizer", "[amp]") {
+  for (const auto& options : {AmpOptions(), enabled()}) {
+    GradScaler scaler(options);
+    Fixture f;
+    const auto inner = std::make_shared<torch::optim::SGD>(std::vector<at::Tensor>{f.weight}, 0.25);
+    const auto optimizer = ddp::wrap_optimizer(inner, {{"w", f.weight}});
+    f.backward(scaler);
+    scaler.step(*optimizer);
+    scaler.update();
+    CHECK(at::equal(f.weight.detach(), at::full({3}, 0.75F)));
+  }
+}
+
 TEST_CASE("unscale_, clip and step compose", "[amp]") {
   GradScaler scaler(enabled());
   Fixture f;

@@ -43,6 +43,27 @@ TEST_CASE("a group of one is the identity") {
   comm->barrier();
 }
 
+TEST_CASE("in a group of one each exchange copies the whole tensor, unless it is in place") {
+  auto comm = ddp::make_single_communicator(at::kCPU);
+  const auto rows = at::arange(6, at::kFloat).view({3, 2});
+  auto output = at::zeros({3, 2});
+  const auto require_copied = [&](const ddp::WorkPtr& work) {
+    work->wait();
+    CHECK(output.equal(rows));
+    output.zero_();
+  };
+  require_copied(comm->all_gather(output, rows, {3}));
+  require_copied(comm->all_to_all(output, rows));
+  require_copied(comm->all_to_all(output, rows, {3}, {3}));
+  require_copied(comm->gather(output, rows));
+  require_copied(comm->scatter(output, rows));
+  auto same = rows.clone();
+  comm->all_gather(same, same, {3})->wait();
+  comm->reduce(same)->wait();
+  CHECK(same.equal(rows));
+  comm->all_to_all(at::zeros({0, 2}), at::zeros({0, 2}), {0}, {0})->wait();
+}
+
 TEST_CASE("copies keep the memory order, not the index order") {
   auto comm = ddp::make_single_communicator(at::kCPU);
   auto in =

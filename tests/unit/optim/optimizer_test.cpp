@@ -363,6 +363,7 @@ TEST_CASE("Wrong parameters and steps are refused by name", "[optim]") {
   weight.mutable_grad() = at::ones({2, 2});
   CHECK(
       contains(message_of([&] { optimizer->step(ddp::StepScalars{}); }), "needs a learning rate"));
+  CHECK(contains(message_of([&] { optimizer->step(); }), "fix: step(0.1)"));
   weight.mutable_grad() = at::ones({2, 2}).to_sparse();
   CHECK(contains(message_of([&] { optimizer->step(0.1); }), "gradient of w is sparse"));
 }

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "ddp/optim/make_optimizer.hpp"
 #include "support/catch.hpp"
 #include "unit/optim/optim_test_support.hpp"
 
@@ -87,6 +88,28 @@ TEST_CASE("The adapter sets learning rates and keeps the groups' ratios", "[opti
   CHECK(at::equal(parameters[0].tensor.detach(), a - 0.25));
   CHECK_FALSE(optimizer.capturable());
   CHECK_FALSE(optimizer.supports_found_inf());
+}
+
+TEST_CASE("A step without arguments keeps the groups' rates, also those set later", "[optim]") {
+  NamedParameters parameters = two_parameters();
+  auto groups = std::vector<torch::optim::OptimizerParamGroup>{
+      torch::optim::OptimizerParamGroup({parameters[0].tensor},
+                                        std::make_unique<torch::optim::SGDOptions>(1.0)),
+      torch::optim::OptimizerParamGroup({parameters[1].tensor},
+                                        std::make_unique<torch::optim::SGDOptions>(0.25))};
+  const auto inner = std::make_shared<torch::optim::SGD>(groups, torch::optim::SGDOptions(1.0));
+  const auto optimizer = ddp::wrap_optimizer(inner, parameters);
+  const at::Tensor a = parameters[0].tensor.detach().clone();
+  const at::Tensor b = parameters[1].tensor.detach().clone();
+  parameters[0].tensor.mutable_grad() = at::ones_like(a);
+  parameters[1].tensor.mutable_grad() = at::ones_like(b);
+  optimizer->step();
+  CHECK(at::equal(parameters[0].tensor.detach(), a - 1));
+  CHECK(at::equal(parameters[1].tensor.detach(), b - 0.25));
+  inner->param_groups()[1].options().set_lr(0.5);  // as a scheduler of torch::optim does
+  optimizer->step();
+  CHECK(at::equal(parameters[0].tensor.detach(), a - 2));
+  CHECK(at::equal(parameters[1].tensor.detach(), b - 0.75));
 }
 
 TEST_CASE("The adapter wants every parameter's name", "[optim]") {

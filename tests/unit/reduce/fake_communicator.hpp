@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/exchange.hpp"
 #include "comm/tuning/group_choices.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
@@ -76,6 +77,9 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
     output.copy_(at::cat({input.reshape({-1}), other.reshape({-1})}).view(output.sizes()));
     return add("all_gather", output, ddp::ReduceOp::Sum, [] {});
   }
+  ddp::WorkPtr reduce(at::Tensor tensor, int /*root*/, ddp::ReduceOp op) override {
+    return reduce("reduce", tensor, op);
+  }
   ddp::WorkPtr send(at::Tensor tensor, int /*destination*/) override {
     return add("send", tensor, ddp::ReduceOp::Sum, [] {});
   }
@@ -96,6 +100,9 @@ class FakeCommunicator final : public ddp::Communicator, public ddp::detail::Bac
   std::vector<ddp::AllReduceRow> measure_all_reduce() override { return measured_rows; }
 
  private:
+  ddp::WorkPtr exchange(const ddp::detail::Exchange& exchange) override {
+    return add(exchange.name, exchange.any_tensor(), ddp::ReduceOp::Sum, [] {});
+  }
   ddp::WorkPtr add(const char* operation, const at::Tensor& tensor, ddp::ReduceOp op,
                    std::function<void()> reduce) {
     calls.push_back({operation, tensor, op, std::make_shared<FakeWork>(std::move(reduce))});

@@ -70,6 +70,7 @@ class GradScaler : public Stateful {
   /// Calls optimizer.step unless a gradient has inf or NaN.
   void step(Optimizer& optimizer, const StepScalars& scalars);
   void step(Optimizer& optimizer, StepScalar lr);
+  void step(Optimizer& optimizer) { step(optimizer, StepScalars{}); }  ///< see Optimizer::step()
 
   /// Returns the unscaled norm before clipping. `max_norm` <= 0 only measures. `.grad` keeps what
   /// backward wrote (with zero1: undefined). With `skip_non_finite` a disabled scaler also skips a

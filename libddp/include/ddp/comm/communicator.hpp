@@ -6,15 +6,19 @@
 //   and dtype. Tensors are non-overlapping and dense; elements are sent in memory order.
 // - A call returns at once. CUDA calls run on the communicator's own stream, which first waits for
 //   the caller's stream. A progress thread executes CPU calls. Use results only after Work::wait().
+// - Sizes count rows of dimension 0, by rank, as PyTorch's split sizes. Such tensors are
+//   contiguous, and rows of all ranks have equal shapes. A rank may have 0 rows.
 // - The calls of a communicator run one after the other. Work::wait() waits for its call and for
 //   earlier ones, never for a later one. On CUDA each call has an event of its own for that, except
 //   that the calls of a GroupScope have one together.
 // - Dtypes: float32/64, float16, bfloat16, int8..int64, uint8 and bool. Avg takes floating types
-//   only. It divides float16 before it adds, so a finite mean never overflows; docs/semantics.md
-//   has the other types. For bool, Sum and Max are "or", Product and Min are "and".
+//   only. It divides float16 before it adds, so a finite mean never overflows;
+//   docs/semantics_collectives.md has the other types. For bool, Sum and Max are "or", Product and
+//   Min are "and".
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include <chrono>
 #include <memory>
@@ -25,6 +29,9 @@
 #include "ddp/detail/group_parts.hpp"
 
 namespace ddp {
+namespace detail {
+struct Exchange;
+}
 
 /// A collective that has been started. It holds its tensors until wait() returns, or until it is
 /// destroyed after its end.
@@ -62,6 +69,23 @@ class Communicator : public detail::GroupParts {
   /// `output` has world_size times the elements of `input`, in rank order. `input` may be this
   /// rank's part of `output`.
   virtual WorkPtr all_gather(at::Tensor output, at::Tensor input) = 0;
+  /// Like broadcast() in reverse: `root` receives the reduced tensor in place, the other ranks keep
+  /// their tensors.
+  virtual WorkPtr reduce(at::Tensor tensor, int root = 0, ReduceOp op = ReduceOp::Sum) = 0;
+
+  // These send one message to each rank that receives something.
+  /// Rank r has `sizes[r]` rows, and `output` has the rows of all ranks. `sizes` is equal on all
+  /// ranks. `input` may be this rank's part of `output`.
+  WorkPtr all_gather(at::Tensor output, at::Tensor input, at::IntArrayRef sizes);
+  /// Sends part r of `input` to rank r. Part r of `output` comes from rank r. The parts are equal,
+  /// or have these numbers of rows (PyTorch's output_split_sizes and input_split_sizes).
+  WorkPtr all_to_all(at::Tensor output, at::Tensor input, at::IntArrayRef output_sizes = {},
+                     at::IntArrayRef input_sizes = {});
+  /// Like all_gather() on `root`. Other ranks may give an undefined `output`.
+  WorkPtr gather(at::Tensor output, at::Tensor input, int root = 0);
+  /// Rank r receives part r of root's `input`, of which `output` may be its own part. Other ranks
+  /// may give an undefined `input`.
+  WorkPtr scatter(at::Tensor output, at::Tensor input, int root = 0);
   virtual WorkPtr send(at::Tensor tensor, int destination) = 0;  ///< to that rank's recv()
   virtual WorkPtr recv(at::Tensor tensor, int source) = 0;       ///< in place, as sent
   virtual void barrier() = 0;  ///< the host waits until every rank of the group has called
@@ -82,6 +106,8 @@ class Communicator : public detail::GroupParts {
   virtual void set_step(int64_t /*step*/) {}
 
  protected:
+  virtual WorkPtr exchange(const detail::Exchange& exchange) = 0;  ///< checked, not yet compared
+
   /// A group made by split() names its `parent`.
   explicit Communicator(Membership membership, const Communicator* parent = nullptr);
 

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@
 #include "ddp/detail/step_scalar.hpp"
 
 namespace ddp {
+namespace detail {
+class NoRate;  // nothing converts to it
+}
 
 /// The inputs of one optimizer step: each is absent, a double or a 0-dim float32 tensor. A captured
 /// step takes tensors.
@@ -45,8 +49,12 @@ struct NonFiniteReport {
 /// through the weights from before a step throws, unless a CUDA graph replayed that step.
 class Optimizer : public Stateful {
  public:
-  virtual void step(const StepScalars& scalars) = 0;     ///< applies the gradients
-  void step(double lr) { step(StepScalars{.lr = lr}); }  ///< with this learning rate
+  virtual void step(const StepScalars& scalars) = 0;          ///< applies the gradients
+  void step(double lr) { step(StepScalars{.lr = lr}); }       ///< with this learning rate
+  void step(std::initializer_list<detail::NoRate>) = delete;  ///< step({}) would be a rate of 0
+  /// With the groups' own rates, as in torch::optim. Optimizers of make_optimizer() store no rate
+  /// and throw SettingsError.
+  void step() { step(StepScalars{}); }
 
   virtual const NamedParameters& named_parameters() const = 0;  ///< that it updates
   /// The defined gradients that the next step reads: a GradScaler unscales and checks them.

@@ -4,10 +4,16 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <cstring>
+
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
 namespace {
+
+// The messages of an exchange never match a program's send() or recv().
+constexpr int kSendTag = 0;
+constexpr int kExchangeTag = 1;
 
 float smaller(float a, float b) {
   return b < a ? b : a;
@@ -214,9 +220,56 @@ void launch_all_gather(const MpiGroup& group, const MpiSpan& output, const MpiSp
   }
 }
 
+void launch_reduce(const MpiGroup& group, const MpiSpan& span, int root, ReduceOp op,
+                   Requests& requests) {
+  const auto mpi_op = group.reduce_ops().op(span.dtype, op);
+  const bool receives = group.membership.rank == root;
+  for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
+    check_mpi(
+        MPI_Ireduce(receives ? MPI_IN_PLACE : span.at(offset), receives ? span.at(offset) : nullptr,
+                    count, span.datatype, mpi_op, root, group.comm, &requests.emplace_back()),
+        "MPI_Ireduce");
+  });
+}
+
+void launch_exchange(const MpiGroup& group, const Exchange& exchange, Requests& requests) {
+  const int rank = group.membership.rank;
+  const int world_size = group.membership.world_size;
+  const auto element_size = static_cast<int64_t>(exchange.any_tensor().element_size());
+  const auto datatype = MpiReduceOps::datatype(exchange.any_tensor().scalar_type());
+  // Each rank begins with its neighbour, so that they do not all send to rank 0 first.
+  for (int i = 1; i < world_size; ++i) {
+    const int source = (rank + world_size - i) % world_size;
+    const auto size = exchange.received[static_cast<size_t>(source)].size;
+    if (size > 0) {
+      for_each_piece(size, group.max_count, [&](int64_t offset, int count) {
+        check_mpi(MPI_Irecv(exchange.output_at(source) + offset * element_size, count, datatype,
+                            source, kExchangeTag, group.comm, &requests.emplace_back()),
+                  "MPI_Irecv");
+      });
+    }
+  }
+  for (int i = 1; i < world_size; ++i) {
+    const int destination = (rank + i) % world_size;
+    const auto size = exchange.sent[static_cast<size_t>(destination)].size;
+    if (size > 0) {
+      for_each_piece(size, group.max_count, [&](int64_t offset, int count) {
+        check_mpi(MPI_Isend(exchange.input_at(destination) + offset * element_size, count, datatype,
+                            destination, kExchangeTag, group.comm, &requests.emplace_back()),
+                  "MPI_Isend");
+      });
+    }
+  }
+  if (exchange.copies_own_part(rank)) {
+    const auto size = exchange.received[static_cast<size_t>(rank)].size;
+    std::memcpy(exchange.output_at(rank), exchange.input_at(rank),
+                static_cast<size_t>(size * element_size));
+  }
+}
+
 void launch_send(const MpiGroup& group, const MpiSpan& span, int destination, Requests& requests) {
   for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
-    check_mpi(MPI_Isend(span.at(offset), count, span.datatype, destination, 0, group.comm,
+    check_mpi(MPI_Isend(span.at(offset), count, span.datatype, destination, kSendTag, group.comm,
                         &requests.emplace_back()),
               "MPI_Isend");
   });
@@ -224,7 +277,7 @@ void launch_send(const MpiGroup& group, const MpiSpan& span, int destination, Re
 
 void launch_recv(const MpiGroup& group, const MpiSpan& span, int source, Requests& requests) {
   for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
-    check_mpi(MPI_Irecv(span.at(offset), count, span.datatype, source, 0, group.comm,
+    check_mpi(MPI_Irecv(span.at(offset), count, span.datatype, source, kSendTag, group.comm,
                         &requests.emplace_back()),
               "MPI_Irecv");
   });

@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/exchange.hpp"
 #include "comm/mpi/mpi_internal.hpp"
 #include "ddp/comm/communicator.hpp"
 
@@ -65,6 +66,10 @@ void launch_reduce_scatter(const MpiGroup& group, const MpiSpan& output, const M
                            ReduceOp op, Requests& requests);
 void launch_all_gather(const MpiGroup& group, const MpiSpan& output, const MpiSpan& input,
                        bool in_place, Requests& requests);
+/// Root's elements are reduced in place; the other ranks' elements stay.
+void launch_reduce(const MpiGroup& group, const MpiSpan& span, int root, ReduceOp op,
+                   Requests& requests);
+void launch_exchange(const MpiGroup& group, const Exchange& exchange, Requests& requests);
 void launch_send(const MpiGroup& group, const MpiSpan& span, int destination, Requests& requests);
 void launch_recv(const MpiGroup& group, const MpiSpan& span, int source, Requests& requests);
 

@@ -128,6 +128,7 @@ class MpiCommunicator final : public Communicator {
   WorkPtr broadcast(at::Tensor tensor, int root) override;
   WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr all_gather(at::Tensor output, at::Tensor input) override;
+  WorkPtr reduce(at::Tensor tensor, int root, ReduceOp op) override;
   WorkPtr send(at::Tensor tensor, int destination) override;
   WorkPtr recv(at::Tensor tensor, int source) override;
   void barrier() override;
@@ -140,17 +141,19 @@ class MpiCommunicator final : public Communicator {
  private:
   using Launch = std::function<void(Requests&)>;
 
+  WorkPtr exchange(const Exchange& exchange) override;
   /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on.
   /// Returns its number among the compared calls.
   template <typename... Args>
   int64_t compare(const char* name, const Args&... args) const {
-    if (!options_.check) {
-      return 0;
-    }
+    return options_.check ? compare_text(name, describe_call(name, args...)) : 0;
+  }
+  int64_t compare_text(const char* name, const std::string& call,
+                       const std::optional<ExchangeSizes>& sizes = std::nullopt) const {
     const auto poll = [this] { runtime_->engine().check(lane_); };
     poll();
     ThreadGroup::check(this, name);
-    return options_.check->compare(describe_call(name, args...), timeouts_->current(), poll);
+    return options_.check->compare(call, timeouts_->current(), poll, sizes);
   }
   WorkPtr submit(const char* name, const std::string& detail, Launch launch,
                  std::function<void()> finish = nullptr);
@@ -304,6 +307,39 @@ WorkPtr MpiCommunicator::all_gather(at::Tensor output, at::Tensor input) {
       [group = group_, out = MpiSpan(output), in = MpiSpan(input), in_place](Requests& requests) {
         launch_all_gather(*group, out, in, in_place, requests);
       });
+}
+
+WorkPtr MpiCommunicator::reduce(at::Tensor tensor, int root, ReduceOp op) {
+  check_reduce(*this, tensor, root, op);
+  compare("reduce", tensor, op, root);
+  const bool receives = rank() == root;
+  const bool divides_first = is_mean_of_halves(tensor, op);
+  // The tensors of the other ranks keep their values.
+  const MpiSpan span(divides_first && !receives ? tensor.clone() : tensor);
+  std::function<void()> finish;
+  if (op == ReduceOp::Avg && !divides_first && receives) {
+    finish = [span, n = world_size()] { divide_by(span.data, span.num_elements, span.dtype, n); };
+  }
+  return submit(
+      "reduce", concat(to_string(op), " of ", describe_tensor(tensor), ", root ", root),
+      [group = group_, span, root, op, divides_first](Requests& requests) {
+        if (divides_first) {
+          divide_by(span.data, span.num_elements, span.dtype, group->membership.world_size);
+        }
+        launch_reduce(*group, span, root, op, requests);
+      },
+      std::move(finish));
+}
+
+WorkPtr MpiCommunicator::exchange(const Exchange& exchange) {
+  const auto parts = describe_parts(exchange);
+  if (options_.check) {
+    compare_text(exchange.name, concat(exchange.name, " (", parts, ")"),
+                 sizes_to_compare(exchange, rank()));
+  }
+  return submit(exchange.name, parts, [group = group_, exchange](Requests& requests) {
+    launch_exchange(*group, exchange, requests);
+  });
 }
 
 WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {

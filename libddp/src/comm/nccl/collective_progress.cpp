@@ -87,8 +87,7 @@ GroupPosition EagerCollectives::position() const {
   if (lane.completed != lane.enqueued) {
     const auto& last = entry(last_before_mark(lane.completed, lane.enqueued));
     position.pending = last.number;
-    position.operation = concat(last.record.name, " (", last.record.num_elements, ' ',
-                                c10::toString(last.record.dtype), ')');
+    position.operation = last.record.operation();
   }
   return position;
 }

@@ -25,13 +25,19 @@ namespace ddp::detail {
 struct CollectiveRecord {
   const char* name = "";
   int64_t sequence = 0;
-  int64_t num_elements = 0;
+  int64_t num_elements = -1;  ///< negative: each rank has another number
   int64_t num_bytes = 0;
   c10::ScalarType dtype = c10::kByte;
 
   std::string to_string() const {
-    return concat(name, " #", sequence, " (", num_elements, " ", c10::toString(dtype), ", ",
-                  num_bytes, " bytes)");
+    return num_elements < 0 ? concat(name, " #", sequence, " (uneven)")
+                            : concat(name, " #", sequence, " (", num_elements, " ",
+                                     c10::toString(dtype), ", ", num_bytes, " bytes)");
+  }
+  /// Equal on all ranks whose calls fit.
+  std::string operation() const {
+    return num_elements < 0 ? concat(name, " (uneven)")
+                            : concat(name, " (", num_elements, ' ', c10::toString(dtype), ')');
   }
 };
 

@@ -27,6 +27,30 @@ namespace {
 // multiprocessors at once.
 constexpr int64_t kMostReserved = 24;
 
+// One group of messages. (ncclAllToAll exists from NCCL 2.28 on only.)
+ncclResult_t call_exchange(const Exchange& exchange, int rank, ncclComm_t comm,
+                           cudaStream_t stream) {
+  const auto element_size = exchange.any_tensor().element_size();
+  const bool copies_own_part = exchange.copies_own_part(rank);
+  auto result = ncclGroupStart();
+  for (size_t i = 0; i < exchange.sent.size() && result == ncclSuccess; ++i) {
+    const int peer = static_cast<int>(i);
+    const bool is_message = peer != rank || copies_own_part;
+    const auto num_sent = static_cast<size_t>(exchange.sent[i].size);
+    const auto num_received = static_cast<size_t>(exchange.received[i].size);
+    if (is_message && num_sent > 0) {
+      result =
+          ncclSend(exchange.input_at(peer), num_sent * element_size, ncclUint8, peer, comm, stream);
+    }
+    if (is_message && num_received > 0 && result == ncclSuccess) {
+      result = ncclRecv(exchange.output_at(peer), num_received * element_size, ncclUint8, peer,
+                        comm, stream);
+    }
+  }
+  const auto ended = ncclGroupEnd();  // also after an error
+  return result == ncclSuccess ? ended : result;
+}
+
 }  // namespace
 
 NcclCommunicator::NcclCommunicator(NcclCommPtr comm, Membership membership,
@@ -158,6 +182,24 @@ WorkPtr NcclCommunicator::all_gather(at::Tensor output, at::Tensor input) {
                           [&](ncclComm_t comm, cudaStream_t stream) {
                             return ncclAllGather(input.const_data_ptr(), output.data_ptr(),
                                                  input.nbytes(), ncclUint8, comm, stream);
+                          });
+}
+
+WorkPtr NcclCommunicator::reduce(at::Tensor tensor, int root, ReduceOp op) {
+  check_reduce(*this, tensor, root, op);
+  compare("reduce", tensor, op, root);
+  return reductions_.reduce(tensor, root, rank() == root, op);
+}
+
+WorkPtr NcclCommunicator::exchange(const Exchange& exchange) {
+  if (compares_now()) {
+    compare_text(exchange.name, concat(exchange.name, " (", describe_parts(exchange), ")"),
+                 sizes_to_compare(exchange, rank()));
+  }
+  return launcher_.launch(exchange.name, exchange.described,
+                          {exchange.any_tensor(), exchange.input},
+                          [&](ncclComm_t comm, cudaStream_t stream) {
+                            return call_exchange(exchange, rank(), comm, stream);
                           });
 }
 

@@ -12,6 +12,7 @@
 #include "comm/child_groups.hpp"
 #include "comm/collective_check.hpp"
 #include "comm/communicator_state.hpp"
+#include "comm/exchange.hpp"
 #include "comm/nccl/collective_counters.hpp"
 #include "comm/nccl/collective_progress.hpp"
 #include "comm/nccl/nccl_handle.hpp"
@@ -49,6 +50,7 @@ class NcclCommunicator final : public Communicator,
   WorkPtr broadcast(at::Tensor tensor, int root) override;
   WorkPtr reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) override;
   WorkPtr all_gather(at::Tensor output, at::Tensor input) override;
+  WorkPtr reduce(at::Tensor tensor, int root, ReduceOp op) override;
   WorkPtr send(at::Tensor tensor, int destination) override;
   WorkPtr recv(at::Tensor tensor, int source) override;
   void barrier() override;
@@ -67,16 +69,22 @@ class NcclCommunicator final : public Communicator,
   std::vector<AllReduceRow> measure_all_reduce() override;
 
  private:
+  WorkPtr exchange(const Exchange& exchange) override;
+
   /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on,
   /// outside captures. Returns its number among the compared calls.
   template <typename... Args>
   int64_t compare(const char* name, const Args&... args) const {
-    if (!check_ || launcher_.capture_status() == cudaStreamCaptureStatusActive) [[likely]] {
-      return 0;
-    }
+    return compares_now() ? compare_text(name, describe_call(name, args...)) : 0;
+  }
+  bool compares_now() const {
+    return check_ && launcher_.capture_status() != cudaStreamCaptureStatusActive;
+  }
+  int64_t compare_text(const char* name, const std::string& call,
+                       const std::optional<ExchangeSizes>& sizes = std::nullopt) const {
     launcher_.check_usable(name);
-    return check_->compare(describe_call(name, args...), timeouts_->current(),
-                           [&] { handle_.state()->check(name); });
+    return check_->compare(
+        call, timeouts_->current(), [&] { handle_.state()->check(name); }, sizes);
   }
 
   const CommunicatorOptions options_;

@@ -100,8 +100,12 @@ WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, Kept
   const std::lock_guard lock(mutex_);
   check_usable(name);
   const CurrentDevice device(handle_.device());
-  const CollectiveRecord record{name, next_sequence_++, described.numel(),
-                                static_cast<int64_t>(described.nbytes()), described.scalar_type()};
+  CollectiveRecord record{.name = name, .sequence = next_sequence_++};
+  if (described.defined()) {
+    record.num_elements = described.numel();
+    record.num_bytes = static_cast<int64_t>(described.nbytes());
+    record.dtype = described.scalar_type();
+  }
   auto work = std::make_shared<NcclWork>(origin_, record, std::move(tensors));
   work->after = std::move(after);
   const bool captured = begin();

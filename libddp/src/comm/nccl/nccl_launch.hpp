@@ -46,8 +46,9 @@ class NcclLauncher {
   /// Whether the caller's current stream is captured.
   cudaStreamCaptureStatus capture_status() const;
 
-  /// `described` is the tensor in messages; `tensors` stay alive. `after` runs once the call is
-  /// enqueued, even if a group defers it.
+  /// `described` is the tensor in messages, undefined if its size differs between ranks. `tensors`
+  /// stay alive; the first is defined. `after` runs once the call is enqueued, even if a group
+  /// defers it.
   WorkPtr launch(const char* name, const at::Tensor& described, KeptTensors tensors, Call call,
                  std::function<void()> after = nullptr);
   /// Makes the communicator's stream wait for the caller's enqueued work. Returns true inside a

@@ -82,6 +82,19 @@ WorkPtr NcclReductions::all_reduce(const at::Tensor& tensor, ReduceOp op) {
                           });
 }
 
+WorkPtr NcclReductions::reduce(const at::Tensor& tensor, int root, bool receives, ReduceOp op) {
+  if (tensor.scalar_type() == at::kShort) {
+    // An all-reduce, whose result the other ranks drop.
+    const auto reduced = receives ? tensor : tensor.clone();
+    return reduce_int16("reduce", reduced, reduced, op);
+  }
+  return launcher_.launch("reduce", tensor, {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+    return ncclReduce(tensor.const_data_ptr(), receives ? tensor.data_ptr() : nullptr,
+                      static_cast<size_t>(tensor.numel()), to_nccl(tensor.scalar_type()),
+                      to_nccl(op, tensor.scalar_type()), root, comm, stream);
+  });
+}
+
 WorkPtr NcclReductions::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
                                        ReduceOp op) {
   if (input.scalar_type() == at::kShort) {

@@ -20,6 +20,8 @@ class NcclReductions {
   WorkPtr all_reduce(const at::Tensor& tensor, ReduceOp op);
   /// Enqueues one that is neither waited for nor counted. Call it with the launcher's lock.
   void enqueue_all_reduce(const at::Tensor& tensor, ReduceOp op);
+  /// `receives`: this rank is the root.
+  WorkPtr reduce(const at::Tensor& tensor, int root, bool receives, ReduceOp op);
   WorkPtr reduce_scatter(const at::Tensor& output, const at::Tensor& input, ReduceOp op);
 
  private:
