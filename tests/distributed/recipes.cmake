@@ -44,6 +44,11 @@ foreach(_ranks 1 2 4)
                            loader.global_batch_size=32 train.max_steps=6 metrics.log_every=6 lr_schedule.lr=0.5
                  OUTPUT "0:step 6/6 | loss 3.3856")
 endforeach()
+# Every sample counts once: any number of ranks gives these losses. Of four ranks two have no last batch.
+foreach(_ranks 1 2 4)
+  ddp_add_recipe(uneven_data uneven_data ${_ranks} ARGUMENTS ${_run} train.epochs=5 metrics.log_every=10
+                 OUTPUT "0:step 10/20 | epoch 2.50 | loss 3.0203" "0:step 20/20 | epoch 5.00 | loss 0.1220")
+endforeach()
 ddp_add_recipe(own_settings own_settings 1
                ARGUMENTS ${_images} train.max_steps=3 model.hidden=32,16 model.activation=tanh train.label_smoothing=0.1
                          optimizer.beta2=0.95

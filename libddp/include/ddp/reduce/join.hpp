@@ -7,6 +7,9 @@
 //
 // Every forward inside costs one small all-gather that the host waits for. Each synchronised
 // forward needs its backward before the next forward (else SettingsError).
+//
+// A training loop with Metrics, a Checkpointer or an optimizer with state uses the second form, in
+// which every rank makes every step. examples/recipes/uneven_data.cpp is such a program.
 #pragma once
 
 #include <functional>
@@ -28,13 +31,16 @@ struct JoinOptions {
 /// Runs `loop` on every rank until all have run out. Collective. A rank that ran out makes no more
 /// optimizer steps and gets only parameters and buffers at the end. With momentum, Adam or a
 /// GradScaler use the overload below. Throws SettingsError with SyncBatchNorm (collective forward)
-/// and with optimizer.zero1: use the overload below there, too.
+/// and with optimizer.zero1, and on several ranks if `loop` calls what all ranks must call (Metrics
+/// on logging steps, Checkpointer, StopPoll): use the overload below there, too.
 void join(DataParallelModel& model, const std::function<void()>& loop,
           const JoinOptions& options = {});
 
-/// All ranks make all steps, and forwards may be collective. Collective. Calls step(true) while
-/// has_batch() is true, then step(false) until no rank has a batch. In step(false) run the same
-/// forward and backward on an empty batch, with weighted_backward(loss_sum, 0).
+/// All ranks make all steps, so `step` may call Metrics and Checkpointer, and forwards may be
+/// collective. Collective. Calls step(true) while has_batch() is true, then step(false) until no
+/// rank has a batch. In step(false) run the same forward and backward on an empty batch, with
+/// weighted_backward(loss_sum, 0), and give Metrics 0 samples. A module that refuses an empty batch
+/// gets any sample there, with a loss_sum that is multiplied by 0.
 void join(DataParallelModel& model, const std::function<void(bool)>& step,
           const std::function<bool()>& has_batch);
 

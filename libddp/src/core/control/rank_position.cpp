@@ -4,8 +4,14 @@
 #include <algorithm>
 
 #include "core/control/wire/message_codec.hpp"
+#include "ddp/core/error.hpp"
 
 namespace ddp::detail {
+namespace {
+
+thread_local int num_uneven_loops = 0;
+
+}  // namespace
 
 bool RankPosition::waits() const {
   return plane_call != 0 || std::any_of(groups.begin(), groups.end(), [](const auto& group) {
@@ -29,8 +35,22 @@ std::string encode_position(RankPosition position) {
   return encode_message(position);
 }
 
+UnevenLoop::UnevenLoop() {
+  ++num_uneven_loops;
+}
+UnevenLoop::~UnevenLoop() {
+  --num_uneven_loops;
+}
+
 ActivityScope::ActivityScope(ControlPlane& control_plane, std::string activity)
     : board_(control_plane.position_board()) {
+  if (board_ != nullptr && num_uneven_loops > 0) {
+    throw SettingsError(concat(
+        "join(model, loop) cannot contain a call that all ranks must make (", activity,
+        "), because ranks that ran out of batches only answer forwards: Metrics on logging steps, "
+        "Checkpointer, StopPoll; fix: use join(model, step, has_batch), in which every rank makes "
+        "every step (docs/recipes/uneven_data.md)"));
+  }
   if (board_ != nullptr) {
     before_ = board_->set_activity(std::move(activity));
   }

@@ -120,11 +120,22 @@ class PositionSource {
 /// Receives a probe of each new communicator; may be empty.
 using AddProbe = std::function<void(PositionBoard::Probe)>;
 
+/// While it lives, this thread runs a loop that ranks may leave at different steps: join(model,
+/// loop). The ranks that left answer forwards only, so an ActivityScope on this thread throws.
+class UnevenLoop {
+ public:
+  UnevenLoop();
+  ~UnevenLoop();
+  UnevenLoop(const UnevenLoop&) = delete;
+  UnevenLoop& operator=(const UnevenLoop&) = delete;
+};
+
 /// Sets this rank's activity ("save"), which peers see while they wait for this rank. Control-plane
 /// collectives called in the scope belong to it. If ranks call the same collective in different
 /// activities, their control flow has diverged.
 class ActivityScope {
  public:
+  /// Throws SettingsError inside an UnevenLoop of several ranks.
   ActivityScope(ControlPlane& control_plane, std::string activity);
   ~ActivityScope();
   ActivityScope(const ActivityScope&) = delete;

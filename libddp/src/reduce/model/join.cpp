@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/control/rank_position.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "reduce/model/join_scope.hpp"
@@ -155,7 +156,10 @@ void join(DataParallelModel& model, const std::function<void()>& loop, const Joi
         "optimizer.zero1=false");
   }
   JoinScope scope(model, options);
-  loop();
+  {
+    const detail::UnevenLoop calls_no_metrics;
+    loop();
+  }
   scope.finish();
 }
 
