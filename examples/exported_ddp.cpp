@@ -10,6 +10,7 @@
 #include <iostream>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "common/exported_adapters.hpp"
 #include "common/exported_language.hpp"
@@ -51,6 +52,8 @@ c10::IValue forward_images(Net& net, const at::Tensor& images, c10::ScalarType d
                            const Targets&... targets) {
   try {
     return net.forward(examples::as_input(images, dtype), targets...);
+  } catch (const ddp::MissingArgumentError& error) {
+    throw examples::with_target_hint(error);
   } catch (const ddp::InputSizeError& error) {
     throw ddp::SettingsError(std::string(error.what()) +
                              " (data.image_size and data.channels set the shape of images)");
@@ -85,13 +88,25 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const Run& run) {
       return loss(forward_images(model, batch.data, dtype, batch.target));
     };
   }
-  examples::rehearse_evaluation(ctx, cfg, *module, data.test->size(), [&](int64_t size) {
+  const auto zeros = [&](int64_t size) {
     auto shape = data.test->layout().value().shape;
     shape.insert(shape.begin(), size);
-    const auto images = torch::zeros(shape, at::TensorOptions(ctx.device()));
-    const auto target = torch::zeros({size}, images.options().dtype(torch::kInt64));
+    return torch::zeros(shape, at::TensorOptions(ctx.device()));
+  };
+  const auto zero_targets = [&](int64_t size) {
+    return torch::zeros({size}, at::TensorOptions(ctx.device()).dtype(torch::kInt64));
+  };
+  examples::rehearse_evaluation(ctx, cfg, *module, data.test->size(), [&](int64_t size) {
+    const auto images = zeros(size), target = zero_targets(size);
     return in_graph ? loss(forward_images(*module, images, dtype, target))
                     : scores(forward_images(*module, images, dtype));
+  });
+  examples::check_training_batches(ctx, cfg, data.train->size(), [&](int64_t size) {
+    std::vector<c10::IValue> arguments{examples::as_input(zeros(size), dtype)};
+    if (in_graph) {
+      arguments.emplace_back(zero_targets(size));
+    }
+    module->check_call(arguments);
   });
   examples::train_images(ctx, cfg, data, classifier, kProgram);
   examples::save_trained(module, settings, run.lora, ctx);
@@ -125,7 +140,8 @@ void train_tensors(ddp::Context& ctx, const ddp::Config& cfg, const Run& run,
       ctx, cfg, data, {.model = model, .module = *module, .ema_decay = settings.ema_decay},
       settings,
       {.wrapper = [&](const Arguments& arguments) { return model.forward(arguments); },
-       .module = [&](const Arguments& arguments) { return module->forward(arguments); }});
+       .module = [&](const Arguments& arguments) { return module->forward(arguments); },
+       .check = [&](const Arguments& arguments) { module->check_call({}, arguments); }});
   if (ctx.is_main()) {
     std::cout << examples::sample_report(
                      report, data.facts.num_per_sample > 1 ? "labels" : "samples", "", ctx, cfg)

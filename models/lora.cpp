@@ -70,6 +70,25 @@ std::string other_layer(const torch::nn::Module& module, const std::string& patt
   return "";
 }
 
+/// The linear layers, the first ones of many; layers that differ in their numbers once.
+std::string list_layers(const torch::nn::Module& module) {
+  constexpr std::size_t kShown = 12;
+  std::vector<std::string> names;
+  for (const auto& layer : detail::linear_layers(module)) {
+    const auto name = layer.name.substr(layer.name.rfind('.') + 1);  // the same in each block
+    if (std::find(names.begin(), names.end(), name) == names.end()) {
+      names.push_back(name);
+    }
+  }
+  std::string text;
+  for (std::size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += (i == 0 ? "" : ", ") + names[i];
+  }
+  return names.empty() ? "; it has none"
+                       : ddp::concat("; its linear layers end in: ", text,
+                                     names.size() > kShown ? ", …" : "");
+}
+
 /// Names of the layers that get adapters.
 std::set<std::string> chosen_layers(const torch::nn::Module& module, const LoraOptions& options) {
   std::vector<bool> used(options.target_modules.size(), false);
@@ -89,7 +108,8 @@ std::set<std::string> chosen_layers(const torch::nn::Module& module, const LoraO
     if (!used[i]) {
       const auto& pattern = options.target_modules[i];
       detail::refuse("LoRA: the target module \"", pattern,
-                     "\" matches no linear layer of this model", other_layer(module, pattern));
+                     "\" matches no linear layer of this model", other_layer(module, pattern),
+                     list_layers(module));
     }
   }
   return chosen;

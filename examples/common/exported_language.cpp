@@ -46,7 +46,11 @@ models::LmOutput loss_of(Net& net, const at::Tensor& ids, const at::Tensor& labe
     const auto mean = loss_in_graph(net.forward(ids, labels), settings.output);
     return {.loss_sum = loss_sum(mean, labels), .num_correct = {}};
   }
-  return next_token_loss(select_output(net.forward(ids), settings.output), labels, vocab_size);
+  try {
+    return next_token_loss(select_output(net.forward(ids), settings.output), labels, vocab_size);
+  } catch (const ddp::MissingArgumentError& error) {
+    throw with_target_hint(error);
+  }
 }
 
 // Logits of another size and lengths out of range show with id 0. An id without an embedding is an
@@ -69,6 +73,15 @@ void rehearse_tokens(const ddp::Context& ctx, const ddp::Config& cfg,
                                   " of the data's vocabulary: ", error.what_without_backtrace(),
                                   "; fix: export a model for ", vocab_size, " ids"));
     }
+  });
+  check_training_batches(ctx, cfg, data.train->size(), [&](int64_t size) {
+    const auto ids = torch::zeros({size, data.train->options().max_seq_len},
+                                  torch::TensorOptions(ctx.device()).dtype(torch::kInt64));
+    std::vector<c10::IValue> arguments{ids};
+    if (settings.loss == LossKind::InGraph) {
+      arguments.emplace_back(ids);
+    }
+    module.check_call(arguments);
   });
 }
 

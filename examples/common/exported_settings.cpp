@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <charconv>
 #include <system_error>
 #include <utility>
@@ -10,6 +11,7 @@
 #include "common/data_path.hpp"
 #include "common/exported_adapters.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/data/distributed_sampler.hpp"
 #include "ddp/detail/text.hpp"
 #include "ddp/train/weights.hpp"
 
@@ -206,6 +208,34 @@ ddp::ExportedModule make_exported(const ExportedSettings& settings, const ddp::C
     module->to(communicator->device());
   }
   return module;
+}
+
+SettingsError with_target_hint(const ddp::MissingArgumentError& error) {
+  return SettingsError(concat(error.what(), "; fix: if the program computes its loss, set ",
+                              "model.loss=in_graph, which gives it the target too"));
+}
+
+void check_training_batches(const ddp::Context& ctx, const ddp::Config& cfg, int64_t num_samples,
+                            const std::function<void(int64_t size)>& check) {
+  if (cfg.loader.global_batch_size > 0) {
+    return;  // shares of ranks and micro-batches have many sizes
+  }
+  const ddp::DistributedSampler sampler(num_samples, ctx.communicator(), cfg.sampler);
+  const auto whole = std::min(cfg.loader.batch_size, sampler.num_samples());
+  const auto last = cfg.loader.drop_last ? 0 : sampler.num_samples() % cfg.loader.batch_size;
+  for (const auto size : {whole, last}) {
+    try {
+      if (size > 0) {
+        check(size);
+      }
+    } catch (const ddp::InputSizeError& error) {
+      throw SettingsError(concat(
+          size == whole ? "a training batch of " : "the last training batch of an epoch, of ", size,
+          size == 1 ? " sample: " : " samples: ", error.what(),
+          size == whole ? "; train.batch_size sets the size"
+                        : "; fix: loader.drop_last=true, which leaves it out"));
+    }
+  }
 }
 
 at::Tensor as_input(const at::Tensor& input, c10::ScalarType parameter_dtype) {

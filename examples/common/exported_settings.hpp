@@ -4,12 +4,15 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "common/sample_loss.hpp"
 #include "ddp/comm/communicator.hpp"
+#include "ddp/comm/context.hpp"
 #include "ddp/core/fields.hpp"
 #include "ddp/export/exported_module.hpp"
 #include "ddp/train/config.hpp"
@@ -57,6 +60,15 @@ ExportedData choose_data(const ddp::Config& cfg, const ExportedSettings& model,
 /// that the run needs.
 ddp::ExportedModule make_exported(const ExportedSettings& settings, const ddp::Config& cfg,
                                   const ddp::CommunicatorPtr& communicator);
+
+/// The error of a program that lacks its target, with the setting that gives it one.
+ddp::SettingsError with_target_hint(const ddp::MissingArgumentError& error);
+
+/// Calls `check` with the sizes of this rank's training batches, so that a program that refuses the
+/// last one of an epoch does so before the training. The SettingsError then names the size. Does
+/// nothing with loader.global_batch_size.
+void check_training_batches(const ddp::Context& ctx, const ddp::Config& cfg, int64_t num_samples,
+                            const std::function<void(int64_t size)>& check);
 
 /// `input` in the dtype of the parameters, if it has floating-point numbers.
 at::Tensor as_input(const at::Tensor& input, c10::ScalarType parameter_dtype);

@@ -25,6 +25,42 @@ double target_weight(const ddp::Config& cfg, const TargetFacts& facts, const ddp
   return std::exp2(-std::round(std::log2(targets)));
 }
 
+c10::IValue call_program(const Forward& forward,
+                         const std::map<std::string, c10::IValue>& arguments) {
+  try {
+    return forward(arguments);
+  } catch (const ddp::MissingArgumentError& error) {
+    throw with_target_hint(error);
+  } catch (const c10::IndexError& error) {  // an embedding on the CPU
+    throw ddp::DataError(ddp::concat(
+        "the program does not take an index of the data: ", error.what_without_backtrace(),
+        "; fix: export a model for all values of tensors.path"));
+  }
+}
+
+void check_program(const TensorForwards& forwards,
+                   const std::map<std::string, c10::IValue>& arguments) {
+  call_program(
+      [&](const auto& all) {
+        forwards.check(all);
+        return c10::IValue();
+      },
+      arguments);
+}
+
+// A program that fails on the first rows does not fit the data.
+void rehearse_data(const std::function<void()>& evaluate) {
+  try {
+    evaluate();
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    throw ddp::DataError(ddp::concat(
+        "the program does not take the data of tensors.path: ", error.what_without_backtrace(),
+        "; fix: write tensors of the dtypes of the export"));
+  }
+}
+
 }  // namespace
 
 SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& data,
@@ -38,14 +74,17 @@ SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& da
 
   const auto dtype = wrapped.module.parameters().front().scalar_type();
   const bool has_target = settings.loss != LossKind::InGraph;
+  const auto arguments_of = [&](const TensorRows& rows) {
+    std::map<std::string, c10::IValue> arguments;
+    for (std::size_t i = 0; i + (has_target ? 1 : 0) < rows.tensors.size(); ++i) {
+      arguments.emplace(data.names[i], as_input(rows.tensors[i], dtype));
+    }
+    return arguments;
+  };
   const auto loss_by = [&](const Forward& forward, const TensorRows& rows,
                            bool is_training) -> ddp::ops::CrossEntropyResult {
     const auto& tensors = rows.tensors;
-    std::map<std::string, c10::IValue> arguments;
-    for (std::size_t i = 0; i + (has_target ? 1 : 0) < tensors.size(); ++i) {
-      arguments.emplace(data.names[i], as_input(tensors[i], dtype));
-    }
-    const auto outputs = forward(arguments);
+    const auto outputs = call_program(forward, arguments_of(rows));
     if (!has_target) {
       return {.loss = loss_in_graph(outputs, settings.output), .num_correct = {}};
     }
@@ -59,7 +98,13 @@ SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& da
     for (auto& tensor : rows.tensors) {
       tensor = tensor.to(ctx.device());
     }
-    loss_by(forwards.module, rows, /*is_training=*/false);
+    rehearse_data([&] { loss_by(forwards.module, rows, /*is_training=*/false); });
+  });
+  check_training_batches(ctx, cfg, data.train->size(), [&](int64_t size) {
+    std::vector<int64_t> indices(static_cast<std::size_t>(size));
+    std::iota(indices.begin(), indices.end(), 0);
+    const auto rows = data.train->get_batch(indices);
+    check_program(forwards, arguments_of(rows));
   });
   const auto loss = [&](const TensorRows& rows, bool is_training) {
     return loss_by(forwards.wrapper, rows, is_training);

@@ -17,6 +17,8 @@ struct TensorForwards {
   using Forward = std::function<c10::IValue(const std::map<std::string, c10::IValue>&)>;
   Forward wrapper;
   Forward module;  ///< without the wrapper, which may communicate
+  /// ExportedModule::check_call of the module.
+  std::function<void(const std::map<std::string, c10::IValue>&)> check;
 };
 
 /// Trains as the settings say, with evaluations and checkpoints. Floating-point arguments get the

@@ -4,7 +4,7 @@
 // cases. A failure prints the number of its case:
 //
 //   DDP_DIFFERENTIAL_CASE=NUMBER   runs this case alone
-//   DDP_DIFFERENTIAL_SECONDS=N     for each of the two tests; otherwise 25
+//   DDP_DIFFERENTIAL_SECONDS=N     new cases for N seconds in each of the two tests; otherwise 8
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
@@ -28,7 +28,7 @@ void for_each_case(const char* what, const Run& run) {
     return;
   }
   const char* seconds = std::getenv("DDP_DIFFERENTIAL_SECONDS");
-  const std::chrono::duration<double> budget(seconds != nullptr ? std::atof(seconds) : 25);
+  const std::chrono::duration<double> budget(seconds != nullptr ? std::atof(seconds) : 8);
   const auto begin = std::chrono::steady_clock::now();
   // A build's test on the CPU repeats the same cases. GPU runs, and runs of a chosen time, draw new
   // ones.

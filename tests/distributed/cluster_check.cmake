@@ -8,7 +8,8 @@ foreach(_case full:1 full:2 full:4 quick:2 fails:1 fails:2 thresholds:2 refuses:
     set(_test cluster_check_${_scenario}_r${_ranks})
     add_test(NAME ${_test} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cluster_check_test.py ${_scenario}
              $<TARGET_FILE:ddp_test_launch> $<TARGET_FILE:cluster_check> ${_ranks})
-    set_tests_properties(${_test} PROPERTIES TIMEOUT 240 PROCESSORS ${_ranks} SKIP_RETURN_CODE 77)
+    set_tests_properties(${_test} PROPERTIES TIMEOUT 240 SKIP_RETURN_CODE 77)
+    ddp_set_ranks(${_test} ${_ranks})
   endif()
 endforeach()
 if(DDP_HAS_CUDA)

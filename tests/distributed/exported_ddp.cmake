@@ -10,7 +10,8 @@ if(TARGET exported_ddp)
       set(_test exported_ddp_${_scenario}_r${_ranks})
       add_test(NAME ${_test} COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/exported_ddp_test.sh ${_scenario}
                $<TARGET_FILE:exported_ddp> ${_ranks} ${PROJECT_SOURCE_DIR}/data)
-      set_tests_properties(${_test} PROPERTIES TIMEOUT 180 PROCESSORS ${_ranks})
+      set_tests_properties(${_test} PROPERTIES TIMEOUT 180)
+      ddp_set_ranks(${_test} ${_ranks})
     endif()
   endforeach()
   # From archives that the test makes in Python, on this many ranks at most.
@@ -19,8 +20,9 @@ if(TARGET exported_ddp)
       set(_test exported_ddp_python_r${_ranks})
       add_test(NAME ${_test} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/exported_ddp_test.py
                $<TARGET_FILE:exported_ddp> ${_ranks})
-      set_tests_properties(${_test} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240 PROCESSORS ${_ranks}
+      set_tests_properties(${_test} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240
                            ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
+      ddp_set_ranks(${_test} ${_ranks})
     endif()
   endforeach()
 endif()

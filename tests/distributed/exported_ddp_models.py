@@ -29,6 +29,21 @@ class RegressionLoss(Regression):
         return {"prediction": prediction, "loss": F.mse_loss(prediction, target)}
 
 
+class Pairs(Regression):
+    """Exported for two samples or more."""
+
+
+class Lookup(nn.Module):
+    """Takes the numbers 0 to 4."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 1)
+
+    def forward(self, number):
+        return self.table(number)
+
+
 class Segmenter(nn.Module):
     """The classes of pixels, behind another output."""
 
@@ -121,6 +136,13 @@ def make_files():
     save_file({"x": images, "labels": labels}, "pixels.safetensors")
     export(Regression, *[torch.randn(4, n) for n in (2, 1)])
     export(RegressionLoss, torch.randn(4, 2), torch.randn(4, 1), torch.randn(4))
+    pairs = torch.export.Dim("batch", min=2)
+    export(Pairs, *[torch.randn(4, n) for n in (2, 1)], shapes=({0: pairs}, {0: pairs}))
+    numbers = torch.arange(50) % 5
+    save_file({"number": numbers, "target": torch.randn(50)}, "numbers.safetensors")
+    save_file({"number": numbers + numbers // 4 * 3, "target": torch.randn(50)}, "wrong_numbers.safetensors")
+    save_file({"x": x.long(), "y": y.long(), "target": target}, "integers.safetensors")
+    export(Lookup, numbers)
     export(Segmenter, torch.randn(4, 1, 8, 8))
     export(ImageLoss, torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.int64))
     export_language(Language, 1)

@@ -118,6 +118,6 @@ if(DDP_TORCHRUN)
   target_include_directories(torchrun_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
   add_test(NAME torchrun_store COMMAND ${DDP_TORCHRUN} --no-python --standalone --nproc-per-node 3
            $<TARGET_FILE:torchrun_program>)
-  set_tests_properties(torchrun_store PROPERTIES TIMEOUT 90 PROCESSORS 2
+  set_tests_properties(torchrun_store PROPERTIES TIMEOUT 90
                        PASS_REGULAR_EXPRESSION "through the store: ranks 012, a stranger learns nothing")
 endif()

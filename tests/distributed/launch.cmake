@@ -3,8 +3,7 @@
 # is matched, since a launcher that fails for another reason would pass by its exit code alone.
 function(ddp_add_launcher_test name text)
   add_test(NAME launch_${name} COMMAND ddp_test_launch ${ARGN})
-  set_tests_properties(launch_${name} PROPERTIES TIMEOUT 60 PROCESSORS 2
-                       PASS_REGULAR_EXPRESSION "${text}")
+  set_tests_properties(launch_${name} PROPERTIES TIMEOUT 60 PASS_REGULAR_EXPRESSION "${text}")
 endfunction()
 find_program(DDP_SHELL sh REQUIRED)
 set(_rank "rank=\${OMPI_COMM_WORLD_RANK:-$RANK}")

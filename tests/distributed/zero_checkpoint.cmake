@@ -10,7 +10,8 @@ if(Python3_FOUND AND DDP_HAS_MPI)
     set(_test zero_checkpoint_${_scenario})
     add_test(NAME ${_test} COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/optim/zero_checkpoint_test.py
              ${_scenario} $<TARGET_FILE:ddp_test_launch> $<TARGET_FILE:zero_checkpoint_program>)
-    set_tests_properties(${_test} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240 PROCESSORS 4
+    set_tests_properties(${_test} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240
                          ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
+    ddp_set_ranks(${_test} 4)
   endforeach()
 endif()

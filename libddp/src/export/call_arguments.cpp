@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "ddp/export/exported_module.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -110,8 +111,8 @@ std::vector<c10::IValue> CallArguments::flat(
         values.push_back(leaf->constant);
       }
     } else {
-      throw SettingsError(concat("the call lacks the argument ", printable(parameter.name),
-                                 " of the exported module; it has: ", names()));
+      throw MissingArgumentError(concat("the call lacks the argument ", printable(parameter.name),
+                                        " of the exported module; it has: ", names()));
     }
   }
   return values;

@@ -199,41 +199,49 @@ at::Device ExportedModuleImpl::device_of(const std::vector<c10::IValue>& leaves)
   if (!state_->tensors.empty()) {
     return state_->tensors.begin()->second.device();
   }
-  for (const auto& leaf : leaves) {
-    if (leaf.isTensor()) {
-      return leaf.toTensor().device();
-    }
-  }
-  return at::kCPU;
+  const auto is_tensor = [](const c10::IValue& leaf) { return leaf.isTensor(); };
+  const auto found = std::find_if(leaves.begin(), leaves.end(), is_tensor);
+  return found == leaves.end() ? at::Device(at::kCPU) : found->toTensor().device();
 }
 
-c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
-                                        const std::map<std::string, c10::IValue>& keywords) {
+std::vector<c10::IValue> ExportedModuleImpl::bind_inputs(std::vector<c10::IValue> leaves,
+                                                         at::Device device) const {
   const auto& mode = state_->programs->of_mode(is_training());
-  const auto& program = mode.program;
-  auto leaves = mode.arguments.flat(positional, keywords);
-  positional.clear();
-  const detail::CallContext context{.device = device_of(leaves),
-                                    .export_device = program.device,
-                                    .is_training = is_training(),
-                                    .overrides = state_->overrides};
-  detail::ValueStack inputs;
+  std::vector<c10::IValue> inputs;
   std::size_t next_leaf = 0;
-  for (const auto& input : program.inputs) {
+  for (const auto& input : mode.program.inputs) {
     if (input.is_state()) {
       const auto& tensor = state_->tensors.at(input.target);
       inputs.emplace_back(mode.rewritten.count(input.target) != 0 ? old_value(input, tensor)
                                                                   : tensor);
     } else if (input.kind == InputKind::TensorConstant) {
       const auto& constant = state_->constants.at(mode.constants_of).at(input.target);
-      const bool is_here = constant.device() == context.device;  // not so only without parameters
-      inputs.emplace_back(is_here ? constant : constant.to(context.device));
+      inputs.emplace_back(constant.to(device));  // elsewhere only without parameters
     } else {
       inputs.push_back(std::move(leaves[next_leaf++]));
     }
   }
   mode.shapes.check(inputs);
   mode.guards.check(inputs);
+  return inputs;
+}
+
+void ExportedModuleImpl::check_call(const std::vector<c10::IValue>& positional,
+                                    const std::map<std::string, c10::IValue>& keywords) const {
+  const auto& mode = state_->programs->of_mode(is_training());
+  const auto leaves = mode.arguments.flat(positional, keywords);
+  bind_inputs(leaves, device_of(leaves));
+}
+
+c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
+                                        const std::map<std::string, c10::IValue>& keywords) {
+  const auto& mode = state_->programs->of_mode(is_training());
+  auto leaves = mode.arguments.flat(std::exchange(positional, {}), keywords);
+  const detail::CallContext context{.device = device_of(leaves),
+                                    .export_device = mode.program.device,
+                                    .is_training = is_training(),
+                                    .overrides = state_->overrides};
+  auto inputs = bind_inputs(std::move(leaves), context.device);
   const auto other_dtypes = mode.shapes.other_dtypes(inputs);
   const auto outputs = [&] {
     try {
@@ -245,7 +253,7 @@ c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
       throw;
     }
   }();
-  return detail::unflatten(program.out_spec, write_mutations(program, outputs));
+  return detail::unflatten(mode.program.out_spec, write_mutations(mode.program, outputs));
 }
 
 // A functional program returns the new values of buffers instead of writing them. As in Python, a

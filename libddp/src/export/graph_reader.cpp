@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/control/wire/bounded_json.hpp"
+#include "core/log/error_text.hpp"
 #include "ddp/core/error.hpp"
 #include "export/graph.hpp"
 #include "export/json_access.hpp"
@@ -194,7 +195,7 @@ Node read_node(const Json& json) {
       node.outputs.push_back(read_argument(output));
     }
   } catch (const std::exception& error) {
-    throw DataError(node.describe() + ": " + error.what());
+    throw DataError(node.describe() + ": " + message_of(error));
   }
   return node;
 }

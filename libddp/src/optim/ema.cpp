@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/log/error_text.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
@@ -186,7 +187,7 @@ class Ema::Swap {
       const at::NoGradGuard no_grad;
       foreach_copy(tensors_of(ema_.tensors), backup_);
     } catch (const std::exception& error) {
-      log_error(concat("Ema: the weights could not be put back: ", error.what()));
+      log_error(concat("Ema: the weights could not be put back: ", detail::message_of(error)));
     }
   }
   Swap(const Swap&) = delete;

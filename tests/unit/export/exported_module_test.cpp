@@ -173,6 +173,20 @@ TEST_CASE("Arguments are checked by name and structure", "[export]") {
   CHECK(result.at("parts").toListRef()[1].toTensor().dim() == 0);
 }
 
+TEST_CASE("A call is checked without running it", "[export]") {
+  ddp::ExportedModule module(golden("two_inputs/model.pt2"));
+  const auto a = at::ones({3, 6}), b = at::zeros({3, 6});
+  const auto before = ddp::named_weights(*module).at("count").clone();
+  module->check_call({a}, {{"b", b}});
+  CHECK(at::equal(ddp::named_weights(*module).at("count"), before));
+  CHECK_THAT(message_of<ddp::MissingArgumentError>([&] { module->check_call({a}); }),
+             Contains("lacks the argument b of the exported module"));
+  CHECK_THAT(message_of<ddp::InputSizeError>([&] {
+               module->check_call({at::ones({3, 5})}, {{"b", b}});
+             }),
+             Contains("the size is 5"));
+}
+
 TEST_CASE("Weights go to Python and back under the names of its state_dict()", "[export]") {
   const TemporaryFolder folder;
   ddp::ExportedModule module(golden("two_inputs/model.pt2"));

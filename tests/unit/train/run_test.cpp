@@ -78,8 +78,48 @@ TEST_CASE("a LibTorch error is shown without its C++ stack") {
     torch::ones({2, 3}).matmul(torch::ones({2, 3}));
   });
   CHECK(ended.code() == 1);
-  CHECK(ended.says("mat1 and mat2 shapes cannot be multiplied"));
+  CHECK(
+      ended.says("mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3); "
+                 "TORCH_SHOW_CPP_STACKTRACES=1 prints its C++ frames"));
   CHECK_FALSE(ended.says("frame #0"));
+  CHECK_FALSE(ended.says("at::_ops::"));
+}
+
+namespace {
+
+torch::Tensor multiply_wrong_shapes() {
+  return torch::ones({2, 3}).matmul(torch::ones({2, 3}));
+}
+
+// As the loader does with errors of a data set.
+void nest_an_error() {
+  try {
+    multiply_wrong_shapes();
+  } catch (const std::exception&) {
+    std::throw_with_nested(DataError("sample 7 is wrong"));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("TORCH_SHOW_CPP_STACKTRACES prints the frames of a LibTorch error, and of a nested one") {
+  for (const bool is_nested : {false, true}) {
+    const Ended ended = end_of(start_child([&] {
+      setenv("TORCH_SHOW_CPP_STACKTRACES", "1", /*overwrite=*/1);
+      const char* words[] = {"program", "context.device=cpu"};
+      return run(2, words, [&](Context&, const Config&) {
+        is_nested ? nest_an_error() : static_cast<void>(multiply_wrong_shapes());
+      });
+    }));
+    INFO(ended.output);
+    CHECK(ended.code() == (is_nested ? 65 : 1));
+    const auto op = ended.output.find("at::_ops::matmul::call(");
+    const auto own = ended.output.find("multiply_wrong_shapes() in ");
+    CHECK(op != std::string::npos);
+    CHECK(own != std::string::npos);
+    CHECK(op < own);
+    CHECK_FALSE(ended.says("TORCH_SHOW_CPP_STACKTRACES=1"));
+  }
 }
 
 TEST_CASE("wrong settings end the program before the function is called") {
@@ -324,13 +364,17 @@ TEST_CASE("a stop leaves programs alone that may have something to save") {
     DistributedDataParallel model(torch::nn::Linear(1, 1), context.communicator());
     model.forward(torch::ones({1, 1})).sum().backward();
   };
+  std::vector<testing::Running> programs;  // at the same time, because each waits
   for (const Mark& mark : {announces, asks, trains}) {
-    const Ended ended = run_program([&](Context& context, const Config&) {
+    programs.push_back(testing::start_program([&](Context& context, const Config&) {
       mark(context);
       raise(SIGTERM);
       std::this_thread::sleep_for(std::chrono::milliseconds(1300));
       std::fprintf(stderr, "ended: %d\n", context.control_plane().failed());
-    });
+    }));
+  }
+  for (const auto& program : programs) {
+    const Ended ended = end_of(program);
     INFO(ended.output);
     CHECK(ended.says("ended: 0"));
     CHECK(ended.code() == 0);

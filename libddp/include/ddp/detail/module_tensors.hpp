@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
@@ -18,6 +19,11 @@ namespace ddp::detail {
 /// Parameters and buffers of a torch::nn module. A tensor registered twice is listed once.
 ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module);
 ModelTensors tensors_of(const torch::jit::Module& module);
+
+/// Adds the module in whose forward `error` was raised to its message: "in aten::view in the
+/// forward of body.1 (Block) of Net". Where that is unknown it names the model alone. TorchScript
+/// modules name their place themselves.
+void add_forward_place(c10::Error& error, const torch::nn::Module& model) noexcept;
 
 /// One number for the training modes of a model: equal numbers mean equal modes.
 uint64_t mode_key(const ModelTensors& tensors);
@@ -56,7 +62,15 @@ auto call_forward(Module& module, Args&&... args) {
     (inputs.emplace_back(std::forward<Args>(args)), ...);
     return module.forward(std::move(inputs));
   } else {
-    return module_of(module).forward(std::forward<Args>(args)...);
+    auto& callee = module_of(module);
+    try {
+      return callee.forward(std::forward<Args>(args)...);
+    } catch (c10::Error& error) {
+      if constexpr (std::is_base_of_v<torch::nn::Module, std::remove_cvref_t<decltype(callee)>>) {
+        add_forward_place(error, callee);
+      }
+      throw;
+    }
   }
 }
 

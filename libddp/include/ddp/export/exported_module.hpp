@@ -36,6 +36,11 @@ struct InputSizeError : SettingsError {
   using SettingsError::SettingsError;
 };
 
+/// A call lacks an argument of the exported module.
+struct MissingArgumentError : SettingsError {
+  using SettingsError::SettingsError;
+};
+
 /// How an archive is opened.
 struct ExportedModuleOptions {
   /// Shared objects that register custom operators. They are loaded first.
@@ -80,8 +85,9 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
   /// A named tuple or a dataclass is a dict of its fields. All keys are texts: 1 is "1". So is the
   /// result. An argument that was None or a number at the export keeps its value and may be left
   /// out. Throws SettingsError for another structure, and for a program of run_decompositions()
-  /// that writes a parameter that is trained; InputSizeError for sizes outside of the export's
-  /// ranges or against one of its conditions.
+  /// that writes a parameter that is trained; MissingArgumentError for an argument that may not be
+  /// left out; InputSizeError for sizes outside of the export's ranges or against one of its
+  /// conditions.
   c10::IValue forward(std::vector<c10::IValue> positional,
                       const std::map<std::string, c10::IValue>& keywords = {});
   /// The same with all arguments by name.
@@ -94,6 +100,11 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
       forward(Inputs&&... inputs) {
     return forward(std::vector<c10::IValue>{c10::IValue(std::forward<Inputs>(inputs))...});
   }
+
+  /// Throws what forward() would throw for the structure and the sizes of these arguments in the
+  /// module's mode. Runs nothing.
+  void check_call(const std::vector<c10::IValue>& positional,
+                  const std::map<std::string, c10::IValue>& keywords = {}) const;
 
   /// Throws SettingsError if the archive does not have this mode.
   void train(bool on = true) override;
@@ -147,6 +158,7 @@ class ExportedModuleImpl : public torch::nn::Module, public ops::LinearOwner {
   void move(std::optional<at::Device> device, std::optional<at::ScalarType> dtype);
   std::vector<c10::IValue> write_mutations(const detail::ExportedProgram& program,
                                            const std::vector<c10::IValue>& outputs);
+  std::vector<c10::IValue> bind_inputs(std::vector<c10::IValue> leaves, at::Device device) const;
   at::Device device_of(const std::vector<c10::IValue>& leaves) const;
   void check_dtype(at::ScalarType dtype) const;
 

@@ -27,6 +27,7 @@
 #include "core/control/wire/message_codec.hpp"
 #include "core/files/plan_file.hpp"
 #include "core/launch/training_state.hpp"
+#include "core/log/error_text.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
 
@@ -110,10 +111,10 @@ std::unique_ptr<Context::State> Context::State::connect(const ContextOptions& op
   } catch (const std::exception& error) {
     FailureCause cause;
     cause.where = "start";
-    cause.message = error.what();
+    cause.message = detail::message_of(error);
     cause.exit_code = detail::exit_code_of(error);
     plane->publish_failure(cause);
-    state->abandon(error.what());
+    state->abandon(cause.message);
     throw;
   }
   return state;
@@ -229,7 +230,7 @@ Context::~Context() {
       state_->close();
     }
   } catch (const std::exception& error) {
-    log_error(concat("while closing: ", error.what()));
+    log_error(concat("while closing: ", detail::message_of(error)));
   }
 }
 
@@ -267,7 +268,7 @@ void Context::State::close(bool meets_again) {
     control_plane.reset();
     has_ended = true;
   } catch (const std::exception& error) {
-    abandon(error.what());
+    abandon(detail::message_of(error));
     throw;
   }
 }
@@ -302,7 +303,7 @@ void Context::State::AtExit::end(int status) {
   try {
     state->close();
   } catch (const std::exception& error) {
-    log_error(concat("while closing: ", error.what()));
+    log_error(concat("while closing: ", detail::message_of(error)));
     detail::replace_success(detail::exit_code_of(error));
   }
 }

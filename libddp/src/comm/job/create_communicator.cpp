@@ -5,6 +5,7 @@
 
 #include "core/control/failure/failure_cause.hpp"
 #include "core/control/wire/tcp_socket.hpp"
+#include "core/log/error_text.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -99,7 +100,7 @@ std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& exception) {
-    return exception.what();
+    return detail::message_of(exception);
   } catch (...) {
     return "unknown error";
   }

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <utility>
 
+#include "core/log/error_text.hpp"
 #include "core/log/trace_recorder.hpp"
 #include "data/images/batch_builders.hpp"
 #include "data/loader/batch_plan.hpp"
@@ -163,7 +164,7 @@ std::unique_ptr<DeviceCopier> make_device_copier(at::Device device) {
   } catch (const Error& e) {
     throw Error(e.exit_code(), e.what() + where);
   } catch (const std::exception& e) {
-    std::throw_with_nested(Error(ExitCode::UserException, e.what() + where));
+    std::throw_with_nested(Error(ExitCode::UserException, message_of(e) + where));
   }
 }
 

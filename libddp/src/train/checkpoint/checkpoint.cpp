@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/control/rank_position.hpp"
+#include "core/log/error_text.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "train/checkpoint/checkpoint_impl.hpp"
@@ -91,7 +92,7 @@ CheckpointerImpl::~CheckpointerImpl() {
       log_error(failure.what());
     }
   } catch (const std::exception& error) {
-    log_error(std::string("the last checkpoint was not saved: ") + error.what());
+    log_error("the last checkpoint was not saved: " + message_of(error));
   }
 }
 

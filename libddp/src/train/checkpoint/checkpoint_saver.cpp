@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/files/serialize_tensors.hpp"
+#include "core/log/error_text.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -37,7 +38,7 @@ void CheckpointWriter::write(const std::string& saving, const std::string& why_n
     throw;  // the job ends
   } catch (const std::exception& error) {
     // Reported like a failed write: the other ranks receive it in the next exchange.
-    task_.start([reason = concat("the state cannot be copied: ", error.what())] {
+    task_.start([reason = concat("the state cannot be copied: ", message_of(error))] {
       throw WriteError(reason);
     });
     return;

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <vector>
 
+#include "core/log/error_text.hpp"
+
 namespace ddp::detail {
 namespace {
 
@@ -73,6 +75,7 @@ std::string capture_failure(const std::exception_ptr& error, const std::string& 
            first_lines(memory.what_without_backtrace()) +
            "; fix: use a smaller batch, or set train.cuda_graph=off";
   } catch (const c10::Error& torch) {
+    log_frames(torch);
     const std::string text = torch.what_without_backtrace();
     const bool waits = text.find("captur") != std::string::npos;
     return in +

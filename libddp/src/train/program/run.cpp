@@ -86,6 +86,9 @@ void publish(ControlPlane& plane, const std::exception* exception) {
       exception == nullptr ? "an exception of unknown type" : detail::message_of(*exception);
   cause.exit_code =
       exception == nullptr ? ExitCode::UserException : detail::exit_code_of(*exception);
+  if (exception != nullptr) {
+    cause.message += detail::log_frames(*exception);
+  }
   if (const auto* save = dynamic_cast<const detail::SaveFailure*>(exception)) {
     cause = save->cause();  // all ranks throw it; whichever is first, the same rank is to blame
   }
@@ -195,7 +198,7 @@ int run(int argc, const char* const* argv, const RunFunction& function,
       function(context, agreed);
     });
   } catch (const std::exception& exception) {
-    log_error(detail::message_of(exception));
+    log_error(detail::message_of(exception) + detail::log_frames(exception));
     code = detail::exit_code_of(exception);
   }
   return static_cast<int>(code);
