@@ -71,5 +71,5 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {  // was: int main()
 }  // namespace
 
 int main(int argc, char** argv) {  // new
-  return ddp::run(argc, argv, train);
+  return ddp::run(argc, argv, train, ddp::only_sections({"sampler", "ddp", "metrics"}));
 }

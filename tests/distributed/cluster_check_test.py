@@ -262,6 +262,10 @@ def refuses():
         ("thresholds=b200", "cpu"),
         ("devices=cpu", "unknown key"),
         ("device=tpu", "auto, cpu or cuda"),
+        # Messages of the library name keys of section context.
+        ("context.device=tpu", "context.device=tpu: expected one of auto, cpu, cuda"),
+        ("context.devise=cpu", "did you mean context.device?"),
+        ("context.communicator.backend=nccl", "context.communicator.backend=nccl: NCCL reduces CUDA tensors"),
         ("--fast", "unknown argument"),
         ("--write-thresholds", "a file must follow"),
         ("thresholds=", "write none"),
@@ -275,15 +279,19 @@ def refuses():
     assert not pathlib.Path("out").exists()
     pathlib.Path("file").write_text("")
     run("--quick", "output=file/below", code=73, output=["cannot write file/below/report.json"])
-    # A node whose GPUs are gone is no CPU node.
-    output = run(
-        "device=auto",
-        "output=out",
-        code=64,
-        environment=["SLURM_GPUS_ON_NODE=8", "CUDA_VISIBLE_DEVICES="],
-        output=["device=auto finds no usable GPU on", "SLURM_GPUS_ON_NODE is set"],
-    )
-    assert "checking" not in output, output
+    # A node whose GPUs are gone is no CPU node, even if somebody hides them.
+    for environment, sign in (
+        (["SLURM_GPUS_ON_NODE=8", "CUDA_VISIBLE_DEVICES="], "SLURM_GPUS_ON_NODE is set"),
+        (["CUDA_VISIBLE_DEVICES=7777"], "CUDA_VISIBLE_DEVICES is set (7777)"),  # no host has so many
+    ):
+        output = run(
+            "device=auto",
+            "output=out",
+            code=64,
+            environment=environment,
+            output=["device=auto finds no usable GPU on", sign],
+        )
+        assert "checking" not in output, output
 
 
 def gpu():

@@ -50,7 +50,7 @@ case $scenario in
       code=$?
       [ $code = "$expected" ] || fail "exit code $code with $*, expected $expected"
       grep -qF -- "$text" "$work/refused.log" || fail "with $*: no message '$text'"
-      ! grep -q "failed at step" "$work/refused.log" || fail "with $*: refused after the start of the training"
+      ! grep -qE "failed at step|rank 0 at step" "$work/refused.log" || fail "with $*: refused after the start of the training"
     }
     refused 64 "model.path is empty; fix" model.path=
     refused 74 "cannot read $work/none.pt2" model.path="$work/none.pt2"

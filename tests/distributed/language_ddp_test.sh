@@ -170,7 +170,7 @@ case $scenario in
     contents() { find "$work/first/adapters" -type f -exec sha256sum {} + | sort; }
     before=$(contents)
     [ "$(wc -l <<< "$before")" = 4 ] || fail "not two adapters: $before"
-    refused 64 "failed at step 0: lora.save_dir: .*first/adapters/best holds the weights of another run; this run starts at step 0" \
+    refused 64 "first cause: lora.save_dir: .*first/adapters/best holds the weights of another run; this run starts at step 0.*\(rank 0 at step 0" \
       checkpoint.dir="$work/second" lora.save_dir="$work/first/adapters"
     refused 64 "first/adapters/best holds the weights of another run" checkpoint.dir= lora.save_dir="$work/first/adapters"
     (run "$work/second.log" "${saving[@]}" checkpoint.dir="$work/second") || fail "exit code $? in a folder of its own"
@@ -181,7 +181,7 @@ case $scenario in
     [ "$(contents)" != "$before" ] || fail "a resumed run left its adapters as they were"
     before=$(contents)
     rm -r "$work"/first/step_*
-    refused 64 "failed at step 0: checkpoint.dir: .*first/adapters/best holds" checkpoint.dir="$work/first"
+    refused 64 "first cause: checkpoint.dir: .*first/adapters/best holds.*\(rank 0 at step 0" checkpoint.dir="$work/first"
     [ "$(contents)" = "$before" ] || fail "a refused run changed the adapters"
 
     # Killed behind its first best, before a checkpoint was due: the same job may start again.
@@ -211,6 +211,7 @@ case $scenario in
       [ "$(sed -n 's/^decoded[^:]*: //p' "$work/train.log")" = "$(sed -n 's/^decoded[^:]*: //p' "$work/eval.log")" ] || fail "other answers"
       grep -qE "^decoded: [0-9]+ of 3 .* API calls equal the reference" "$work/eval.log" || fail "no share of equal calls"
       grep -q "^  reference " "$work/eval.log" || fail "no answer is shown"
+      ! grep -q "without a training step" "$work/eval.log" || fail "an evaluation is blamed for not training"
       grep -qE "^evaluated  .*(after step 6|adapters/last)$" "$work/eval.log" || fail "it does not say what was evaluated"
       [ -d "$work/checkpoints/.saving_step_0000000099" ] || fail "an evaluation removed a save under way"
     done
@@ -292,9 +293,9 @@ case $scenario in
     config=$work/checkpoints/adapters/best/adapter_config.json
     cp "$config" "$work/saved_config"
     sed -i 's/"lora_alpha": *32/"lora_alpha": 8/' "$config"
-    refused 64 "failed at step 2: .*adapters/best.* describes another adapter" train.max_steps=3
+    refused 64 "first cause: .*adapters/best.* describes another adapter.*\(rank 0 at step 2" train.max_steps=3
     cp "$work/saved_config" "$config"
-    refused 73 "failed at step 0: lora.save_dir: cannot write" checkpoint.dir= lora.save_dir=/proc/none/adapters
+    refused 73 "first cause: lora.save_dir: cannot write.*\(rank 0 at step 0" checkpoint.dir= lora.save_dir=/proc/none/adapters
     refused 74 "there is no checkpoint in checkpoint.dir" run.mode=evaluate checkpoint.dir="$work/mistyped"
     [ ! -e "$work/mistyped" ] || fail "an evaluation made a folder"
     refused 70 "adapters/last.*rank" checkpoint.dir= lora.adapter="$work/checkpoints/adapters/last" lora.rank=8

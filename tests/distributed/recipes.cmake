@@ -18,12 +18,18 @@ foreach(_ranks 1 2)
                  OUTPUT "0:step 300/300 | loss 0." "0: | error 0.2" "0: | divergence ")
   ddp_add_recipe(gan gan ${_ranks} ARGUMENTS ${_run} train.max_steps=1000 metrics.log_every=1000
                  OUTPUT "0:step 1000/1000 | d_loss 1." "0: | g_loss 0." "0: | distance 0.")
+  set(_first_cause "at step 20 in training: sample 17 is broken")
+  if(_ranks EQUAL 1)
+    set(_first_cause "first cause: sample 17 is broken (rank 0 at step 20 in training)")
+  endif()
   ddp_add_recipe(hooks_failure hooks ${_ranks} ARGUMENTS context.device=cpu loop.fail_at=20 EXIT 1
-                 OUTPUT "0:report of rank 0: sample 17 is broken" "0:at step 20 in training: sample 17 is broken")
+                 OUTPUT "0:report of rank 0: sample 17 is broken" "0:${_first_cause}")
   ddp_add_recipe(inputs_and_outputs_refused inputs_and_outputs ${_ranks} ARGUMENTS ${_run} EXIT 70
                  OUTPUT "0:the previous backward left 1 of 5 parameters without a gradient: condition.weight")
   ddp_add_recipe(from_libtorch from_libtorch ${_ranks} ARGUMENTS ${_run} OUTPUT "0:| accuracy 100.00 %")
 endforeach()
+ddp_add_recipe(from_libtorch_length from_libtorch 1 ARGUMENTS ${_run} train.max_steps=5
+               EXIT 64 OUTPUT "0:unknown setting 'train.max_steps'")
 # 334 samples a rank: the last batch of an epoch is short.
 ddp_add_recipe(from_libtorch_short_batch from_libtorch 3 ARGUMENTS ${_run} OUTPUT "0:step 34/34 |")
 # 32 samples a step, however they are split, give the same loss after four steps.

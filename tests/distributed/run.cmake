@@ -16,6 +16,8 @@ ddp_add_run(none "*:0" "0:3 ranks on 1 node (mpirun), cpu, mpi")
 ddp_add_run(throw "*:1" "0:first cause: rank 1 (" "0:at step 5 in forward: my bug")
 ddp_add_run(blocked "*:65" "0:at step 5 in forward: shard 7 is truncated" "1:the barrier was aborted")
 ddp_add_run(stop "*:75" "0:stopped after step 5")
+# The rank without its GPU reports it to the others, which would otherwise wait for it.
+ddp_add_run(lost_gpu "*:64" "0:rank 1 (" "0:finds no usable GPU on" "0:CUDA_VISIBLE_DEVICES is set (7777)" "2:finds no usable GPU on")
 ddp_add_run(loads "*:75" "0:a stop was requested, and there is nothing to save yet")
 ddp_add_launch(NAME run_after_save PROGRAM run_program ARGUMENTS program.fault=after_save RANKS 2 TIMEOUT 20
                OPTIONS --expect-exit "*:65" --expect-output "0:the copy failed"

@@ -75,3 +75,25 @@ find(mistyped_root ERROR MESSAGE "LIBTORCH_ROOT is ${WORK_DIR}/zip/libtroch, whi
      ENV CONDA_PREFIX=${_forge} LIBTORCH_ROOT=${WORK_DIR}/zip/libtroch)
 find(mistyped_root_by_cmake ERROR MESSAGE "LIBTORCH_ROOT is ${WORK_DIR}/zip/libtroch, which holds no LibTorch"
      ENV LIBTORCH_ROOT=${WORK_DIR}/zip/libtorch ARGS -DLIBTORCH_ROOT=${WORK_DIR}/zip/libtroch)
+
+# find_package(ddp) with LIBTORCH_ROOT says nothing of CMake's policies to a project of an older CMake.
+include(CMakePackageConfigHelpers)
+set(_package ${WORK_DIR}/package)
+set(DDP_HAS_CUDA OFF)
+set(DDP_LIBTORCH_SERIES "[0-9]+.[0-9]+")
+set(CMAKE_INSTALL_PREFIX ${_package})
+configure_package_config_file(${MODULE_DIR}/ddpConfig.cmake.in ${_package}/ddpConfig.cmake INSTALL_DESTINATION ${_package})
+file(GLOB _modules ${MODULE_DIR}/Find*.cmake)
+file(COPY ${_modules} DESTINATION ${_package})
+file(WRITE ${_package}/ddpTargets.cmake "")
+file(WRITE ${WORK_DIR}/user/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
+project(user LANGUAGES C)
+find_package(ddp REQUIRED)
+")
+execute_process(
+  COMMAND ${CMAKE_COMMAND} -S ${WORK_DIR}/user -B ${WORK_DIR}/build_user -G ${GENERATOR} -Dddp_DIR=${_package}
+          -DLIBTORCH_ROOT=${WORK_DIR}/zip/libtorch
+  RESULT_VARIABLE _result OUTPUT_VARIABLE _output ERROR_VARIABLE _output)
+if(NOT _result EQUAL 0 OR _output MATCHES "[Ww]arning")
+  message(FATAL_ERROR "find_package(ddp) with LIBTORCH_ROOT fails or warns (${_result}):\n${_output}")
+endif()

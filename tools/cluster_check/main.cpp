@@ -11,15 +11,15 @@
 #include <filesystem>
 #include <functional>
 #include <iostream>
-#include <map>
 #include <string>
 #include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "comm/job/cuda_device.hpp"
 #include "core/control/wire/message_codec.hpp"
-#include "core/control/wire/tcp_socket.hpp"
 #include "core/files/file_ops.hpp"
+#include "core/settings/settings.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
 #include "ddp/train/command_line.hpp"
@@ -51,7 +51,8 @@ collectives over all GPUs, and training. Start it like a trainer, one rank per G
   --quick                  half a minute: health, one matrix product, the device's copy, all-reduce
                            at four sizes, 100 training steps (CPU: 20)
   --write-thresholds FILE  writes thresholds that this run passes, apart from fixed requirements
-  device=auto|cpu|cuda
+  device=auto|cpu|cuda     short for context.device=
+  context.KEY=VALUE        a setting of the trainers' section context (docs/configuration.md)
   thresholds=auto          auto: the shipped set of this GPU (a100, h100, h200) or of the CPU (cpu);
                            or the name of a set, none (no threshold), or a YAML file
   output=runs/cluster_check  folder of report.json; empty: none. tools/plot_check.py makes its page
@@ -66,32 +67,32 @@ itself failed, 73 an output cannot be written, 76 a rank was lost.
   throw ddp::SettingsError("cluster_check: " + argument + ": " + why + "; see --help");
 }
 
-void read_key(Options& options, const std::string& argument) {
+/// Messages of the library name settings of section context, so `context` takes all of them.
+void read_key(Options& options, ddp::Settings& context, const std::string& argument) {
   const auto equals = argument.find('=');
   const auto key = argument.substr(0, equals);
   const auto value = equals == std::string::npos ? "" : argument.substr(equals + 1);
-  static const std::map<std::string, ddp::DeviceChoice> devices = {
-      {"auto", ddp::DeviceChoice::Auto},
-      {"cpu", ddp::DeviceChoice::Cpu},
-      {"cuda", ddp::DeviceChoice::Cuda}};
   if (equals == std::string::npos) {
     refuse(argument, "unknown argument");
   } else if (key == "device") {
-    if (!devices.contains(value)) {
+    if (value != "auto" && value != "cpu" && value != "cuda") {
       refuse(argument, "device is auto, cpu or cuda");
     }
-    options.device = devices.at(value);
+    context.add_override("context." + argument);
+  } else if (key.starts_with("context.")) {
+    context.add_override(argument);
   } else if (key == "thresholds") {
     options.thresholds = value;
   } else if (key == "output") {
     options.output = value;
   } else {
-    refuse(argument, "unknown key; there are device, thresholds and output");
+    refuse(argument, "unknown key; there are device, context.…, thresholds and output");
   }
 }
 
 Options parse(int argc, char** argv) {
   Options options;
+  ddp::Settings context;
   for (int i = 1; i < argc; ++i) {
     const std::string argument = argv[i];
     if (argument == "--quick") {
@@ -103,9 +104,10 @@ Options parse(int argc, char** argv) {
       }
       options.write_thresholds = file;
     } else {
-      read_key(options, argument);
+      read_key(options, context, argument);
     }
   }
+  context.read("context", options.context);
   return options;
 }
 
@@ -250,19 +252,12 @@ int explain(const std::exception& error) {
   return static_cast<int>(code == ddp::ExitCode::UserException ? ddp::ExitCode::Mismatch : code);
 }
 
-/// A node whose GPUs are gone must not pass as a CPU.
+/// A node whose GPUs are gone must not pass as a CPU. The Context refuses what is certain, on all
+/// ranks together. A check also refuses what only warns a training.
 void refuse_lost_gpus(const Options& options) {
-  if (options.device != ddp::DeviceChoice::Auto || torch::cuda::is_available()) {
-    return;
-  }
-  std::string sign = gpus_of_job() > 0 ? "SLURM_GPUS_ON_NODE is set" : "";
-  if (sign.empty() && std::filesystem::exists("/dev/nvidiactl")) {
-    sign = "/dev/nvidiactl exists";
-  }
-  if (!sign.empty()) {
-    throw ddp::SettingsError("cluster_check: device=auto finds no usable GPU on " +
-                             ddp::detail::host_name() + ", but " + sign +
-                             "; fix: repair the GPU or the driver, or check the CPU by device=cpu");
+  const auto lost = ddp::detail::find_lost_gpus();
+  if (options.context.device == ddp::DeviceChoice::Auto && lost && !lost->is_certain) {
+    throw ddp::SettingsError("cluster_check: " + lost->message);
   }
 }
 
@@ -284,15 +279,13 @@ int check(const Options& options) {
   auto thresholds =
       Thresholds::load(options.thresholds, "");  // refuses a wrong file before anything runs
   refuse_lost_gpus(options);
-  ddp::ContextOptions context_options;
-  context_options.device = options.device;
-  auto context = ddp::Context::create(context_options);
+  auto context = ddp::Context::create(options.context);
   const auto bus_id = ddp::detail::pci_bus_id(context.device());
   const auto gpu = bus_id.empty() ? nullptr : ddp::detail::GpuMonitor::open(bus_id);
   Run run{.context = context, .options = options, .gpu = gpu.get()};
   run.gpu_name = name_of(context.device());
   const int prepared = run_on_main(context, [&] {
-    if (options.device == ddp::DeviceChoice::Auto && !run.on_gpu()) {
+    if (options.context.device == ddp::DeviceChoice::Auto && !run.on_gpu()) {
       std::cerr << "warning: no GPU is visible, so only the CPU is checked; device=cuda makes "
                    "this an error"
                 << std::endl;

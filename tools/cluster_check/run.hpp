@@ -13,7 +13,7 @@
 namespace cluster_check {
 
 struct Options {
-  ddp::DeviceChoice device = ddp::DeviceChoice::Auto;
+  ddp::ContextOptions context;  ///< device= is context.device=
   std::string thresholds = "auto";
   std::string output = "runs/cluster_check";  ///< folder of report.json; empty: none
   std::string write_thresholds;               ///< file; empty: none

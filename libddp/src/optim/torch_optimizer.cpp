@@ -135,6 +135,10 @@ void TorchOptimizer::step(const StepScalars& scalars) {
   bump_versions(parameters_);  // LibTorch's optimizers write .data(), those of Python do not
 }
 
+void TorchOptimizer::require_savable() const {
+  torch_optimizer_type(*optimizer_);
+}
+
 StateDict TorchOptimizer::state_dict() const {
   StateDict dict;
   dict.values["type"] = torch_optimizer_type(*optimizer_);

@@ -23,6 +23,8 @@ class TorchOptimizer final : public Optimizer {
   bool capturable() const override { return false; }
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
+  /// Throws SettingsError if state_dict() would.
+  void require_savable() const;
 
  private:
   void check_groups() const;

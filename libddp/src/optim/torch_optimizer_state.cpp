@@ -88,7 +88,8 @@ std::string torch_optimizer_type(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const torch::optim::Adagrad*>(&optimizer)) return "adagrad";
   throw SettingsError(
       "the state of this torch::optim class cannot be kept in a checkpoint; SGD, "
-      "Adam, AdamW, RMSprop and Adagrad can");
+      "Adam, AdamW, RMSprop and Adagrad can; fix: use one of these, or leave the optimizer out of "
+      "the Checkpointer's objects: it then begins again without history when a run resumes");
 }
 
 std::unique_ptr<torch::optim::OptimizerParamState> make_torch_state(

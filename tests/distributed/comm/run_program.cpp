@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // ddp::run over several ranks:
 //
-//   run_program program.fault=none|blocked|stop|settings|throw|after_save|loads program.rank=1
+//   run_program program.fault=none|blocked|stop|settings|throw|after_save|loads|lost_gpu
+//               program.rank=1
 #include <torch/torch.h>
 
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 #include <thread>
 
@@ -26,11 +28,11 @@ struct Program {
   int64_t rank = 1;
 };
 void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
-  visitor.field(
-      {.name = "fault",
-       .doc = "what goes wrong",
-       .choices = {"none", "blocked", "stop", "settings", "throw", "after_save", "loads"}},
-      options.fault);
+  visitor.field({.name = "fault",
+                 .doc = "what goes wrong",
+                 .choices = {"none", "blocked", "stop", "settings", "throw", "after_save", "loads",
+                             "lost_gpu"}},
+                options.fault);
   visitor.field({.name = "rank", .doc = "where"}, options.rank);
 }
 
@@ -120,10 +122,14 @@ void train(ddp::Context& context, const ddp::Config& config) {
 
 int main(int argc, char** argv) {
   std::vector<const char*> arguments(argv, argv + argc);
-  arguments.push_back("context.device=cpu");
+  const bool loses_gpu = std::string(argv[1]) == "program.fault=lost_gpu";
+  arguments.push_back(loses_gpu ? "context.device=auto" : "context.device=cpu");
   const auto rank = ddp::detect_launch_environment({}, ddp::process_environment()).rank;
   if (std::string(argv[1]) == "program.fault=settings" && rank == 1) {
     arguments.push_back("train.max_grad_norm=5");
+  }
+  if (loses_gpu && rank == 1) {
+    setenv("CUDA_VISIBLE_DEVICES", "7777", 1);  // no host has so many
   }
   return ddp::run(static_cast<int>(arguments.size()), arguments.data(), train,
                   {ddp::declare_section<Program>("program"), ddp::uses({"train.max_grad_norm"})});

@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/job/device_choice.hpp"
 
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "comm/job/create_communicator.hpp"
 #include "comm/job/job_rendezvous.hpp"
 #include "comm/job/meeting.hpp"
+#include "comm/mpi/start_mpi.hpp"
 #include "core/control/wire/message_codec.hpp"
 #include "ddp/core/error.hpp"
 #include "support/catch.hpp"
@@ -29,6 +35,108 @@ TEST_CASE("device choice: what the setting means", "[context]") {
   REQUIRE_FALSE(wants_cuda(DeviceChoice::Cpu, true, 2));
   REQUIRE_THROWS_AS(wants_cuda(DeviceChoice::Cuda, true, 0), SettingsError);
   REQUIRE_THROWS_AS(wants_cuda(DeviceChoice::Cuda, false, 2), SettingsError);
+}
+
+namespace {
+
+using Environment = std::map<std::string, std::string>;
+
+std::optional<LostGpus> lost(const GpuProbe& probe, const Environment& environment) {
+  return find_lost_gpus(
+      probe,
+      [&](const std::string& name) -> std::optional<std::string> {
+        const auto found = environment.find(name);
+        return found == environment.end() ? std::nullopt : std::optional(found->second);
+      },
+      "node7");
+}
+
+}  // namespace
+
+TEST_CASE("device choice: GPUs that were given but do not answer", "[context]") {
+  const GpuProbe cpu_build;
+  const GpuProbe no_driver{.built_with_cuda = true, .cuda_error = "driver too old"};
+  const GpuProbe broken{
+      .built_with_cuda = true, .cuda_error = "driver mismatch", .has_driver_file = true};
+  const GpuProbe hidden{.built_with_cuda = true, .has_driver_file = true};
+  struct Row {
+    GpuProbe probe;
+    Environment environment;
+    std::string sign, cause;
+  };
+  for (const auto& [probe, environment, sign, cause] : std::vector<Row>{
+           {cpu_build,
+            {{"SLURM_GPUS_ON_NODE", "4"}},
+            "SLURM_GPUS_ON_NODE is set (4)",
+            "built without CUDA; fix: build it where nvcc and a LibTorch with CUDA are found"},
+           {no_driver,
+            {{"SLURM_JOB_GPUS", "0"}},
+            "SLURM_JOB_GPUS is set (0)",
+            "/dev/nvidiactl is missing"},
+           {broken,
+            {{"SLURM_STEP_GPUS", "0,1"}},
+            "SLURM_STEP_GPUS is set (0,1)",
+            "CUDA reports: driver mismatch; fix: see nvidia-smi"},
+           {hidden,
+            {{"CUDA_VISIBLE_DEVICES", "0,1,2,3"}},
+            "CUDA_VISIBLE_DEVICES is set (0,1,2,3)",
+            "no device that this process may use"},
+           {hidden, {{"CUDA_VISIBLE_DEVICES", "GPU-8e7b"}}, "is set (GPU-8e7b)", "srun"},
+           {hidden,
+            {{"SLURM_GPUS_ON_NODE", "4"}, {"CUDA_VISIBLE_DEVICES", "NoDevFiles"}},
+            "SLURM_GPUS_ON_NODE is set (4)",
+            "--gpus-per-task=1"},
+           {broken, {}, "/dev/nvidiactl exists", "CUDA reports: driver mismatch"}}) {
+    const auto found = lost(probe, environment);
+    INFO(sign << ", " << cause);
+    REQUIRE(found.has_value());
+    INFO(found->message);
+    CHECK(found->is_certain);
+    for (const std::string& part :
+         {std::string("context.device=auto finds no usable GPU on node7, but "), sign, cause,
+          std::string("or choose the CPU by context.device=cpu")}) {
+      INFO(part);
+      CHECK(found->message.find(part) != std::string::npos);
+    }
+  }
+}
+
+TEST_CASE("device choice: weak signs of a GPU only warn, and none is silent", "[context]") {
+  const GpuProbe cpu_build_beside_a_driver{.has_driver_file = true};
+  const GpuProbe hidden{.built_with_cuda = true, .has_driver_file = true};
+  const Environment cpu_on_purpose{{"SLURM_GPUS_ON_NODE", "4"}, {"CUDA_VISIBLE_DEVICES", ""}};
+  for (const auto& found :
+       {lost(cpu_build_beside_a_driver, {}), lost(hidden, {}), lost(hidden, cpu_on_purpose)}) {
+    REQUIRE(found.has_value());
+    CHECK_FALSE(found->is_certain);
+  }
+  const GpuProbe plain{.built_with_cuda = true, .cuda_error = "driver too old"};
+  CHECK_FALSE(lost(plain, {}));
+  for (const char* none : {"", "-1", "NoDevFiles", "none"}) {
+    CHECK_FALSE(lost(plain, {{"CUDA_VISIBLE_DEVICES", none}}));
+  }
+  CHECK_FALSE(lost(hidden, {{"CUDA_VISIBLE_DEVICES", "-1"}}));
+  CHECK_FALSE(lost(plain, {{"SLURM_GPUS_ON_NODE", "0"}, {"NVIDIA_VISIBLE_DEVICES", "all"}}));
+  CHECK_FALSE(lost({.built_with_cuda = true, .num_visible = 4},
+                   {{"SLURM_GPUS_ON_NODE", "4"}, {"CUDA_VISIBLE_DEVICES", "0,1,2,3"}}));
+}
+
+TEST_CASE("device choice: an MPI that does not start names the network between nodes",
+          "[context]") {
+  const EnvironmentLookup environment = [](const std::string& name) {
+    return name == "OMPI_MCA_btl_tcp_if_include" ? std::optional<std::string>("docker0")
+                                                 : std::nullopt;
+  };
+  LaunchEnvironment launch;
+  launch.world_size = 4;
+  launch.local_world_size = 2;
+  REQUIRE_THAT(describe_network(launch, environment),
+               Catch::StartsWith("; ") && Catch::Contains("over MPI's network") &&
+                   Catch::Contains(" has the interfaces ") &&
+                   Catch::Contains(", OMPI_MCA_btl_tcp_if_include=docker0; fix: export ") &&
+                   Catch::Contains("all nodes share"));
+  launch.local_world_size = 4;
+  REQUIRE(describe_network(launch, environment).empty());
 }
 
 TEST_CASE("device choice: ranks on CPU without MPI read how to get it", "[context]") {
@@ -57,8 +165,12 @@ TEST_CASE("device choice: two ranks on one GPU are named before NCCL starts", "[
                                       "node1, which runs 3 ranks)"));
   REQUIRE_THROWS_WITH(check_devices({a, cpu}),
                       Catch::Contains("rank 0 trains on a GPU, rank 1 (node2) on the CPU"));
+  const DeviceReport broken{.host = "node1", .problem = "no usable GPU"};
+  REQUIRE_THROWS_WITH(check_devices({a, broken, broken}), "rank 1 (node1): no usable GPU");
+  REQUIRE_THROWS_WITH(check_devices({broken}), "no usable GPU");
   const auto copy = decode_message<DeviceReport>(encode_message(a));
   REQUIRE((copy.host == a.host && copy.gpu == a.gpu && copy.gpu_name == a.gpu_name));
+  REQUIRE(decode_message<DeviceReport>(encode_message(broken)).problem == "no usable GPU");
 }
 
 TEST_CASE("device choice: ranks of a host are counted in rank order", "[context]") {

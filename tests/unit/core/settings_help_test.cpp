@@ -58,6 +58,7 @@ TEST_CASE("the short help has usage, options, sections, most used settings and e
   CHECK(mentions(page, "\n  st  shuffle, batch_size, lr, dtype, folder, ...\n"));
   CHECK(mentions(page, "\n  s.lr=0.1  learning rate\n"));
   CHECK_FALSE(mentions(page, "s.batch_size"));
+  CHECK(mentions(page, "Settings that the program does not use are refused"));
   CHECK(mentions(page, "\n  64  A setting, an argument or the environment is wrong.\n"));
 }
 

@@ -151,6 +151,38 @@ TEST_CASE("unknown keys are refused with the nearest name") {
   check_refused("s: {inner: {lr: 3}}", {}, {"unknown setting 's.inner.lr'"});
 }
 
+TEST_CASE("an unknown key suggests keys of sections that are read later, and the same last word") {
+  const auto refusal = [](const std::string& argument) {
+    Settings settings;
+    settings.suggest(list_settings("t", sample::Options{}));
+    settings.suggest(list_settings("u", sample::Inner{}));
+    settings.add_override(argument);
+    sample::Inner first;
+    return message_of([&] { settings.read("s", first); });
+  };
+  const auto has = [](const std::string& text, const std::string& part) {
+    INFO(text);
+    CHECK(text.find(part) != std::string::npos);
+  };
+  has(refusal("s.lr=3"), "unknown setting 's.lr'; did you mean t.lr?");
+  has(refusal("s.tries=3"), "did you mean s.num_tries?");  // the same word in the same section
+  has(refusal("s.timeout_ms2=3"), "did you mean s.timeout_ms?");
+  has(refusal("s.else=3"), "--help all lists every key");
+}
+
+TEST_CASE("an override that another one replaces is told, the same value twice is not") {
+  const auto told = [](const std::vector<std::string>& overrides) {
+    CommandLine line;
+    line.overrides = overrides;
+    return repeated_overrides(line);
+  };
+  CHECK(told({"s.lr=1", "s.batch_size=2", "s.lr=3"}) ==
+        std::vector<std::string>{
+            "the command line has s.lr=1 and later s.lr=3: the later one counts"});
+  CHECK(told({"s.lr=1", "s.lr=2", "s.lr=3"}).size() == 2);
+  CHECK(told({"s.lr=1", "s.lr=1", "s.lr_end=2"}).empty());
+}
+
 TEST_CASE("keys that no YAML file can hold are refused") {
   for (const char* key : {".s.lr", "s..lr", "s.lr."}) {
     check_refused("", {std::string(key) + "=3"}, {key, "has an empty part"});
@@ -315,6 +347,8 @@ TEST_CASE("the nearest name") {
   CHECK(detail::nearest("optimizer.momentum", names).empty());
   CHECK(detail::nearest("ab", {"xy"}).empty());
   CHECK(detail::nearest("", names).empty());
+  CHECK(detail::nearest("Train.Batch_Size", names) == "train.batch_size");
+  CHECK(detail::nearest("adamW", {"sgd", "adam", "adamw"}) == "adamw");  // not the first at 1 edit
   CHECK(detail::nearest(std::string(100'000, 'a'), names).empty());
 }
 

@@ -224,6 +224,18 @@ class PythonPackage(unittest.TestCase):
 
 
 class Scripts(unittest.TestCase):
+    def test_an_export_without_torch_names_the_environment(self):
+        command = [sys.executable, "-S", os.path.join(ROOT, "tools", "export_model.py")]  # -S: no packages
+        done = subprocess.run(
+            [*command, "net.pt2", "--from", "torchvision:resnet18"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": ""},
+        )
+        self.assertEqual(done.returncode, 64, done.stderr)
+        self.assertIn("this Python has no torch; fix: `source .venv/bin/activate`", done.stderr)
+
     def test_wrong_arguments_are_refused(self):
         for words in (
             ["build_wheel.sh", "--wheel"],

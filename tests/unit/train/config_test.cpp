@@ -137,6 +137,67 @@ TEST_CASE("wrong settings are refused before anything starts") {
   has(refusal({"--config", "/no/such.yaml"}), "--config /no/such.yaml cannot be read");
   has(refusal({"--train.lr=3"}), "without dashes");
   has(refusal({"optimizer.nesterov=true"}), "momentum");
+  has(refusal({"optimizer.type=adamW"}), "did you mean optimizer.type=adamw?");
+  has(refusal({"optimizer.lr=0.1"}),
+      "unknown setting 'optimizer.lr'; did you mean lr_schedule.lr?");
+  has(refusal({"train.lr=0.1"}), "unknown setting 'train.lr'; did you mean lr_schedule.lr?");
+  has(refusal({"lr=0.1"}), "did you mean lr_schedule.lr?");
+  has(refusal({"train.steps=5"}), "did you mean train.max_steps or train.");
+}
+
+TEST_CASE("the length of a run has no effect until the program reads it") {
+  const auto unread = [](const Config& config) {
+    try {
+      config.require_length_used();
+    } catch (const SettingsError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  for (const char* length : {"train.max_steps=5", "train.epochs=2"}) {
+    has(unread(parse({length})), concat("argument: ", length,
+                                        " has no effect: this program's loop "
+                                        "does not read it; fix: leave it out, or declare it"));
+    CHECK(unread(parse({length}, {uses({"train"})})).empty());
+    const Config asked = parse({length});
+    CHECK(asked.train.num_steps(10) > 0);
+    CHECK(unread(asked).empty());
+  }
+  const Config config = parse({"train.max_steps=5", "train.epochs=2"});
+  const Config copy = config;
+  CHECK(copy.train.max_steps == 5);
+  has(unread(config), "train.epochs=2 has no effect");
+  const TrainOptions options = config.train;
+  CHECK(options.epochs * 2 == 4);
+  CHECK(unread(config).empty());
+  // libddp's own reads do not count, and 0 limits nothing.
+  const Config shown = parse({"train.max_steps=5"});
+  CHECK_FALSE((shown.to_yaml() + shown.to_table() + shown.to_canonical()).empty());
+  CHECK_FALSE(unread(shown).empty());
+  CHECK(unread(parse({"train.epochs=0"})).empty());
+  Settings saved;
+  saved.add_yaml(parse({}).to_yaml(), "saved.yaml");
+  CHECK(unread(Config::from_settings(saved)).empty());
+}
+
+TEST_CASE("a program can name the only sections that it takes") {
+  const auto sections = only_sections({"train", "ddp"}, {declare_section<mine::Options>("mine")});
+  const auto help = help_page("program", Config::default_rows(sections), 80);
+  for (const char* kept : {"\n  train ", "\n  ddp ", "\n  context ", "\n  mine "}) {
+    has(help, kept);
+  }
+  for (const char* hidden : {"\n  data ", "\n  loader ", "\n  checkpoint ", "metrics."}) {
+    INFO(hidden << " in: " << help);
+    CHECK(help.find(hidden) == std::string::npos);
+  }
+  const Config config =
+      parse({"ddp.bucket_cap_mb=50", "train.max_steps=3", "mine.alpha=1"}, sections);
+  CHECK(config.train.max_steps == 3);
+  has(refusal({"metrics.log_every=1"}, sections), "unknown setting 'metrics.log_every'");
+  CHECK(parse({}, sections).to_yaml().find("metrics") == std::string::npos);
+  has(refusal({}, only_sections({"train"}, {uses({"train.mixup"})})), "(accepted)");
+  CHECK_THROWS_WITH(only_sections({"optimiser"}),
+                    Catch::Contains("libddp has no section 'optimiser'; fix: name some of train"));
 }
 
 TEST_CASE("removed settings are refused by name, whatever their value") {

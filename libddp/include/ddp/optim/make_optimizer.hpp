@@ -95,8 +95,12 @@ std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
 /// A step with `lr` sets every group's learning rate to lr, times the ratio of the group's rate to
 /// that of the first group with a rate above 0, both at construction. It throws SettingsError if
 /// all were 0. step() without arguments uses the groups' rates. Groups added later are refused.
-/// State of SGD, Adam, AdamW, RMSprop and Adagrad has PyTorch's slot names. The state of other
-/// optimizers throws SettingsError.
+///
+/// No step has a closure. An optimizer that needs one (LBFGS) stays unwrapped. Its closure zeroes
+/// the gradients, runs the wrapped model's forward and the backward, and returns a loss that is
+/// equal on all ranks (its mean over them), because the optimizer's decisions follow it.
+/// State of SGD, Adam, AdamW, RMSprop and Adagrad has PyTorch's slot names. A Checkpointer with
+/// checkpoint.dir refuses other optimizers with SettingsError when it is made.
 std::unique_ptr<Optimizer> wrap_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer,
                                           const NamedParameters& parameters);
 

@@ -68,6 +68,10 @@ class Config {
   /// Default and derived values in a settings file are no error. ddp::run calls this in the first
   /// step, after a wrapped model's forward, or when the second step begins, or at the end.
   void require_all_used() const;
+  /// Throws SettingsError if the user set train.max_steps or train.epochs, and the program read
+  /// neither the member nor TrainOptions::num_steps(). ddp::run calls this in the second step, or
+  /// at the end: a loop may read its length after its first step.
+  void require_length_used() const;
 
   /// YAML for --config that reproduces the run, with the program's sections.
   std::string to_yaml() const;
@@ -89,5 +93,12 @@ class Config {
 
   std::shared_ptr<State> state_;  ///< shared by copies
 };
+
+/// For ddp::run: `sections`, and of libddp's sections only `names` and context. --help does not
+/// list the others, and their settings are unknown. Throws SettingsError for an unknown name.
+///
+///   return ddp::run(argc, argv, train, ddp::only_sections({"ddp", "optimizer", "train"}));
+std::vector<Section> only_sections(const std::vector<std::string>& names,
+                                   std::vector<Section> sections = {});
 
 }  // namespace ddp

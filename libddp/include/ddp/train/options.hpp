@@ -6,6 +6,7 @@
 #include <string>
 
 #include "ddp/core/fields.hpp"
+#include "ddp/detail/loop_length.hpp"
 #include "ddp/detail/usage_mark.hpp"
 
 namespace ddp {
@@ -31,8 +32,10 @@ struct GraphedStepOptions {
 enum class NonFinite { Error, Skip, Ignore };
 
 struct TrainOptions {
-  int64_t max_steps = 1000;  ///< most optimizer steps of the run; 0: no limit
-  int64_t epochs = 0;        ///< most epochs of the run; 0: no limit
+  /// Most optimizer steps of the run; 0: no limit. Reads as int64_t. ddp::run refuses
+  /// train.max_steps=N if the program reads neither this nor num_steps(). `epochs` likewise.
+  detail::LoopLength max_steps = 1000;
+  detail::LoopLength epochs = 0;  ///< most epochs of the run; 0: no limit
   int64_t batch_size = 32;  ///< samples per rank and micro-batch; ddp::Config copies it to `loader`
   int64_t grad_accum_steps = 1;             ///< micro-batches per optimizer step
   double max_grad_norm = 0.0;               ///< gradients are scaled down to this norm; 0: never

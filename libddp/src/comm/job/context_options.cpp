@@ -68,7 +68,9 @@ void describe_fields(ControlPlaneOptions& options, FieldVisitor& visitor) {
 void describe_fields(ContextOptions& options, FieldVisitor& visitor) {
   visitor.field(
       {.name = "device",
-       .doc = "Device to train on. auto: a GPU if one is visible.",
+       .doc =
+           "Device to train on. auto: a GPU if one answers, else the CPU. It is an error if GPUs "
+           "were given to this process (by Slurm or CUDA_VISIBLE_DEVICES) and none answers.",
        .common = true},
       options.device,
       {{"auto", DeviceChoice::Auto}, {"cpu", DeviceChoice::Cpu}, {"cuda", DeviceChoice::Cuda}});

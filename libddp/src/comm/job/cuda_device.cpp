@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/job/cuda_device.hpp"
 
+#include <unistd.h>
+
 #ifdef DDP_HAS_CUDA
 #include <ATen/Context.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -14,10 +16,37 @@
 #include "ops/gemm/cublaslt_gemm.hpp"
 #endif
 
+#include "core/control/wire/tcp_socket.hpp"
 #include "ddp/core/error.hpp"
 #include "ops/shared/private_stream.hpp"
 
 namespace ddp::detail {
+namespace {
+
+// Empty if CUDA counted the GPUs. That there are none is no error.
+std::string count_error() {
+#ifdef DDP_HAS_CUDA
+  int count = 0;
+  const auto code = cudaGetDeviceCount(&count);
+  static_cast<void>(cudaGetLastError());  // not an error of a later call
+  return code == cudaSuccess || code == cudaErrorNoDevice ? "" : cudaGetErrorString(code);
+#else
+  return {};
+#endif
+}
+
+}  // namespace
+
+GpuProbe probe_gpus() {
+  return {.built_with_cuda = built_with_cuda(),
+          .num_visible = count_gpus(),
+          .cuda_error = count_error(),
+          .has_driver_file = access("/dev/nvidiactl", F_OK) == 0};
+}
+
+std::optional<LostGpus> find_lost_gpus() {
+  return find_lost_gpus(probe_gpus(), process_environment(), host_name());
+}
 
 #ifdef DDP_HAS_CUDA
 

@@ -14,6 +14,12 @@ bool built_with_cuda();
 /// Counts the GPUs that this process sees. Creates no CUDA context.
 int count_gpus();
 
+/// The same with what explains a count of 0.
+GpuProbe probe_gpus();
+
+/// find_lost_gpus() of this process. For device=auto: other choices state what they want.
+std::optional<LostGpus> find_lost_gpus();
+
 /// Fills `gpu` and `gpu_name` of visible GPU `index`.
 void identify_gpu(int index, DeviceReport& report);
 

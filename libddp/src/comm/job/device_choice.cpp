@@ -2,11 +2,80 @@
 #include "comm/job/device_choice.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
+namespace {
+
+// Whether this value of CUDA_VISIBLE_DEVICES names a device. Slurm writes "NoDevFiles" for none.
+bool names_devices(const std::string& value) {
+  return value.starts_with("GPU-") || value.starts_with("MIG-") ||
+         (!value.empty() && std::isdigit(static_cast<unsigned char>(value.front())) != 0);
+}
+
+// The variable by which somebody gave this process GPUs: "SLURM_GPUS_ON_NODE is set (4)". Empty:
+// nobody did. Containers set NVIDIA_VISIBLE_DEVICES=all on machines without GPUs too.
+std::string find_allocation(const EnvironmentLookup& environment) {
+  for (const char* name : {"SLURM_GPUS_ON_NODE", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"}) {
+    const auto value = environment(name).value_or("");
+    const bool is_count = std::string(name) == "SLURM_GPUS_ON_NODE";
+    if (!value.empty() && !(is_count && value == "0")) {
+      return concat(name, " is set (", value.substr(0, 80), ")");
+    }
+  }
+  const auto visible = environment("CUDA_VISIBLE_DEVICES").value_or("");
+  return names_devices(visible)
+             ? concat("CUDA_VISIBLE_DEVICES is set (", visible.substr(0, 80), ")")
+             : "";
+}
+
+// Why no GPU answers, and the fix.
+std::string explain(const GpuProbe& probe, bool is_hidden) {
+  if (!probe.built_with_cuda) {
+    return "this libddp was built without CUDA; fix: build it where nvcc and a LibTorch with CUDA "
+           "are found (-DDDP_WITH_CUDA=ON reports what is missing)";
+  }
+  if (is_hidden) {
+    return "CUDA_VISIBLE_DEVICES hides all of them; fix: unset it";
+  }
+  if (!probe.has_driver_file) {
+    return "/dev/nvidiactl is missing, so this host or container has no NVIDIA driver; fix: start "
+           "the program where nvidia-smi lists GPUs";
+  }
+  if (!probe.cuda_error.empty()) {
+    return concat("CUDA reports: ", probe.cuda_error,
+                  "; fix: see nvidia-smi, and repair the GPU or the driver");
+  }
+  return "CUDA finds no device that this process may use; fix: compare nvidia-smi with "
+         "CUDA_VISIBLE_DEVICES, and request GPUs for this step too (srun --gpus-per-task=1)";
+}
+
+}  // namespace
+
+std::optional<LostGpus> find_lost_gpus(const GpuProbe& probe, const EnvironmentLookup& environment,
+                                       const std::string& host) {
+  if (probe.num_visible > 0) {
+    return std::nullopt;
+  }
+  const auto visible = environment("CUDA_VISIBLE_DEVICES");
+  const bool is_hidden = visible && (visible->empty() || *visible == "-1");
+  std::string sign = find_allocation(environment);
+  const bool is_promised = !sign.empty();
+  if (sign.empty() && probe.has_driver_file && !is_hidden) {
+    sign = "/dev/nvidiactl exists";
+  }
+  if (sign.empty()) {
+    return std::nullopt;
+  }
+  const bool is_broken = probe.built_with_cuda && !probe.cuda_error.empty();
+  return LostGpus{
+      .is_certain = !is_hidden && (is_promised || is_broken),
+      .message = concat("context.device=auto finds no usable GPU on ", host, ", but ", sign, ": ",
+                        explain(probe, is_hidden), ", or choose the CPU by context.device=cpu")};
+}
 
 bool wants_cuda(DeviceChoice device, bool built_with_cuda, int visible_gpus) {
   if (device == DeviceChoice::Cuda && !built_with_cuda) {
@@ -37,6 +106,13 @@ int choose_gpu(int local_rank, int local_world_size, int visible_gpus, const std
 }
 
 void check_devices(const std::vector<DeviceReport>& reports) {
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    const auto& [host, gpu, gpu_name, problem] = reports[rank];
+    if (!problem.empty()) {
+      throw SettingsError(reports.size() == 1 ? problem
+                                              : concat("rank ", rank, " (", host, "): ", problem));
+    }
+  }
   std::map<std::string, std::size_t> owners;
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
     const auto& report = reports[rank];

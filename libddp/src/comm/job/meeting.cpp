@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <exception>
 
 #include "comm/job/create_communicator.hpp"
 #include "comm/job/cuda_device.hpp"
@@ -14,6 +13,7 @@
 #include "core/control/wire/message_codec.hpp"
 #include "core/control/wire/tcp_socket.hpp"
 #include "core/launch/detect_launch.hpp"
+#include "core/launch/lone_process.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
 
@@ -30,8 +30,42 @@ int visible_gpus(const ContextOptions& options) {
   return options.device == DeviceChoice::Cpu ? 0 : count_gpus();
 }
 
+// Throws SettingsError if this process should use a GPU and cannot.
 bool uses_cuda(const ContextOptions& options) {
-  return wants_cuda(options.device, built_with_cuda(), visible_gpus(options));
+  const bool uses = wants_cuda(options.device, built_with_cuda(), visible_gpus(options));
+  if (!uses && options.device == DeviceChoice::Auto) {
+    if (const auto lost = find_lost_gpus(); lost && lost->is_certain) {
+      throw SettingsError(lost->message);
+    }
+  }
+  return uses;
+}
+
+// Several ranks first meet as ranks on GPUs, also one whose GPU does not answer. choose_device()
+// then reports it to all ranks, which would otherwise wait for this one until a timeout.
+bool meets_on_cuda(const ContextOptions& options, int world_size) {
+  try {
+    return uses_cuda(options);
+  } catch (const SettingsError&) {
+    if (world_size == 1) {
+      throw;
+    }
+    return true;
+  }
+}
+
+// Says what is no error: the program may be meant to run like this.
+void warn_of_unused_resources(const ContextOptions& options, const LaunchEnvironment& launch,
+                              const EnvironmentLookup& environment, bool cuda) {
+  if (const auto alone = describe_lone_process(launch, options.launch, environment);
+      !alone.empty()) {
+    log_warning(alone);
+  }
+  if (!cuda && options.device == DeviceChoice::Auto && launch.local_rank == 0) {
+    if (const auto lost = find_lost_gpus()) {
+      log_warning("training on the CPU: " + lost->message);
+    }
+  }
 }
 
 void set_up_log(const Membership& membership) {
@@ -48,7 +82,6 @@ void keep_captures_apart() {
 
 void find_rank_0(const ContextOptions& options, const EnvironmentLookup& environment, int attempt,
                  Meeting& meeting) {
-  set_up_log(meeting.membership);
   if (meeting.membership.world_size > 1) {
     meeting.rendezvous = make_job_rendezvous(meeting.launch, meeting.membership, environment,
                                              options.control_plane, meeting.mpi, attempt);
@@ -63,7 +96,7 @@ Meeting first_meeting(const ContextOptions& options) {
   Meeting meeting;
   auto& launch = meeting.launch;
   launch = detect_launch_environment(options.launch, environment);
-  const bool cuda = uses_cuda(options);
+  const bool cuda = meets_on_cuda(options, launch.world_size);
   if (launch.world_size > 1 && !cuda && !launch.use_mpi) {
     // Before any rank waits for another.
     refuse_without_mpi(launch, MpiRuntime::is_built_in());
@@ -77,6 +110,8 @@ Meeting first_meeting(const ContextOptions& options) {
         "MPI; fix: start with torchrun or Slurm's srun, or build with MPI");
   }
   meeting.membership = launch.membership();
+  set_up_log(meeting.membership);
+  warn_of_unused_resources(options, launch, environment, cuda);
   find_rank_0(options, environment, attempt, meeting);
   if (cuda) {
     keep_captures_apart();
@@ -94,6 +129,7 @@ Meeting next_meeting(const ContextOptions& options, const Meeting& last,
   if (last.mpi != nullptr) {
     meeting.mpi = last.mpi->meet_again(staying, options.control_plane.rendezvous_timeout);
   }
+  set_up_log(meeting.membership);
   find_rank_0(options, process_environment(), attempt, meeting);
   return meeting;
 }
@@ -134,28 +170,22 @@ void place_on_host(const ContextOptions& options, const Membership& membership,
 at::Device choose_device(const ContextOptions& options, const Meeting& meeting,
                          ControlPlane& control_plane) {
   const auto& launch = meeting.launch;
-  DeviceReport report{host_name(), {}, {}};
+  DeviceReport report{.host = host_name()};
   at::Device device = meeting.device.value_or(at::Device(at::kCPU));
-  std::exception_ptr problem;
-  if (uses_cuda(options)) {
-    try {
+  try {
+    if (uses_cuda(options)) {
       if (!meeting.device) {
         const int index = choose_gpu(launch.local_rank, launch.local_world_size,
                                      visible_gpus(options), report.host);
         device = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
       }
       identify_gpu(device.index(), report);
-    } catch (const Error&) {
-      problem = std::current_exception();
-      report.gpu = "none";
     }
+  } catch (const SettingsError& error) {
+    report.problem = error.what();
   }
   // Compared before NCCL starts, which reports only "invalid usage" if two ranks share a GPU.
-  const auto reports = all_gather_messages(control_plane, report);
-  if (problem) {
-    std::rethrow_exception(problem);
-  }
-  check_devices(reports);
+  check_devices(all_gather_messages(control_plane, report));
   return device;
 }
 

@@ -91,6 +91,26 @@ class StartedProcesses {
 
 }  // namespace
 
+std::string describe_network(const LaunchEnvironment& launch,
+                             const EnvironmentLookup& environment) {
+  if (launch.world_size > 0 && launch.local_world_size >= launch.world_size) {
+    return {};
+  }
+  std::string chosen;
+  for (const char* name : {"OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude",
+                           "OMPI_MCA_oob_tcp_if_include", "UCX_NET_DEVICES"}) {
+    if (const auto value = environment(name); value && !value->empty()) {
+      chosen += concat(", ", name, "=", value->substr(0, 80));
+    }
+  }
+  return concat(
+      "; if every rank of every node has begun it, the nodes do not reach each other over ",
+      "MPI's network: ", host_name(), " has the interfaces ", describe_interfaces(), chosen,
+      "; fix: export OMPI_MCA_btl_tcp_if_include and OMPI_MCA_oob_tcp_if_include "
+      "with the interface or subnet that all nodes share (10.0.0.0/16), and open its "
+      "ports between the nodes");
+}
+
 std::shared_ptr<MpiRuntime> start_mpi(LaunchEnvironment& launch,
                                       const EnvironmentLookup& environment,
                                       std::chrono::milliseconds timeout) {
@@ -101,7 +121,8 @@ std::shared_ptr<MpiRuntime> start_mpi(LaunchEnvironment& launch,
     complete_from_mpi(*mpi, launch);
     return mpi;
   } catch (const PeerLostError& error) {
-    throw PeerLostError(error.what() + started.describe_missing());
+    throw PeerLostError(error.what() + started.describe_missing() +
+                        describe_network(launch, environment));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 #include "comm/mpi/mpi_runtime.hpp"
 #include "core/launch/detect_launch.hpp"
@@ -16,5 +17,10 @@ namespace ddp::detail {
 std::shared_ptr<MpiRuntime> start_mpi(LaunchEnvironment& launch,
                                       const EnvironmentLookup& environment,
                                       std::chrono::milliseconds timeout);
+
+/// For the message of an MPI that did not start: nodes that cannot reach each other wait like ranks
+/// whose peers are missing. Names this host's interfaces, and how to choose one. Begins with "; ".
+/// Empty if all ranks are on one host.
+std::string describe_network(const LaunchEnvironment& launch, const EnvironmentLookup& environment);
 
 }  // namespace ddp::detail

@@ -149,6 +149,13 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch,
              "here, or raise context.control_plane.rendezvous_timeout_ms"));
 }
 
+// The cause comes first: rank and host tell nothing in a job of one rank.
+std::string line_of_only_rank(const FailureCause& cause) {
+  return concat(cause.message, " (rank 0",
+                cause.step >= 0 ? concat(" at step ", cause.step) : " before the first step",
+                cause.where.empty() ? "" : concat(" in ", cause.where), ")");
+}
+
 // The control plane at world size 1.
 class SinglePlane final : public ControlPlane {
  public:
@@ -175,7 +182,7 @@ class SinglePlane final : public ControlPlane {
       full.where = cause.where.empty() ? where_ : cause.where;
     }
     if (failure_.set(full)) {
-      log_error("first cause: " + full.to_line());
+      log_error("first cause: " + line_of_only_rank(full));
       failure_.run_callbacks();
     }
   }

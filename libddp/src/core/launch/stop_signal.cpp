@@ -75,7 +75,9 @@ void detail::set_step_hook(std::function<void(int64_t step)> hook) {
   step_hook = std::move(hook);
 }
 void detail::report_step(int64_t step) {
-  record_training_state();
+  if (step != kEvaluationForward) {
+    record_training_state();
+  }
   if (step_hook) {
     step_hook(step);
   }

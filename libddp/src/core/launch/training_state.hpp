@@ -12,8 +12,12 @@ namespace ddp::detail {
 void record_training_state();
 bool has_training_state();
 
-/// Calls the hook, if any, with each announced step (>= 0), and with -1 after a forward of a
-/// wrapped model in grad mode. The hook may throw; ddp::run sets it while no other thread runs.
+inline constexpr int64_t kTrainingForward = -1;    ///< of a wrapped model, in grad mode
+inline constexpr int64_t kEvaluationForward = -2;  ///< without gradients
+
+/// Calls the hook, if any, with each announced step (>= 0), and with one of the constants above
+/// after a forward of a wrapped model. An evaluation is no training state. The hook may throw;
+/// ddp::run sets it while no other thread runs.
 void report_step(int64_t step);
 void set_step_hook(std::function<void(int64_t step)> hook);
 

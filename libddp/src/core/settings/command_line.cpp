@@ -2,6 +2,7 @@
 #include "core/settings/command_line.hpp"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "ddp/core/error.hpp"
@@ -104,6 +105,20 @@ class Parser {
 
 CommandLine parse_command_line(int argc, const char* const* argv) {
   return Parser(argc, argv).parse();
+}
+
+std::vector<std::string> repeated_overrides(const CommandLine& line) {
+  std::vector<std::string> sentences;
+  std::map<std::string, std::string> newest;  // key=value by key
+  for (const std::string& argument : line.overrides) {
+    std::string& known = newest[argument.substr(0, argument.find('='))];
+    if (!known.empty() && known != argument) {
+      sentences.push_back(concat("the command line has ", known.substr(0, 120), " and later ",
+                                 argument.substr(0, 120), ": the later one counts"));
+    }
+    known = argument;
+  }
+  return sentences;
 }
 
 const std::vector<std::pair<std::string, std::string>>& command_line_options() {

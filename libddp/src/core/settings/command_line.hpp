@@ -21,6 +21,10 @@ struct CommandLine {
 /// Throws SettingsError for unknown options and missing values.
 CommandLine parse_command_line(int argc, const char* const* argv);
 
+/// A sentence for each key=value that a later one with another value replaces. Scripts append
+/// settings to those of a list, so this is no error.
+std::vector<std::string> repeated_overrides(const CommandLine& line);
+
 /// The options and their meaning, for --help and the completion: ("--config FILE", "YAML file …").
 const std::vector<std::pair<std::string, std::string>>& command_line_options();
 

@@ -33,6 +33,13 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return last[b.size()];
 }
 
+std::string lower_case(std::string text) {
+  for (char& c : text) {
+    c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;  // in any locale
+  }
+  return text;
+}
+
 class RowLister final : public SectionVisitor<RowLister> {
  public:
   RowLister(const std::string& section, SettingRows& rows) : SectionVisitor(section), rows_(rows) {}
@@ -98,7 +105,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& can
     return best;
   }
   for (const std::string& candidate : candidates) {
-    const std::size_t distance = edit_distance(word, candidate);
+    const std::size_t distance = edit_distance(lower_case(word), lower_case(candidate));
     if (distance < best_distance && 2 * distance < word.size()) {
       best = candidate;
       best_distance = distance;

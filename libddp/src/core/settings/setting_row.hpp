@@ -60,8 +60,8 @@ inline std::string section_of(const std::string& key) {
 
 std::string join(const std::vector<std::string>& items, const char* separator);
 
-/// The candidate nearest to `word` by edits (insert, delete, change, swap). Empty if the nearest
-/// needs more than 2 edits, or at least half the length of `word`.
+/// The candidate nearest to `word` by edits (insert, delete, change, swap), whatever their case.
+/// Empty if the nearest needs more than 2 edits, or at least half the length of `word`.
 std::string nearest(const std::string& word, const std::vector<std::string>& candidates);
 
 /// Whether an earlier version had this setting. A file that still sets it gets an error with its

@@ -2,6 +2,7 @@
 #include "core/settings/settings.hpp"
 
 #include <algorithm>
+#include <iterator>
 
 #include "core/files/file_ops.hpp"
 #include "core/settings/parse_number.hpp"
@@ -14,6 +15,11 @@ namespace {
 
 std::string last_part(const std::string& key) {
   return key.substr(key.rfind('.') + 1);
+}
+
+// "steps" of "train.max_steps".
+std::string last_word(const std::string& key) {
+  return key.substr(key.find_last_of("._") + 1);
 }
 
 bool contains(const std::vector<std::string>& names, const std::string& name) {
@@ -151,19 +157,45 @@ void Settings::require_all_read() const {
   }
 }
 
+void Settings::suggest(const SettingRows& rows) {
+  for (const SettingRow& row : rows) {
+    suggested_keys_.push_back(row.key);
+  }
+}
+
+// Search order: a typo anywhere, a key without (or with another) section, then another name in the
+// same section with the same last word.
+std::string Settings::similar_keys(const std::string& key) const {
+  constexpr std::size_t kMost = 3;
+  std::vector<std::string> keys = known_keys_;
+  for (const std::string& later : suggested_keys_) {
+    if (!contains(keys, later)) {
+      keys.push_back(later);
+    }
+  }
+  if (const std::string near = detail::nearest(key, keys); !near.empty()) {
+    return near;
+  }
+  const auto select = [&](auto&& fits) {
+    std::vector<std::string> found;
+    std::copy_if(keys.begin(), keys.end(), std::back_inserter(found), fits);
+    return found.size() > kMost ? std::string() : detail::join(found, " or ");
+  };
+  const std::string same_name =
+      select([&](const std::string& known) { return last_part(known) == last_part(key); });
+  return !same_name.empty() ? same_name : select([&](const std::string& known) {
+    return detail::section_of(known) == detail::section_of(key) &&
+           last_word(known) == last_word(key);
+  });
+}
+
 void Settings::fail_unknown(const std::string& key) const {
   const UserValue& given = user_values_.at(key);
   if (detail::is_removed_setting(key)) {
     throw SettingsError(concat(given.origin, ": ", key, " was removed; delete it"));
   }
   std::string message = concat(given.origin, ": unknown setting '", key.substr(0, 120), "'");
-  // Search order: a typo anywhere, a key without (or with another) section, a typo in the section.
-  std::string near = detail::nearest(key, known_keys_);
-  for (const std::string& known : known_keys_) {
-    if (near.empty() && last_part(known) == last_part(key)) {
-      near = known;
-    }
-  }
+  const std::string near = similar_keys(key);
   if (contains(known_sections_, key)) {
     message += concat("; '", key, "' is a section: set ", key, ".<key>=value");
   } else if (!near.empty()) {

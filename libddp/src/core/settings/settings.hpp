@@ -36,6 +36,9 @@ class Settings {
   /// overrides win, and overrides win over the file in any order of calls.
   void add_override(const std::string& argument);
 
+  /// Messages about unknown keys also suggest those of `rows`, which are read later.
+  void suggest(const SettingRows& rows);
+
   /// Fills `options` from the keys under "<section>." and refuses unknown keys there.
   template <typename T>
   void read(const std::string& section, T& options) {
@@ -68,12 +71,14 @@ class Settings {
 
  private:
   [[noreturn]] void fail_unknown(const std::string& key) const;
+  std::string similar_keys(const std::string& key) const;
   void check_key(const std::string& key, const UserValue& given) const;
   void set(const std::string& key, UserValue given);
 
   std::map<std::string, UserValue> user_values_;
   std::vector<std::string> known_keys_;
   std::vector<std::string> known_sections_;
+  std::vector<std::string> suggested_keys_;
 };
 
 }  // namespace ddp

@@ -199,8 +199,12 @@ std::string help_page(const std::string& program, const SettingRows& defaults, s
       wrapped(concat("usage: ", program, " [--config FILE.yaml] [key=value ...]"), 0, 7, width);
   return concat(usage, "\n\nOptions\n", two_columns(command_line_options(), width),
                 "\nSections of settings (--help ", sections.front().first, ")\n",
-                two_columns(sections, width), "\nMost used settings, with their defaults\n",
-                two_columns(common, width), "\nExit codes\n", two_columns(exit_codes(), width));
+                two_columns(sections, width), "  ",
+                wrapped("Settings that the program does not use are refused, at the latest in its "
+                        "second step.",
+                        2, 2, width),
+                "\n\nMost used settings, with their defaults\n", two_columns(common, width),
+                "\nExit codes\n", two_columns(exit_codes(), width));
 }
 
 std::string help_topic(const std::string& topic, const SettingRows& defaults, std::size_t width) {

@@ -254,9 +254,8 @@ void DataParallelModel::before_forward() {
 
 void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bool outputs_known,
                                       const char* output_type) {
-  if (at::GradMode::is_enabled()) {
-    detail::report_step(-1);
-  }
+  detail::report_step(at::GradMode::is_enabled() ? detail::kTrainingForward
+                                                 : detail::kEvaluationForward);
   const bool synchronised = at::GradMode::is_enabled() && require_backward_grad_sync();
   if (synchronised && !outputs_known && parts_->options.find_unused_parameters) {
     throw SettingsError(concat(
@@ -284,7 +283,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
 
 void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
-    detail::report_step(-1);
+    detail::report_step(detail::kTrainingForward);
     parts_->reducer->join_broken_backward();
     parts_->update_frozen();
     const bool reduces = !parts_->frozen->covers_all();

@@ -11,6 +11,7 @@
 #include "core/log/error_text.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/core/stop_signal.hpp"
+#include "optim/torch_optimizer.hpp"
 #include "train/checkpoint/checkpoint_impl.hpp"
 
 namespace ddp {
@@ -37,6 +38,15 @@ void check_names(const std::vector<StatefulRef>& objects) {
       throw SettingsError("two of a Checkpointer's objects are named '" + name +
                           "'; fix: give one another name in the list, {\"other_" + name +
                           "\", object}");
+    }
+  }
+}
+
+// Otherwise the first save, maybe hours later, would be the first to fail.
+void require_savable(const std::vector<StatefulRef>& objects) {
+  for (const auto& object : objects) {
+    if (const auto* wrapped = dynamic_cast<const TorchOptimizer*>(&object.get())) {
+      wrapped->require_savable();
     }
   }
 }
@@ -71,6 +81,9 @@ CheckpointerImpl::CheckpointerImpl(ControlPlane& control_plane, at::Device devic
              {.dir = dir_, .texts = texts_, .history = history_, .objects = objects_}) {
   options.usage.set();
   check_names(objects_);
+  if (enabled()) {
+    require_savable(objects_);
+  }
 }
 
 CheckpointerImpl::~CheckpointerImpl() {

@@ -168,6 +168,7 @@ Config::Config() : state_(std::make_shared<State>()) {
 Config Config::from_settings(Settings settings, const std::vector<Section>& sections) {
   Config config;
   std::map<std::string, detail::UsageMark> marks;
+  settings.suggest(default_rows(sections));
   for_each_section(config, [&](const char* name, auto& options, const char*) {
     if (const Section* declared = find_section(sections, name)) {
       read_declared(*declared, settings, options);
@@ -192,6 +193,9 @@ Config Config::from_settings(Settings settings, const std::vector<Section>& sect
   config.checkpoint.default_settings_text = settings_yaml(defaults);
   append(defaults,
          list_settings("lr_schedule", LrScheduleOptions{.total_steps = config.train.max_steps}));
+  // From here on only the program reads them.
+  marks["train.max_steps"] = config.train.max_steps.watch();
+  marks["train.epochs"] = config.train.epochs.watch();
   state.unused = {state.settings, library_rows(config), defaults, sections, marks};
   return config;
 }
@@ -254,6 +258,10 @@ void Config::require_all_used() const {
   state_->unused.require_all_taken();
 }
 
+void Config::require_length_used() const {
+  state_->unused.require_length_read();
+}
+
 SettingRows Config::rows() const {
   SettingRows rows = library_rows(*this);
   std::erase_if(rows, [&](const SettingRow& row) { return !is_visible(row, state_->sections); });
@@ -267,6 +275,28 @@ SettingRows Config::default_rows(const std::vector<Section>& sections) {
   SettingRows rows = all_default_rows(sections);
   std::erase_if(rows, [&](const SettingRow& row) { return !is_visible(row, sections); });
   return rows;
+}
+
+std::vector<Section> only_sections(const std::vector<std::string>& names,
+                                   std::vector<Section> sections) {
+  const Config config;
+  std::vector<std::string> all;
+  std::vector<Section> hidden;  // sections without keys
+  for_each_section(config, [&](const char* name, const auto&, const char*) {
+    all.emplace_back(name);
+    if (all.back() != "context" && std::count(names.begin(), names.end(), name) == 0 &&
+        find_section(sections, name) == nullptr) {
+      hidden.push_back({name, [](FieldVisitor&) {}});
+    }
+  });
+  for (const std::string& name : names) {
+    if (std::count(all.begin(), all.end(), name) == 0) {
+      throw SettingsError(concat("ddp::only_sections: libddp has no section '", name,
+                                 "'; fix: name some of ", detail::join(all, ", ")));
+    }
+  }
+  sections.insert(sections.end(), hidden.begin(), hidden.end());
+  return sections;
 }
 
 std::string Config::to_yaml() const {

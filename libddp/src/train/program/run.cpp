@@ -108,10 +108,14 @@ void log_start(const Context& context) {
 }
 
 // The run folder and the checkpoints store all settings.
-void log_settings(const Context& context, const Config& config, bool all) {
+void log_settings(const Context& context, const Config& config, const CommandLine& line) {
   if (!context.is_main()) {
     return;
   }
+  for (const std::string& repeated : repeated_overrides(line)) {
+    log_warning(repeated);
+  }
+  const bool all = line.show_settings;
   const std::string table = all ? config.to_table() : config.to_changed_table();
   if (table.empty()) {
     log_info("all settings have their defaults; --show-settings lists them");
@@ -129,10 +133,11 @@ void train(Context& context, const Config& config, const RunFunction& function,
   function(context, config);
   detail::ContextHandle(context).throw_deferred_failure();
   check.end_run();
-  if (context.is_main() && config.metrics.usage.is_set() && !check.saw_a_step()) {
-    log_warning(concat("the program ended without a training step (train.epochs=",
-                       config.train.epochs, ", train.max_steps=", config.train.max_steps,
-                       "); fix: set train.epochs, or loop over cfg.train.num_steps(...)"));
+  if (context.is_main() && config.metrics.usage.is_set() && !check.trained_or_evaluated()) {
+    log_warning(concat(
+        "the program ended without a training step (train.epochs=", config.train.epochs.unmarked(),
+        ", train.max_steps=", config.train.max_steps.unmarked(),
+        "); fix: set train.epochs, or loop over cfg.train.num_steps(...)"));
   }
 }
 
@@ -194,7 +199,7 @@ int run(int argc, const char* const* argv, const RunFunction& function,
     const Config config = Config::from_command_line(argc, argv, sections);
     apply(config.train);
     code = run_job(config, [&](Context& context, const Config& agreed) {
-      log_settings(context, agreed, line.show_settings);
+      log_settings(context, agreed, line);
       function(context, agreed);
     });
   } catch (const std::exception& exception) {

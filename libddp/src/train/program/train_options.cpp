@@ -24,7 +24,7 @@ int64_t TrainOptions::num_steps(int64_t steps_per_epoch) const {
         "loader.global_batch_size, or loader.drop_last=false, or use more data"));
   }
   const int64_t by_epochs = epochs * steps_per_epoch;
-  return max_steps <= 0 ? by_epochs : std::min(by_epochs, max_steps);
+  return max_steps <= 0 ? by_epochs : std::min<int64_t>(by_epochs, max_steps);
 }
 
 static void describe_targets(TrainOptions& o, FieldVisitor& v) {
@@ -103,14 +103,14 @@ void describe_fields(TrainOptions& o, FieldVisitor& v) {
            .unit = "steps",
            .min = 0,
            .common = true},
-          o.max_steps);
+          o.max_steps.unmarked());
   v.field({.name = "epochs",
            .doc = "Epochs of the run. 0: run for train.max_steps.",
            .unit = "epochs",
            .min = 0,
            .max = 1e6,
            .common = true},
-          o.epochs);
+          o.epochs.unmarked());
   v.field({.name = "batch_size",
            .doc = "Samples per rank and micro-batch; the same as loader.batch_size.",
            .unit = "samples",

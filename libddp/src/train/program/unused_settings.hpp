@@ -4,7 +4,9 @@
 //   setting                  taken by                               refused
 //   field with in_loop       uses(), or a declared section          when settings are read
 //   field of a section       an object with the section's options   in the first step
+//   max_steps, epochs        the program, which reads them          in the second step
 //
+// A loop may compare its step with the length after the first step.
 // A step makes its own objects (Autocast), so the check follows the first forward of a wrapped
 // model in grad mode after a step was announced. Without an announcement it follows the second
 // forward, because a program may try its model first. Programs without such forwards are checked
@@ -39,8 +41,9 @@ class UnusedSettings {
  public:
   UnusedSettings() = default;
 
-  /// `marks` has the library's sections whose options objects take. Throws SettingsError for a
-  /// setting that no object can take, and for an unknown name in uses().
+  /// `marks` has the library's sections whose options objects take, and single keys that the
+  /// program reads. Throws SettingsError for a setting that no object can take, and for an unknown
+  /// name in uses().
   UnusedSettings(const Settings& settings, const SettingRows& rows, const SettingRows& defaults,
                  const std::vector<Section>& sections,
                  const std::map<std::string, UsageMark>& marks) {
@@ -57,30 +60,43 @@ class UnusedSettings {
       if (row.field.in_loop) {
         fail(row, settings.origin(row.key), "this program does not use it");
       }
-      const auto mark = marks.find(is_batch_size ? "loader" : section_of(row.key));
       // A saved file has all keys. ddp::run takes the sections without a mark.
-      const bool counts = settings.is_override(row.key) || !contains(defaults, row);
-      if (mark != marks.end() && counts) {
-        waiting_.push_back({row, settings.origin(row.key), mark->first, mark->second});
+      if (!settings.is_override(row.key) && contains(defaults, row)) {
+        continue;
+      }
+      const auto mark = marks.find(is_batch_size ? "loader" : section_of(row.key));
+      const auto length = marks.find(row.key);
+      if (mark != marks.end()) {
+        waiting_.push_back({row, settings.origin(row.key),
+                            "no object of libddp took the options of section " + mark->first,
+                            mark->second});
+      } else if (length != marks.end() && row.text() != "0") {  // 0 limits nothing
+        lengths_.push_back({row, settings.origin(row.key), "this program's loop does not read it",
+                            length->second});
       }
     }
   }
 
   /// Throws SettingsError if no object of the library received the options of a setting, or a copy.
-  void require_all_taken() const {
-    for (const auto& [row, origin, section, mark] : waiting_) {
-      if (!mark.is_set()) {
-        fail(row, origin, concat("no object of libddp took the options of section ", section));
-      }
-    }
-  }
+  void require_all_taken() const { require_taken(waiting_); }
+  /// Throws SettingsError if the program did not read a length that the user set.
+  void require_length_read() const { require_taken(lengths_); }
 
  private:
   struct Waiting {
     SettingRow row;
-    std::string origin, section;
+    std::string origin;
+    std::string why;  ///< for the message, if the mark is not set in time
     UsageMark mark;
   };
+
+  static void require_taken(const std::vector<Waiting>& settings) {
+    for (const auto& [row, origin, why, mark] : settings) {
+      if (!mark.is_set()) {
+        fail(row, origin, why);
+      }
+    }
+  }
 
   static void require_known(const std::vector<std::string>& names, const SettingRows& rows) {
     for (const std::string& name : names) {
@@ -108,10 +124,11 @@ class UnusedSettings {
                row.key, "\"})}"));
   }
 
-  std::vector<Waiting> waiting_;
+  std::vector<Waiting> waiting_, lengths_;
 };
 
-/// Calls Config::require_all_used() in the first step of a job.
+/// Calls Config::require_all_used() in the first step of a job, and require_length_used() in its
+/// second one.
 class FirstStepCheck {
  public:
   explicit FirstStepCheck(const Config& config) : config_(config) {
@@ -126,18 +143,31 @@ class FirstStepCheck {
     if (first_ < 0) {
       config_.require_all_used();
     }
+    config_.require_length_used();
   }
   /// False after a loop over train.epochs=0, for example. A run that resumes at its end announces
-  /// the number of steps that were done, so nothing is reported although it trains nothing.
-  bool saw_a_step() const { return newest_ > 0; }
+  /// the number of steps that were done, so nothing is reported although it trains nothing. A
+  /// program that announced no step and ran its model without gradients only evaluates.
+  bool trained_or_evaluated() const { return newest_ > 0 || (first_ < 0 && evaluated_); }
 
  private:
   void see(int64_t step) {
-    const bool is_due = step < 0 ? first_ >= 0 || ++forwards_ > 1 : first_ >= 0 && step > first_;
+    if (step == kEvaluationForward) {
+      evaluated_ = true;
+      return;
+    }
+    const bool is_forward = step == kTrainingForward;
+    forwards_ += is_forward && first_ < 0 ? 1 : 0;
+    const bool is_due = is_forward ? first_ >= 0 || forwards_ > 1 : first_ >= 0 && step > first_;
+    const bool is_second =
+        is_forward ? newest_ > first_ || forwards_ > 2 : first_ >= 0 && step > first_ + 1;
     newest_ = std::max(newest_, step);
     first_ = first_ < 0 ? step : first_;
     if (is_due && !checked_.exchange(true)) {
       config_.require_all_used();
+    }
+    if (is_second && !length_checked_.exchange(true)) {
+      config_.require_length_used();
     }
   }
 
@@ -145,7 +175,7 @@ class FirstStepCheck {
   int64_t first_ = -1;
   int forwards_ = 0;     // before a step was announced
   int64_t newest_ = -1;  // the next step; after the last step, the number of steps
-  std::atomic<bool> checked_{false};
+  std::atomic<bool> checked_{false}, length_checked_{false}, evaluated_{false};
 };
 
 }  // namespace ddp::detail

@@ -316,7 +316,8 @@ def run(arguments):
         import torch
     except ImportError:
         raise Mistake(
-            "this Python has no torch; fix: pip install torch, or call the Python that has it"
+            "this Python has no torch; fix: `source .venv/bin/activate` in libddp's folder, where "
+            "quickstart.sh installs it, or pip install torch, or call the Python that has it"
         ) from None
     from .program import checked_path, export
 

@@ -293,3 +293,21 @@ TEST_CASE("objects need different names") {
   REQUIRE_THROWS_AS(ddp::Checkpointer(plane, at::kCPU, {}, {a, d}), ddp::SettingsError);
   REQUIRE_NOTHROW(ddp::Checkpointer(plane, at::kCPU, {}, {a, owned}));
 }
+
+TEST_CASE("an optimizer whose state cannot be kept is refused before the training") {
+  TemporaryFolder folder;
+  ThreadJob job(1);
+  ThreadControlPlane plane(job, 0);
+  const ddp::NamedParameters parameters{{"w", torch::ones(3, torch::requires_grad())}};
+  const std::vector<at::Tensor> tensors{parameters[0].tensor};
+  const auto wrap = [&](std::shared_ptr<torch::optim::Optimizer> optimizer) {
+    return ddp::wrap_optimizer(std::move(optimizer), parameters);
+  };
+  const auto lbfgs = wrap(std::make_shared<torch::optim::LBFGS>(tensors));
+  const auto adam = wrap(std::make_shared<torch::optim::Adam>(tensors));
+  REQUIRE_THROWS_WITH(ddp::Checkpointer(plane, at::kCPU, options_in(folder), {lbfgs}),
+                      Catch::Contains("cannot be kept in a checkpoint; SGD, Adam, AdamW, RMSprop "
+                                      "and Adagrad can; fix: use one of these, or leave"));
+  REQUIRE_NOTHROW(ddp::Checkpointer(plane, at::kCPU, options_in(folder), {adam}));
+  REQUIRE_NOTHROW(ddp::Checkpointer(plane, at::kCPU, {}, {lbfgs}));  // saves nothing
+}

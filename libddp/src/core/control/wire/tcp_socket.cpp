@@ -340,6 +340,14 @@ void WakeEvent::drain() {
   [[maybe_unused]] const auto got = read(fd_.get(), &count, sizeof(count));
 }
 
+std::string describe_interfaces() {
+  std::string text;
+  for (const LocalAddress& local : local_addresses()) {
+    text += concat(text.empty() ? "" : ", ", local.interface, " ", local.address);
+  }
+  return text.empty() ? "none but loopback" : text;
+}
+
 std::string host_name() {
   char name[256] = {};
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";

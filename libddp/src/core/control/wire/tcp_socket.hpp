@@ -75,6 +75,9 @@ bool can_resolve(const std::string& host, SteadyTime deadline, std::string& why)
 /// their own name to one.
 bool is_loopback(const std::string& host, SteadyTime deadline);
 
+/// "eth0 10.0.0.5, docker0 172.17.0.1": the interfaces that are up, without loopback. For messages.
+std::string describe_interfaces();
+
 /// This host's address for other hosts: its name's address if that belongs to an interface and is
 /// resolved before `deadline`, else the interface of the default route, else loopback.
 std::string reachable_address(SteadyTime deadline);
