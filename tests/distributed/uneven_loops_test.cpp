@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metrics, checkpoints and stop checks in the two forms of join.
+#include "ddp/comm/functional.hpp"
 #include "ddp/reduce/join.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/metrics.hpp"
@@ -46,6 +47,8 @@ TEST_CASE("calls of all ranks are refused in a loop that ranks leave at differen
   Checkpointer checkpointer(context(), {}, {});
   require_refused("checkpoint check", [&] { checkpointer.save_if_due(0); });
   require_refused("evaluation", [&] { StopPoll(context(), 0, "evaluation").should_stop(); });
+  require_refused("all_gather_with_grad",
+                  [&] { all_gather_with_grad(torch::ones({1}, context().device()), group()); });
   context().control_plane().barrier();
   metrics.end_step(1, {.num_samples = 1});  // after the join all is as before
   checkpointer.save_if_due(1);

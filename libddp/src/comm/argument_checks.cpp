@@ -35,21 +35,7 @@ template <typename... Args>
 
 void check_tensor(const Communicator& group, const char* operation, const char* name,
                   const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    refuse(operation, name, " is an undefined tensor; fix: give a tensor with memory");
-  }
-  if (tensor.layout() != at::kStrided) {
-    refuse(operation, name, " has layout ", tensor.layout(),
-           "; only dense tensors are reduced; fix: use tensor.to_dense()");
-  }
-  if (tensor.device() != group.device()) {
-    refuse(operation, name, " is on ", tensor.device().str(), ", but this \"", group.backend(),
-           "\" communicator works on ", group.device().str(), "; fix: move the tensor there");
-  }
-  if (!is_supported(tensor.scalar_type())) {
-    refuse(operation, name, " has dtype ", tensor.scalar_type(),
-           "; allowed are float32, float64, float16, bfloat16, int8 to int64, uint8 and bool");
-  }
+  check_any_strides(group, operation, name, tensor);
   if (!tensor.is_non_overlapping_and_dense()) {
     refuse(operation, name, " of shape ", tensor.sizes(), " and strides ", tensor.strides(),
            " has gaps or overlaps in memory; fix: use tensor.contiguous()");
@@ -110,21 +96,20 @@ void check_parts(const Communicator& group, const char* operation, const char* w
               group.rank() * static_cast<int64_t>(part.nbytes()));
 }
 
-// `tensor` has `sizes[r]` rows for rank r.
-void check_rows(const Communicator& group, const char* operation, const char* name,
-                const at::Tensor& tensor, const char* sizes_name, at::IntArrayRef sizes) {
+void check_has_rows(const Communicator& group, const char* operation, const char* name,
+                    const at::Tensor& tensor) {
   check_tensor(group, operation, name, tensor);
   if (tensor.dim() == 0 || !tensor.is_contiguous()) {
     refuse(operation, name, " of shape ", tensor.sizes(), " and strides ", tensor.strides(),
            " has no contiguous rows; fix: use tensor.contiguous() with one dimension or more");
   }
-  if (static_cast<int64_t>(sizes.size()) != group.world_size()) {
-    refuse(operation, sizes_name, " has ", sizes.size(), " entries, but the group has ",
-           group.world_size(), " ranks");
-  }
-  if (std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; })) {
-    refuse(operation, sizes_name, "=", sizes, " has a negative entry; allowed are 0 or more");
-  }
+}
+
+// `tensor` has `sizes[r]` rows for rank r.
+void check_rows(const Communicator& group, const char* operation, const char* name,
+                const at::Tensor& tensor, const char* sizes_name, at::IntArrayRef sizes) {
+  check_has_rows(group, operation, name, tensor);
+  check_sizes(group, operation, sizes_name, sizes);
   const auto sum = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   if (sum != tensor.size(0)) {
     refuse(operation, name, " has ", tensor.size(0), " rows, but ", sizes_name, "=", sizes,
@@ -141,6 +126,36 @@ void check_same_rows(const char* operation, const at::Tensor& output, const at::
 }
 
 }  // namespace
+
+void check_any_strides(const Communicator& group, const char* operation, const char* name,
+                       const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    refuse(operation, name, " is an undefined tensor; fix: give a tensor with memory");
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse(operation, name, " has layout ", tensor.layout(),
+           "; only dense tensors are reduced; fix: use tensor.to_dense()");
+  }
+  if (tensor.device() != group.device()) {
+    refuse(operation, name, " is on ", tensor.device().str(), ", but this \"", group.backend(),
+           "\" communicator works on ", group.device().str(), "; fix: move the tensor there");
+  }
+  if (!is_supported(tensor.scalar_type())) {
+    refuse(operation, name, " has dtype ", tensor.scalar_type(),
+           "; allowed are float32, float64, float16, bfloat16, int8 to int64, uint8 and bool");
+  }
+}
+
+void check_sizes(const Communicator& group, const char* operation, const char* name,
+                 at::IntArrayRef sizes) {
+  if (static_cast<int64_t>(sizes.size()) != group.world_size()) {
+    refuse(operation, name, " has ", sizes.size(), " entries, but the group has ",
+           group.world_size(), " ranks");
+  }
+  if (std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; })) {
+    refuse(operation, name, "=", sizes, " has a negative entry; allowed are 0 or more");
+  }
+}
 
 void check_all_reduce(const Communicator& group, const at::Tensor& tensor, ReduceOp op) {
   check_tensor(group, "all_reduce", "tensor", tensor);
@@ -172,11 +187,11 @@ void check_reduce(const Communicator& group, const at::Tensor& tensor, int root,
 void check_all_gather(const Communicator& group, const at::Tensor& output, const at::Tensor& input,
                       at::IntArrayRef sizes) {
   check_rows(group, "all_gather", "output", output, "sizes", sizes);
-  check_tensor(group, "all_gather", "input", input);
+  check_has_rows(group, "all_gather", "input", input);
   const auto rank = static_cast<size_t>(group.rank());
-  if (input.dim() == 0 || !input.is_contiguous() || input.size(0) != sizes[rank]) {
-    refuse("all_gather", "input of shape ", input.sizes(), " and strides ", input.strides(),
-           " is not contiguous with ", sizes[rank], " rows, this rank's entry of sizes=", sizes);
+  if (input.size(0) != sizes[rank]) {
+    refuse("all_gather", "input has ", input.size(0),
+           " rows, but this rank's entry of sizes=", sizes, " is ", sizes[rank]);
   }
   check_same_rows("all_gather", output, input);
   const auto before = std::accumulate(sizes.begin(), sizes.begin() + group.rank(), int64_t{0});

@@ -29,6 +29,13 @@ void check_scatter(const Communicator& group, const at::Tensor& output, const at
 void check_peer(const Communicator& group, const char* operation, const at::Tensor& tensor,
                 int peer);
 
+/// Layout, device and dtype of a tensor that may have gaps in memory.
+void check_any_strides(const Communicator& group, const char* operation, const char* name,
+                       const at::Tensor& tensor);
+/// One number of rows for each rank, 0 or more.
+void check_sizes(const Communicator& group, const char* operation, const char* name,
+                 at::IntArrayRef sizes);
+
 /// Number of elements in a row of dimension 0.
 int64_t row_elements(const at::Tensor& tensor);
 

@@ -20,7 +20,8 @@ struct ExchangePart {
   int64_t size = 0;
 };
 
-/// Parts of size 0 are not sent. The part of this rank itself is copied, unless it is in place.
+/// Parts of size 0 are sent only by MPI, and if `uneven`. The part of this rank itself is copied,
+/// unless it is in place.
 struct Exchange {
   const char* name;
   at::Tensor output = {};                   ///< undefined: this rank receives nothing

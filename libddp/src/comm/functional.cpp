@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "comm/argument_checks.hpp"
+#include "comm/thread_group.hpp"
+#include "core/control/rank_position.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp {
@@ -59,9 +62,15 @@ void check_arguments(const char* name, const at::Tensor& input,
   if (communicator == nullptr) {
     refuse(name, "the communicator is null; fix: use Context::communicator()");
   }
-  if (!input.defined()) {
-    refuse(name, "input is an undefined tensor; fix: give a tensor with memory");
+  if (detail::ThreadGroup::is_open()) {
+    refuse(name,
+           "waits for its result, and a GroupScope is open in this thread; fix: call it "
+           "before or after the scope");
   }
+  if (communicator->world_size() > 1) {
+    detail::refuse_in_uneven_loop(name);
+  }
+  detail::check_any_strides(*communicator, name, "input", input);
 }
 
 void check_linear(const char* name, ReduceOp op) {
@@ -114,6 +123,7 @@ at::Tensor all_gather_with_grad(const at::Tensor& input, const CommunicatorPtr& 
   return apply(
       input,
       [communicator, sizes = sizes.vec()](const at::Tensor& x) {
+        detail::check_sizes(*communicator, "all_gather_with_grad", "sizes", sizes);
         auto output = empty_rows(x, sum_of(sizes));
         communicator->all_gather(output, x, sizes)->wait();
         return output;
@@ -175,6 +185,9 @@ at::Tensor all_to_all_with_grad(const at::Tensor& input, const CommunicatorPtr& 
   return apply(
       input,
       [communicator, received, sent](const at::Tensor& x) {
+        if (!received.empty()) {
+          detail::check_sizes(*communicator, "all_to_all_with_grad", "output_sizes", received);
+        }
         auto output = empty_rows(x, received.empty() ? x.size(0) : sum_of(received));
         communicator->all_to_all(output, x, received, sent)->wait();
         return output;

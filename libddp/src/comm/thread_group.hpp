@@ -19,6 +19,7 @@ class ThreadGroup {
                                  "fix: end that scope first, or use this communicator before it"));
     }
   }
+  static bool is_open() { return depth_ > 0; }
   static void enter(const void* communicator) {
     check(communicator, "group_start");
     communicator_ = communicator;

@@ -338,6 +338,22 @@ TEST_CASE("wrong arguments are refused with the fix") {
   }
   CHECK_THAT(refused([&] { all_to_all_with_grad(torch::ones({}, on_device()), group()); }),
              Catch::Contains("of shape [] cannot be cut"));
+  const Sizes negative(static_cast<size_t>(world()), -1),
+      too_many(static_cast<size_t>(world() + 1));
+  CHECK_THAT(
+      refused([&] { all_gather_with_grad(x, group(), negative); }),
+      Catch::Contains("all_gather_with_grad: sizes=[-1") && Catch::Contains("a negative entry"));
+  CHECK_THAT(refused([&] { all_to_all_with_grad(x, group(), too_many, too_many); }),
+             Catch::Contains("all_to_all_with_grad: output_sizes has"));
+  CHECK_THAT(refused([&] { all_gather_with_grad(x.to_sparse(), group()); }),
+             Catch::Contains("all_gather_with_grad: input has layout Sparse"));
+  CHECK_THAT(refused([&] { all_gather_with_grad(x.to(torch::kComplexFloat), group()); }),
+             Catch::Contains("all_gather_with_grad: input has dtype ComplexFloat"));
+  CHECK_THAT(refused([&] {
+               const GroupScope scope(*group());
+               all_reduce_with_grad(x, group());
+             }),
+             Catch::Contains("all_reduce_with_grad: waits for its result"));
 }
 
 TEST_CASE("check_collectives names the shapes of ranks that differ") {

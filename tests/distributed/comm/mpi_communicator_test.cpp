@@ -207,14 +207,40 @@ TEST_CASE("ranks whose sizes differ are told so") {
   if (world->world_size() == 1) {
     return;
   }
-  auto victim = world->split(world->rank() < 2 ? 0 : -1, world->rank());
-  if (world->rank() == 0) {
-    victim->send(at::ones({20}), 1)->wait();
-  } else if (world->rank() == 1) {
-    auto work = victim->recv(at::ones({10}), 0);
-    CHECK_THROWS_AS(work->wait(), ddp::MismatchError);
+  for (const int64_t size : {20, 5}) {
+    auto victim = world->split(world->rank() < 2 ? 0 : -1, world->rank());
+    if (world->rank() == 0) {
+      victim->send(at::ones({size}), 1)->wait();
+    } else if (world->rank() == 1) {
+      auto work = victim->recv(at::ones({10}), 0);
+      CHECK_THROWS_AS(work->wait(), ddp::MismatchError);
+    }
+    world->barrier();
   }
-  world->barrier();
+}
+
+TEST_CASE("parts of an exchange whose sizes differ are told in its own call") {
+  auto world = make();
+  if (world->world_size() == 1) {
+    return;
+  }
+  for (const auto& [sent, expected] : {std::pair{1, 2}, {2, 1}, {1, 0}, {0, 1}}) {
+    CAPTURE(sent, expected);
+    auto victim = world->split(world->rank() < 2 ? 0 : -1, world->rank());
+    if (world->rank() < 2) {
+      const bool is_odd = world->rank() == 1;
+      const std::vector<int64_t> to = {is_odd ? sent : 1, 1};
+      const std::vector<int64_t> from = {1, is_odd ? 1 : expected};
+      auto work = victim->all_to_all(at::zeros({from[0] + from[1], 3}),
+                                     at::ones({to[0] + to[1], 3}), from, to);
+      if (is_odd) {
+        work->wait();
+      } else {
+        CHECK_THROWS_AS(work->wait(), ddp::MismatchError);
+      }
+    }
+    world->barrier();
+  }
 }
 
 TEST_CASE("a communicator dropped with work under way ends that work") {

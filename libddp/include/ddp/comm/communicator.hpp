@@ -3,7 +3,8 @@
 //
 // Semantics of all backends:
 // - Every rank of the group calls the same operations in the same order with tensors of equal shape
-//   and dtype. Tensors are non-overlapping and dense; elements are sent in memory order.
+//   and dtype, except where sizes are given. Tensors are non-overlapping and dense; elements are
+//   sent in memory order.
 // - A call returns at once. CUDA calls run on the communicator's own stream, which first waits for
 //   the caller's stream. A progress thread executes CPU calls. Use results only after Work::wait().
 // - Sizes count rows of dimension 0, by rank, as PyTorch's split sizes. Such tensors are
@@ -69,8 +70,7 @@ class Communicator : public detail::GroupParts {
   /// `output` has world_size times the elements of `input`, in rank order. `input` may be this
   /// rank's part of `output`.
   virtual WorkPtr all_gather(at::Tensor output, at::Tensor input) = 0;
-  /// Like broadcast() in reverse: `root` receives the reduced tensor in place, the other ranks keep
-  /// their tensors.
+  /// Reduces into root's tensor. The other ranks keep theirs.
   virtual WorkPtr reduce(at::Tensor tensor, int root = 0, ReduceOp op = ReduceOp::Sum) = 0;
 
   // These send one message to each rank that receives something.
@@ -106,7 +106,7 @@ class Communicator : public detail::GroupParts {
   virtual void set_step(int64_t /*step*/) {}
 
  protected:
-  virtual WorkPtr exchange(const detail::Exchange& exchange) = 0;  ///< checked, not yet compared
+  virtual WorkPtr exchange(const detail::Exchange& exchange) = 0;  ///< of checked arguments
 
   /// A group made by split() names its `parent`.
   explicit Communicator(Membership membership, const Communicator* parent = nullptr);

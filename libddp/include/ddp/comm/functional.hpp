@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives that autograd differentiates, with the names and values of
-// torch.distributed.nn.functional.
+// Collectives that autograd differentiates, as those of torch.distributed.nn.functional.
+// docs/semantics_collectives.md names the differences.
 //
 //   // Each rank compares its own rows with those of all ranks.
 //   const auto keys = ddp::all_gather_with_grad(embeddings, ctx.communicator());
@@ -13,10 +13,13 @@
 //   losses, so no factor is missing: write losses whose mean over the ranks is the loss you want.
 // - The backward of each call is a collective too. Backwards run in the reverse order of the calls.
 //   So all ranks make the same calls in the same order, from one thread, and either all or none of
-//   them need the gradient of a call's result. docs/semantics_collectives.md has the rules.
-// - Inputs have any dense strides and floating-point dtype. Results are contiguous. Derivatives may
-//   be differentiated again. Without grad mode, or if `input` requires no gradient, only the
+//   them need the gradient of a call's result. Otherwise results can be wrong without a word,
+//   unless check_collectives is on. docs/semantics_collectives.md has the rules.
+// - Inputs have any strides and any dtype of a Communicator. Results are contiguous. Derivatives
+//   may be differentiated again. Without grad mode, or if `input` requires no gradient, only the
 //   forward runs. CUDA graphs capture forward and backward.
+// - Each call waits for its result, so SettingsError is thrown inside a GroupScope, and on several
+//   ranks inside join(model, loop).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -237,22 +237,23 @@ void launch_exchange(const MpiGroup& group, const Exchange& exchange, Requests& 
   const int world_size = group.membership.world_size;
   const auto element_size = static_cast<int64_t>(exchange.any_tensor().element_size());
   const auto datatype = MpiReduceOps::datatype(exchange.any_tensor().scalar_type());
-  // Each rank begins with its neighbour, so that they do not all send to rank 0 first.
+  // Each rank begins with its neighbour, so that they do not all send to rank 0 first. Parts whose
+  // sizes the caller gave are also sent if they are empty: a receiver that expects another size
+  // notices it in this call.
   for (int i = 1; i < world_size; ++i) {
     const int source = (rank + world_size - i) % world_size;
     const auto size = exchange.received[static_cast<size_t>(source)].size;
-    if (size > 0) {
+    if (size > 0 || exchange.uneven) {
       for_each_piece(size, group.max_count, [&](int64_t offset, int count) {
-        check_mpi(MPI_Irecv(exchange.output_at(source) + offset * element_size, count, datatype,
-                            source, kExchangeTag, group.comm, &requests.emplace_back()),
-                  "MPI_Irecv");
+        requests.receive(exchange.output_at(source) + offset * element_size, count, datatype,
+                         source, kExchangeTag, group.comm);
       });
     }
   }
   for (int i = 1; i < world_size; ++i) {
     const int destination = (rank + i) % world_size;
     const auto size = exchange.sent[static_cast<size_t>(destination)].size;
-    if (size > 0) {
+    if (size > 0 || exchange.uneven) {
       for_each_piece(size, group.max_count, [&](int64_t offset, int count) {
         check_mpi(MPI_Isend(exchange.input_at(destination) + offset * element_size, count, datatype,
                             destination, kExchangeTag, group.comm, &requests.emplace_back()),
@@ -277,9 +278,7 @@ void launch_send(const MpiGroup& group, const MpiSpan& span, int destination, Re
 
 void launch_recv(const MpiGroup& group, const MpiSpan& span, int source, Requests& requests) {
   for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
-    check_mpi(MPI_Irecv(span.at(offset), count, span.datatype, source, kSendTag, group.comm,
-                        &requests.emplace_back()),
-              "MPI_Irecv");
+    requests.receive(span.at(offset), count, span.datatype, source, kSendTag, group.comm);
   });
 }
 

@@ -16,7 +16,7 @@
 
 namespace ddp::detail {
 
-using Requests = std::vector<MPI_Request>;
+using Requests = MpiRequests;
 
 // Parts of a communicator that its pending operations share. Excludes the runtime: the MPI thread
 // drops the last operation and cannot end itself.

@@ -47,16 +47,37 @@ class MpiReduceOps {
 /// data[i] /= divisor, in float32 for the 2-byte types. Floating dtypes only.
 void divide_by(void* data, int64_t num_elements, c10::ScalarType dtype, int divisor);
 
+/// The requests of an operation. MPI ends a receive in silence if a shorter message arrives, so
+/// receives are compared with what arrived.
+class MpiRequests {
+ public:
+  MPI_Request& emplace_back() { return requests_.emplace_back(); }
+  void receive(void* data, int count, MPI_Datatype datatype, int source, int tag, MPI_Comm comm);
+  bool empty() const { return requests_.empty(); }
+  /// Forgets the requests once all have ended, and returns true. `describe` names their operation.
+  bool have_ended(const std::function<std::string()>& describe);
+
+ private:
+  struct Receive {
+    size_t request;
+    int count;
+    MPI_Datatype datatype;
+  };
+
+  std::vector<MPI_Request> requests_;
+  std::vector<Receive> receives_;
+};
+
 /// Work for the MPI thread. `launch` makes the calls and appends their requests; `finish` runs when
 /// all requests have ended. The closures own the tensors.
 struct MpiOperation {
   std::function<std::string()> describe;  ///< "all_reduce #7 (…)", for messages
   std::chrono::milliseconds limit{0};     ///< 0: none
-  std::function<void(std::vector<MPI_Request>&)> launch;
+  std::function<void(MpiRequests&)> launch;
   std::function<bool()> may_finish;  ///< called when the requests have ended; empty: true
   std::function<void()> finish;
   std::function<void(const std::string&, const std::exception_ptr&)> on_failure;
-  std::vector<MPI_Request> requests;
+  MpiRequests requests;
   std::string trace_name;  ///< empty: not traced
   int64_t begin_ns = 0;
 

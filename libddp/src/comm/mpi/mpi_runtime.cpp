@@ -46,6 +46,46 @@ void check_mpi(int code, const char* call) {
   throw PeerLostError(message);
 }
 
+void MpiRequests::receive(void* data, int count, MPI_Datatype datatype, int source, int tag,
+                          MPI_Comm comm) {
+  receives_.push_back({requests_.size(), count, datatype});
+  check_mpi(MPI_Irecv(data, count, datatype, source, tag, comm, &requests_.emplace_back()),
+            "MPI_Irecv");
+}
+
+bool MpiRequests::have_ended(const std::function<std::string()>& describe) {
+  int done = 0;
+  std::vector<MPI_Status> statuses(requests_.size());
+  const int code =
+      MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, statuses.data());
+  if (code == MPI_ERR_IN_STATUS) {
+    for (const auto& status : statuses) {
+      if (status.MPI_ERROR != MPI_ERR_PENDING) {
+        check_mpi(status.MPI_ERROR, concat("a message of ", describe()).c_str());
+      }
+    }
+  }
+  check_mpi(code, "MPI_Testall");
+  if (done == 0) {
+    return false;
+  }
+  for (const auto& expected : receives_) {
+    int count = 0;
+    const auto& status = statuses[expected.request];
+    check_mpi(MPI_Get_count(&status, expected.datatype, &count), "MPI_Get_count");
+    if (count != expected.count) {
+      throw MismatchError(
+          concat(describe(), ": rank ", status.MPI_SOURCE, " of the group sent ", count,
+                 " elements where ", expected.count,
+                 " were expected; the ranks gave tensors of different sizes; fix: find them with "
+                 "context.communicator.check_collectives=true"));
+    }
+  }
+  requests_.clear();
+  receives_.clear();
+  return true;
+}
+
 void MpiOperation::start() {
   if (!trace_name.empty()) {
     begin_ns = TraceRecorder::now_ns();
@@ -54,23 +94,8 @@ void MpiOperation::start() {
 }
 
 bool MpiOperation::poll() {
-  if (!requests.empty()) {
-    int done = 0;
-    std::vector<MPI_Status> statuses(requests.size());
-    const int code =
-        MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, statuses.data());
-    if (code == MPI_ERR_IN_STATUS) {
-      for (const auto& status : statuses) {
-        if (status.MPI_ERROR != MPI_ERR_PENDING) {
-          check_mpi(status.MPI_ERROR, concat("a message of ", describe()).c_str());
-        }
-      }
-    }
-    check_mpi(code, "MPI_Testall");
-    if (done == 0) {
-      return false;
-    }
-    requests.clear();
+  if (!requests.empty() && !requests.have_ended(describe)) {
+    return false;
   }
   if (may_finish && !may_finish()) {
     return false;
@@ -350,7 +375,7 @@ std::string MpiThread::broadcast(const std::string& value, int root,
     auto operation = std::make_shared<MpiOperation>();
     operation->describe = [] { return std::string("the rendezvous broadcast over MPI"); };
     operation->limit = timeout;
-    operation->launch = [state = state_, bytes, root](std::vector<MPI_Request>& requests) {
+    operation->launch = [state = state_, bytes, root](MpiRequests& requests) {
       check_mpi(MPI_Ibcast(bytes->data(), static_cast<int>(bytes->size()), MPI_CHAR, root,
                            state->world, &requests.emplace_back()),
                 "MPI_Ibcast");

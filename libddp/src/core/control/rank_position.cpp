@@ -42,16 +42,20 @@ UnevenLoop::~UnevenLoop() {
   --num_uneven_loops;
 }
 
+void refuse_in_uneven_loop(const std::string& call) {
+  if (num_uneven_loops > 0) {
+    throw SettingsError(concat(
+        "join(model, loop) cannot contain a call that all ranks must make (", call,
+        "), because ranks that ran out of batches only answer forwards: Metrics on logging steps, "
+        "Checkpointer, StopPoll, collectives with gradients; fix: use join(model, step, "
+        "has_batch), in which every rank makes every step (docs/recipes/uneven_data.md)"));
+  }
+}
+
 ActivityScope::ActivityScope(ControlPlane& control_plane, std::string activity)
     : board_(control_plane.position_board()) {
-  if (board_ != nullptr && num_uneven_loops > 0) {
-    throw SettingsError(concat(
-        "join(model, loop) cannot contain a call that all ranks must make (", activity,
-        "), because ranks that ran out of batches only answer forwards: Metrics on logging steps, "
-        "Checkpointer, StopPoll; fix: use join(model, step, has_batch), in which every rank makes "
-        "every step (docs/recipes/uneven_data.md)"));
-  }
   if (board_ != nullptr) {
+    refuse_in_uneven_loop(activity);
     before_ = board_->set_activity(std::move(activity));
   }
 }

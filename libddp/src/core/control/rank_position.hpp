@@ -130,6 +130,9 @@ class UnevenLoop {
   UnevenLoop& operator=(const UnevenLoop&) = delete;
 };
 
+/// Throws SettingsError inside an UnevenLoop: the ranks that left it would miss `call`.
+void refuse_in_uneven_loop(const std::string& call);
+
 /// Sets this rank's activity ("save"), which peers see while they wait for this rank. Control-plane
 /// collectives called in the scope belong to it. If ranks call the same collective in different
 /// activities, their control flow has diverged.

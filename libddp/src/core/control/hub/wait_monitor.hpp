@@ -28,7 +28,8 @@ struct RankSnapshot {
 /// for stale positions:
 /// - A rank in a control-plane call (close() included) stays there until that call completes.
 ///   So the number of its collectives has not changed since its report.
-/// - A collective that one rank of the group has not called cannot complete on the others.
+/// - A collective that one rank of the group has not called cannot complete on the ranks that
+///   receive from it.
 /// - A rank that waits for a collective cannot call the control plane if one thread makes all
 ///   calls, and a rank in a control-plane call cannot call a collective. A thread that has made no
 ///   call yet is unknown. So the program's own barrier(), in which a thread often waits for
