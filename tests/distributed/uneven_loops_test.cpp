@@ -54,6 +54,18 @@ TEST_CASE("calls of all ranks are refused in a loop that ranks leave at differen
   checkpointer.save_if_due(1);
 }
 
+TEST_CASE("ranks that all throw at the first missing batch may call what all must call") {
+  Metrics metrics(context(), log_each_step());
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  join(model,
+       [&] {
+         loss_of(model, 0).backward();
+         metrics.end_step(0, {.num_samples = 1});
+       },
+       {.throw_on_early_termination = true});
+}
+
 TEST_CASE("steps of ranks without a batch log nothing, and all ranks log the same steps") {
   Mlp module;
   DistributedDataParallel model(module, group());

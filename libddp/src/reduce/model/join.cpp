@@ -157,7 +157,10 @@ void join(DataParallelModel& model, const std::function<void()>& loop, const Joi
   }
   JoinScope scope(model, options);
   {
-    const detail::UnevenLoop calls_no_metrics;
+    std::optional<detail::UnevenLoop> uneven;
+    if (!options.throw_on_early_termination) {  // with it no rank goes on alone
+      uneven.emplace();
+    }
     loop();
   }
   scope.finish();
