@@ -73,10 +73,6 @@ bool has_class_folders(const std::string& path, Split split) {
 }
 
 DataFormat find_format(const std::string& path) {
-  if (!detail::path_exists(path)) {
-    throw DataError(
-        concat("data.path=", path, " does not exist (data.format=synthetic needs no files)"));
-  }
   std::vector<std::pair<DataFormat, std::string>> found;
   for (const KnownSet& set : kKnownSets) {
     if (!set.find(path).empty()) {
@@ -251,6 +247,16 @@ void require_path(const DataOptions& o) {
     throw SettingsError(
         "data.path is empty, possibly from a shell variable that is not set; fix: set "
         "data.path=FOLDER, or data.format=synthetic for synthetic images");
+  }
+  // The readers of the known sets name the files that they miss.
+  const bool looks = o.format == DataFormat::Auto || has_files(o.format);
+  if (looks && !detail::path_exists(o.path)) {
+    std::error_code ignored;
+    throw DataError(concat("data.path=", o.path, " does not exist, seen from the folder ",
+                           std::filesystem::current_path(ignored).string(),
+                           "; fix: set data.path to a folder of images (data/README.md), for "
+                           "example libddp's data/cifar10-sample, or set data.format=synthetic, "
+                           "which needs no files"));
   }
 }
 

@@ -373,8 +373,13 @@ TEST_CASE("impossible data settings are refused by name", "[dataset]") {
   REQUIRE(contains(
       settings({.path = kSample, .augment = ddp::Augment::PadCrop, .cache = ddp::CachePolicy::Off}),
       "data.cache=ram"));
-  REQUIRE(contains(message_of<ddp::DataError>([] { make_dataset({.path = "/no/such"}); }),
-                   "data.path=/no/such does not exist"));
+  // A format does not hide that nothing is there.
+  for (const auto format : {ddp::DataFormat::Auto, ddp::DataFormat::Folder, ddp::DataFormat::Tar}) {
+    const auto missing =
+        message_of<ddp::DataError>([&] { make_dataset({.format = format, .path = "/no/such"}); });
+    REQUIRE(contains(missing, "data.path=/no/such does not exist, seen from the folder /"));
+    REQUIRE(contains(missing, "; fix: set data.path to a folder of images"));
+  }
   for (const auto format : {ddp::DataFormat::Auto, ddp::DataFormat::Folder}) {
     REQUIRE(contains(settings({.format = format, .path = ""}),
                      "data.format=synthetic for synthetic images"));
