@@ -176,17 +176,19 @@ std::string Settings::similar_keys(const std::string& key) const {
   if (const std::string near = detail::nearest(key, keys); !near.empty()) {
     return near;
   }
-  const auto select = [&](auto&& fits) {
-    std::vector<std::string> found;
-    std::copy_if(keys.begin(), keys.end(), std::back_inserter(found), fits);
-    return found.size() > kMost ? std::string() : detail::join(found, " or ");
-  };
-  const std::string same_name =
-      select([&](const std::string& known) { return last_part(known) == last_part(key); });
-  return !same_name.empty() ? same_name : select([&](const std::string& known) {
-    return detail::section_of(known) == detail::section_of(key) &&
-           last_word(known) == last_word(key);
+  const auto same_name = std::find_if(keys.begin(), keys.end(), [&](const std::string& known) {
+    return last_part(known) == last_part(key);
   });
+  if (same_name != keys.end()) {
+    return *same_name;
+  }
+  std::vector<std::string> same_word;
+  std::copy_if(keys.begin(), keys.end(), std::back_inserter(same_word),
+               [&](const std::string& known) {
+                 return detail::section_of(known) == detail::section_of(key) &&
+                        last_word(known) == last_word(key);
+               });
+  return same_word.size() > kMost ? "" : detail::join(same_word, " or ");
 }
 
 void Settings::fail_unknown(const std::string& key) const {
