@@ -250,20 +250,21 @@ TEST_CASE("a weighted_backward counts if all parameters are frozen after its for
   require_equal(grads_of(*module), grads_of(*reference));
 }
 
-TEST_CASE(
-    "a backward under no_sync() of parameters that were frozen after its forward leaves nothing "
-    "that waits") {
+TEST_CASE("a backward of parameters that were frozen after its forward is no gradient that waits") {
   Mlp module, reference;
   DistributedDataParallel model(module, group());
   {
     const auto no_sync = model.no_sync();
-    const auto loss_sum = model.forward(batch_of(rank(), 0, 4)).sum();
+    model.weighted_backward(model.forward(batch_of(rank(), 0, 4)).sum(), 4);
+    const auto loss_sum = model.forward(batch_of(rank(), 2, 4)).sum();
     set_requires_grad(*module, false);
-    loss_sum.backward();
+    loss_sum.backward();  // a gradient would be refused while those with counts wait
     set_requires_grad(*module, true);
   }
   model.weighted_backward(model.forward(batch_of(rank(), 1, 4)).sum(), 4);
-  (reference->forward(concatenated(1, 4)).sum() / (4 * world())).backward();
+  const auto whole =
+      reference->forward(concatenated(0, 4)).sum() + reference->forward(concatenated(1, 4)).sum();
+  (whole / (8 * world())).backward();
   require_equal(grads_of(*module), grads_of(*reference));
 }
 

@@ -168,7 +168,7 @@ void MpiProcess::finalize() {
   }
   auto operation = std::make_shared<MpiOperation>();
   operation->describe = [] { return std::string("MPI_Finalize"); };
-  operation->launch = [this](std::vector<MPI_Request>&) {
+  operation->launch = [this](MpiRequests&) {
     int finalized = 0;  // set if the program itself finalized MPI
     check_mpi(MPI_Finalized(&finalized), "MPI_Finalized");
     if (initialized_here_ && finalized == 0) {
@@ -348,7 +348,7 @@ MpiThread::~MpiThread() {
 bool MpiThread::wait_until_idle(std::chrono::milliseconds limit) {
   const auto nothing = std::make_shared<MpiOperation>();
   nothing->describe = [] { return std::string("the end of an MPI runtime"); };
-  nothing->launch = [](std::vector<MPI_Request>&) {};
+  nothing->launch = [](MpiRequests&) {};
   return engine().submit(engine().make_lane(), nothing)->wait_for(limit);
 }
 
@@ -364,7 +364,7 @@ MpiThread::Engine::TicketPtr MpiThread::submit(const std::string& what,
                                                std::function<void()> action) {
   auto operation = std::make_shared<MpiOperation>();
   operation->describe = [what] { return what; };
-  operation->launch = [action = std::move(action)](std::vector<MPI_Request>&) { action(); };
+  operation->launch = [action = std::move(action)](MpiRequests&) { action(); };
   return engine().submit(lane_, std::move(operation));
 }
 
