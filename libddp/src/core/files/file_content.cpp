@@ -2,7 +2,8 @@
 #include "ddp/detail/file_content.hpp"
 
 #include <algorithm>
-#include <cctype>
+
+#include "core/log/lower_case.hpp"
 
 namespace ddp {
 namespace {
@@ -60,9 +61,7 @@ bool is_text(std::string_view start) {
 }
 
 bool starts_page(std::string_view text) {
-  std::string start(text.substr(0, 16));
-  std::transform(start.begin(), start.end(), start.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string start = detail::lower_case(std::string(text.substr(0, 16)));
   return start.starts_with("<!doctype html") || start.starts_with("<html") ||
          start.starts_with("<head");
 }

@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cmath>
 
+#include "core/log/lower_case.hpp"
+
 namespace ddp {
 namespace detail {
 namespace {
@@ -31,13 +33,6 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
     std::swap(last, now);
   }
   return last[b.size()];
-}
-
-std::string lower_case(std::string text) {
-  for (char& c : text) {
-    c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;  // in any locale
-  }
-  return text;
 }
 
 class RowLister final : public SectionVisitor<RowLister> {

@@ -5,6 +5,7 @@
 #include <set>
 #include <sstream>
 
+#include "core/log/lower_case.hpp"
 #include "core/settings/setting_row.hpp"
 #include "ddp/detail/text.hpp"
 
@@ -21,9 +22,7 @@ bool is_plain_yaml(const std::string& text) {
       std::isalpha(static_cast<unsigned char>(text.front())) == 0) {
     return false;
   }
-  std::string lower = text;
-  std::transform(lower.begin(), lower.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  const std::string lower = detail::lower_case(text);
   for (const char* word :
        {"true", "false", "yes", "no", "on", "off", "null", "y", "n", "nan", "inf"}) {
     if (lower == word) {

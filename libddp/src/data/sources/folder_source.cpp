@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cctype>
 #include <filesystem>
 
+#include "core/log/lower_case.hpp"
 #include "data/sources/data_file.hpp"
 #include "data/sources/image_source.hpp"
 #include "ddp/core/error.hpp"
@@ -17,10 +17,7 @@ constexpr int kMaxDepth = 8;  // of folders in a class folder
 
 std::string extension_of(const std::string& name) {
   const auto dot = name.rfind('.');
-  std::string extension = dot == std::string::npos ? "" : name.substr(dot + 1);
-  std::transform(extension.begin(), extension.end(), extension.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return extension;
+  return dot == std::string::npos ? "" : lower_case(name.substr(dot + 1));
 }
 
 // The name only separates images from other files: some ImageNet files have the wrong extension.

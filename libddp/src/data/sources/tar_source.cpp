@@ -7,6 +7,7 @@
 #include <regex>
 #include <tuple>
 
+#include "core/log/lower_case.hpp"
 #include "data/sources/data_file.hpp"
 #include "data/sources/image_source.hpp"
 #include "data/sources/tar_index.hpp"
@@ -30,9 +31,7 @@ void split_name(const std::string& name, std::string& key, std::string& extensio
   const size_t slash = name.rfind('/');
   const size_t dot = name.find('.', slash == std::string::npos ? 0 : slash + 1);
   key = name.substr(0, dot);
-  extension = dot == std::string::npos ? "" : name.substr(dot + 1);
-  std::transform(extension.begin(), extension.end(), extension.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  extension = dot == std::string::npos ? "" : lower_case(name.substr(dot + 1));
 }
 
 // AppleDouble files ("._KEY.jpg") and other hidden ones. They belong to no sample.
