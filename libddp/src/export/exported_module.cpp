@@ -216,7 +216,7 @@ std::vector<c10::IValue> ExportedModuleImpl::bind_inputs(std::vector<c10::IValue
                                                                   : tensor);
     } else if (input.kind == InputKind::TensorConstant) {
       const auto& constant = state_->constants.at(mode.constants_of).at(input.target);
-      inputs.emplace_back(constant.to(device));  // elsewhere only without parameters
+      inputs.emplace_back(constant.device() == device ? constant : constant.to(device));
     } else {
       inputs.push_back(std::move(leaves[next_leaf++]));
     }
