@@ -120,10 +120,10 @@ at::Tensor all_gather_with_grad(const at::Tensor& input, const CommunicatorPtr& 
           return reduce_scatter_with_grad(grad, communicator).view(shape);
         });
   }
+  detail::check_sizes(*communicator, "all_gather_with_grad", "sizes", sizes);
   return apply(
       input,
       [communicator, sizes = sizes.vec()](const at::Tensor& x) {
-        detail::check_sizes(*communicator, "all_gather_with_grad", "sizes", sizes);
         auto output = empty_rows(x, sum_of(sizes));
         communicator->all_gather(output, x, sizes)->wait();
         return output;
@@ -179,15 +179,14 @@ at::Tensor all_to_all_with_grad(const at::Tensor& input, const CommunicatorPtr& 
   if (output_sizes.empty()) {
     check_equal_parts("all_to_all_with_grad", input, communicator->world_size(),
                       "; fix: give output_sizes and input_sizes");
+  } else {
+    detail::check_sizes(*communicator, "all_to_all_with_grad", "output_sizes", output_sizes);
   }
   const auto received = output_sizes.vec();
   const auto sent = input_sizes.vec();
   return apply(
       input,
       [communicator, received, sent](const at::Tensor& x) {
-        if (!received.empty()) {
-          detail::check_sizes(*communicator, "all_to_all_with_grad", "output_sizes", received);
-        }
         auto output = empty_rows(x, received.empty() ? x.size(0) : sum_of(received));
         communicator->all_to_all(output, x, received, sent)->wait();
         return output;
