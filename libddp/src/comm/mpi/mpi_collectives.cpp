@@ -165,7 +165,7 @@ void divide_by(void* data, int64_t num_elements, c10::ScalarType dtype, int divi
 }
 
 void launch_all_reduce(const MpiGroup& group, const MpiSpan& span, ReduceOp op,
-                       Requests& requests) {
+                       MpiRequests& requests) {
   const auto mpi_op = group.reduce_ops().op(span.dtype, op);
   for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
     check_mpi(MPI_Iallreduce(MPI_IN_PLACE, span.at(offset), count, span.datatype, mpi_op,
@@ -174,7 +174,7 @@ void launch_all_reduce(const MpiGroup& group, const MpiSpan& span, ReduceOp op,
   });
 }
 
-void launch_broadcast(const MpiGroup& group, const MpiSpan& span, int root, Requests& requests) {
+void launch_broadcast(const MpiGroup& group, const MpiSpan& span, int root, MpiRequests& requests) {
   for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
     check_mpi(MPI_Ibcast(span.at(offset), count, span.datatype, root, group.comm,
                          &requests.emplace_back()),
@@ -183,7 +183,7 @@ void launch_broadcast(const MpiGroup& group, const MpiSpan& span, int root, Requ
 }
 
 void launch_reduce_scatter(const MpiGroup& group, const MpiSpan& output, const MpiSpan& input,
-                           ReduceOp op, Requests& requests) {
+                           ReduceOp op, MpiRequests& requests) {
   const auto mpi_op = group.reduce_ops().op(input.dtype, op);
   const auto part = output.num_elements;
   if (input.num_elements <= group.max_count) {
@@ -204,7 +204,7 @@ void launch_reduce_scatter(const MpiGroup& group, const MpiSpan& output, const M
 }
 
 void launch_all_gather(const MpiGroup& group, const MpiSpan& output, const MpiSpan& input,
-                       bool in_place, Requests& requests) {
+                       bool in_place, MpiRequests& requests) {
   const void* send = in_place ? MPI_IN_PLACE : static_cast<const void*>(input.data);
   const auto part = input.num_elements;
   const auto gather = [&](int count, MPI_Datatype type) {
@@ -221,7 +221,7 @@ void launch_all_gather(const MpiGroup& group, const MpiSpan& output, const MpiSp
 }
 
 void launch_reduce(const MpiGroup& group, const MpiSpan& span, int root, ReduceOp op,
-                   Requests& requests) {
+                   MpiRequests& requests) {
   const auto mpi_op = group.reduce_ops().op(span.dtype, op);
   const bool receives = group.membership.rank == root;
   for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
@@ -232,7 +232,7 @@ void launch_reduce(const MpiGroup& group, const MpiSpan& span, int root, ReduceO
   });
 }
 
-void launch_exchange(const MpiGroup& group, const Exchange& exchange, Requests& requests) {
+void launch_exchange(const MpiGroup& group, const Exchange& exchange, MpiRequests& requests) {
   const int rank = group.membership.rank;
   const int world_size = group.membership.world_size;
   const auto element_size = static_cast<int64_t>(exchange.any_tensor().element_size());
@@ -268,7 +268,8 @@ void launch_exchange(const MpiGroup& group, const Exchange& exchange, Requests& 
   }
 }
 
-void launch_send(const MpiGroup& group, const MpiSpan& span, int destination, Requests& requests) {
+void launch_send(const MpiGroup& group, const MpiSpan& span, int destination,
+                 MpiRequests& requests) {
   for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
     check_mpi(MPI_Isend(span.at(offset), count, span.datatype, destination, kSendTag, group.comm,
                         &requests.emplace_back()),
@@ -276,7 +277,7 @@ void launch_send(const MpiGroup& group, const MpiSpan& span, int destination, Re
   });
 }
 
-void launch_recv(const MpiGroup& group, const MpiSpan& span, int source, Requests& requests) {
+void launch_recv(const MpiGroup& group, const MpiSpan& span, int source, MpiRequests& requests) {
   for_each_piece(span.num_elements, group.max_count, [&](int64_t offset, int count) {
     requests.receive(span.at(offset), count, span.datatype, source, kSendTag, group.comm);
   });

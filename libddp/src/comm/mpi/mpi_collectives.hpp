@@ -16,8 +16,6 @@
 
 namespace ddp::detail {
 
-using Requests = MpiRequests;
-
 // Parts of a communicator that its pending operations share. Excludes the runtime: the MPI thread
 // drops the last operation and cannot end itself.
 struct MpiGroup {
@@ -60,17 +58,19 @@ struct MpiSpan {
   MPI_Datatype datatype;
 };
 
-void launch_all_reduce(const MpiGroup& group, const MpiSpan& span, ReduceOp op, Requests& requests);
-void launch_broadcast(const MpiGroup& group, const MpiSpan& span, int root, Requests& requests);
+void launch_all_reduce(const MpiGroup& group, const MpiSpan& span, ReduceOp op,
+                       MpiRequests& requests);
+void launch_broadcast(const MpiGroup& group, const MpiSpan& span, int root, MpiRequests& requests);
 void launch_reduce_scatter(const MpiGroup& group, const MpiSpan& output, const MpiSpan& input,
-                           ReduceOp op, Requests& requests);
+                           ReduceOp op, MpiRequests& requests);
 void launch_all_gather(const MpiGroup& group, const MpiSpan& output, const MpiSpan& input,
-                       bool in_place, Requests& requests);
+                       bool in_place, MpiRequests& requests);
 /// Root's elements are reduced in place; the other ranks' elements stay.
 void launch_reduce(const MpiGroup& group, const MpiSpan& span, int root, ReduceOp op,
-                   Requests& requests);
-void launch_exchange(const MpiGroup& group, const Exchange& exchange, Requests& requests);
-void launch_send(const MpiGroup& group, const MpiSpan& span, int destination, Requests& requests);
-void launch_recv(const MpiGroup& group, const MpiSpan& span, int source, Requests& requests);
+                   MpiRequests& requests);
+void launch_exchange(const MpiGroup& group, const Exchange& exchange, MpiRequests& requests);
+void launch_send(const MpiGroup& group, const MpiSpan& span, int destination,
+                 MpiRequests& requests);
+void launch_recv(const MpiGroup& group, const MpiSpan& span, int source, MpiRequests& requests);
 
 }  // namespace ddp::detail

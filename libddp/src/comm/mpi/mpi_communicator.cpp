@@ -139,7 +139,7 @@ class MpiCommunicator final : public Communicator {
   void set_step(int64_t step) override { timeouts_->set_step(step); }
 
  private:
-  using Launch = std::function<void(Requests&)>;
+  using Launch = std::function<void(MpiRequests&)>;
 
   WorkPtr exchange(const Exchange& exchange) override;
   /// Compares a call (name, tensor, operation, root) over the ranks if check_collectives is on.
@@ -188,7 +188,7 @@ MpiCommunicator::~MpiCommunicator() {
   try {
     auto operation = std::make_shared<MpiOperation>();
     operation->describe = [] { return std::string("MPI_Comm_free"); };
-    operation->launch = [](Requests&) {};
+    operation->launch = [](MpiRequests&) {};
     // Open MPI 4.1 crashes if a communicator is freed while its non-blocking collectives run, which
     // the standard allows. So only the last owner of the group frees it.
     operation->may_finish = [group = std::weak_ptr(group_)] { return group.use_count() <= 1; };
@@ -251,7 +251,7 @@ WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
   }
   return submit(
       "all_reduce", concat(to_string(op), " of ", describe_tensor(tensor)),
-      [group = group_, span, op, divides_first](Requests& requests) {
+      [group = group_, span, op, divides_first](MpiRequests& requests) {
         if (divides_first) {
           divide_by(span.data, span.num_elements, span.dtype, group->membership.world_size);
         }
@@ -264,7 +264,7 @@ WorkPtr MpiCommunicator::broadcast(at::Tensor tensor, int root) {
   check_broadcast(*this, tensor, root);
   compare("broadcast", tensor, std::nullopt, root);
   return submit("broadcast", concat("of ", describe_tensor(tensor), ", root ", root),
-                [group = group_, span = MpiSpan(tensor), root](Requests& requests) {
+                [group = group_, span = MpiSpan(tensor), root](MpiRequests& requests) {
                   launch_broadcast(*group, span, root, requests);
                 });
 }
@@ -280,7 +280,7 @@ WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Red
   const MpiSpan target = in_place ? MpiSpan(output.clone()) : out;
   return submit(
       "reduce_scatter", concat(to_string(op), " of ", describe_tensor(input)),
-      [group = group_, in, target, op, divides_first](Requests& requests) {
+      [group = group_, in, target, op, divides_first](MpiRequests& requests) {
         if (divides_first) {
           divide_by(in.data, in.num_elements, in.dtype, group->membership.world_size);
         }
@@ -304,9 +304,8 @@ WorkPtr MpiCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   const bool in_place = is_own_part(output, input, rank());
   return submit(
       "all_gather", concat("into ", describe_tensor(output)),
-      [group = group_, out = MpiSpan(output), in = MpiSpan(input), in_place](Requests& requests) {
-        launch_all_gather(*group, out, in, in_place, requests);
-      });
+      [group = group_, out = MpiSpan(output), in = MpiSpan(input), in_place](
+          MpiRequests& requests) { launch_all_gather(*group, out, in, in_place, requests); });
 }
 
 WorkPtr MpiCommunicator::reduce(at::Tensor tensor, int root, ReduceOp op) {
@@ -322,7 +321,7 @@ WorkPtr MpiCommunicator::reduce(at::Tensor tensor, int root, ReduceOp op) {
   }
   return submit(
       "reduce", concat(to_string(op), " of ", describe_tensor(tensor), ", root ", root),
-      [group = group_, span, root, op, divides_first](Requests& requests) {
+      [group = group_, span, root, op, divides_first](MpiRequests& requests) {
         if (divides_first) {
           divide_by(span.data, span.num_elements, span.dtype, group->membership.world_size);
         }
@@ -337,7 +336,7 @@ WorkPtr MpiCommunicator::exchange(const Exchange& exchange) {
     compare_text(exchange.name, concat(exchange.name, " (", parts, ")"),
                  sizes_to_compare(exchange, rank()));
   }
-  return submit(exchange.name, parts, [group = group_, exchange](Requests& requests) {
+  return submit(exchange.name, parts, [group = group_, exchange](MpiRequests& requests) {
     launch_exchange(*group, exchange, requests);
   });
 }
@@ -345,7 +344,7 @@ WorkPtr MpiCommunicator::exchange(const Exchange& exchange) {
 WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
   check_peer(*this, "send", tensor, destination);
   return submit("send", concat("of ", describe_tensor(tensor), " to rank ", destination),
-                [group = group_, span = MpiSpan(tensor), destination](Requests& requests) {
+                [group = group_, span = MpiSpan(tensor), destination](MpiRequests& requests) {
                   launch_send(*group, span, destination, requests);
                 });
 }
@@ -353,14 +352,14 @@ WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
 WorkPtr MpiCommunicator::recv(at::Tensor tensor, int source) {
   check_peer(*this, "recv", tensor, source);
   return submit("recv", concat("of ", describe_tensor(tensor), " from rank ", source),
-                [group = group_, span = MpiSpan(tensor), source](Requests& requests) {
+                [group = group_, span = MpiSpan(tensor), source](MpiRequests& requests) {
                   launch_recv(*group, span, source, requests);
                 });
 }
 
 void MpiCommunicator::barrier() {
   compare("barrier");
-  submit("barrier", "no tensor", [group = group_](Requests& requests) {
+  submit("barrier", "no tensor", [group = group_](MpiRequests& requests) {
     check_mpi(MPI_Ibarrier(group->comm, &requests.emplace_back()), "MPI_Ibarrier");
   })->wait_host();
 }
@@ -369,7 +368,7 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
   const int64_t number = compare("split");
   auto child = std::make_shared<MpiGroup>(*group_);
   submit("split", concat("color ", color, ", key ", key),
-         [group = group_, child, color, key](Requests&) {
+         [group = group_, child, color, key](MpiRequests&) {
            // The only blocking call: MPI has no non-blocking split. An abort still unblocks the
            // callers.
            check_mpi(
