@@ -10,6 +10,7 @@
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/error.hpp"
 #include "distributed/comm/communicator_test_utils.hpp"
+#include "distributed/comm/row_sizes.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 #include "support/multi_rank_main.hpp"
@@ -17,22 +18,18 @@
 using namespace communicator_tests;
 using ddp::MismatchError;
 using ddp::SettingsError;
+using ddp::test::rows_sent;
+using ddp::test::Sizes;
+using ddp::test::sum_of;
 using testing::message_of;
 
 namespace {
-
-using Sizes = std::vector<int64_t>;
 
 int own_rank() {
   return comm().rank();
 }
 int world() {
   return comm().world_size();
-}
-
-// Rows that `sender` sends to `receiver`: 0, 1 or 2, and another number in each direction.
-int64_t rows_sent(int sender, int receiver) {
-  return (sender + 2 * receiver) % 3;
 }
 
 Sizes rows_to_all(int sender) {
@@ -49,14 +46,6 @@ Sizes rows_from_all(int receiver) {
     sizes.push_back(rows_sent(rank, receiver));
   }
   return sizes;
-}
-
-int64_t sum_of(const Sizes& sizes) {
-  int64_t sum = 0;
-  for (const auto size : sizes) {
-    sum += size;
-  }
-  return sum;
 }
 
 // Rows of 3 elements; every pair of ranks has its own.

@@ -7,17 +7,13 @@
 #include <functional>
 #include <vector>
 
+#include "distributed/comm/row_sizes.hpp"
 #include "distributed/ddp_test_utils.hpp"
 
 namespace ddp::test {
 
 using torch::Tensor;
-using Sizes = std::vector<int64_t>;
 using Tensors = std::vector<Tensor>;  // by rank
-
-inline int64_t rows_sent(int64_t sender, int64_t receiver) {
-  return (sender + 2 * receiver) % 3;
-}
 
 // sizes[r] = function(r).
 inline Sizes for_ranks(const std::function<int64_t(int)>& function) {
@@ -26,14 +22,6 @@ inline Sizes for_ranks(const std::function<int64_t(int)>& function) {
     sizes.push_back(function(r));
   }
   return sizes;
-}
-
-inline int64_t sum_of(const Sizes& sizes) {
-  int64_t sum = 0;
-  for (const auto size : sizes) {
-    sum += size;
-  }
-  return sum;
 }
 
 inline Tensor sum_of(const Tensors& inputs) {

@@ -40,6 +40,16 @@ std::shared_ptr<torch::optim::Optimizer> make_inner(const std::string& type,
   return std::make_shared<torch::optim::Adagrad>(tensors, torch::optim::AdagradOptions(0.125));
 }
 
+/// A group for each of two parameters, with rates of 1 and 0.25.
+std::shared_ptr<torch::optim::SGD> make_sgd_of_two_rates(const NamedParameters& parameters) {
+  const std::vector<torch::optim::OptimizerParamGroup> groups{
+      torch::optim::OptimizerParamGroup({parameters[0].tensor},
+                                        std::make_unique<torch::optim::SGDOptions>(1.0)),
+      torch::optim::OptimizerParamGroup({parameters[1].tensor},
+                                        std::make_unique<torch::optim::SGDOptions>(0.25))};
+  return std::make_shared<torch::optim::SGD>(groups, torch::optim::SGDOptions(1.0));
+}
+
 }  // namespace
 
 TEST_CASE("torch::optim's optimizers resume bit for bit through the adapter", "[optim]") {
@@ -70,13 +80,7 @@ TEST_CASE("torch::optim's optimizers resume bit for bit through the adapter", "[
 
 TEST_CASE("The adapter sets learning rates and keeps the groups' ratios", "[optim]") {
   NamedParameters parameters = two_parameters();
-  auto groups = std::vector<torch::optim::OptimizerParamGroup>{
-      torch::optim::OptimizerParamGroup({parameters[0].tensor},
-                                        std::make_unique<torch::optim::SGDOptions>(1.0)),
-      torch::optim::OptimizerParamGroup({parameters[1].tensor},
-                                        std::make_unique<torch::optim::SGDOptions>(0.25))};
-  TorchOptimizer optimizer(
-      std::make_shared<torch::optim::SGD>(groups, torch::optim::SGDOptions(1.0)), parameters);
+  TorchOptimizer optimizer(make_sgd_of_two_rates(parameters), parameters);
   const at::Tensor a = parameters[0].tensor.detach().clone();
   const at::Tensor b = parameters[1].tensor.detach().clone();
   parameters[0].tensor.mutable_grad() = at::ones_like(a);
@@ -92,12 +96,7 @@ TEST_CASE("The adapter sets learning rates and keeps the groups' ratios", "[opti
 
 TEST_CASE("A step without arguments keeps the groups' rates, also those set later", "[optim]") {
   NamedParameters parameters = two_parameters();
-  auto groups = std::vector<torch::optim::OptimizerParamGroup>{
-      torch::optim::OptimizerParamGroup({parameters[0].tensor},
-                                        std::make_unique<torch::optim::SGDOptions>(1.0)),
-      torch::optim::OptimizerParamGroup({parameters[1].tensor},
-                                        std::make_unique<torch::optim::SGDOptions>(0.25))};
-  const auto inner = std::make_shared<torch::optim::SGD>(groups, torch::optim::SGDOptions(1.0));
+  const auto inner = make_sgd_of_two_rates(parameters);
   const auto optimizer = ddp::wrap_optimizer(inner, parameters);
   const at::Tensor a = parameters[0].tensor.detach().clone();
   const at::Tensor b = parameters[1].tensor.detach().clone();
