@@ -13,6 +13,9 @@ foreach(_ranks 1 2)
                  OUTPUT "0:step 11/22 | top1 0.08589 | top5 0.4601 | images 163" "0:step 22/22 | top1 0.08589")
   ddp_add_recipe(own_data own_data ${_ranks} ARGUMENTS ${_run} train.epochs=5 loader.global_batch_size=32
                  OUTPUT "0:step 80/80 | loss 0.0" "0:| accuracy 100.00 % | " "0: tokens/s | longest 12")
+  # The noise is that of the samples, so the loss is too.
+  ddp_add_recipe(sample_noise sample_noise ${_ranks} ARGUMENTS ${_run} train.epochs=4 loader.global_batch_size=64
+                 metrics.log_every=8 OUTPUT "0:step 8/32 | epoch 1.00 | loss 0.758" "0:step 32/32 | epoch 4.00 | loss 0.492")
   ddp_add_recipe(inputs_and_outputs inputs_and_outputs ${_ranks}
                  ARGUMENTS ${_run} train.max_steps=300 metrics.log_every=100 ddp.find_unused_parameters=true
                  OUTPUT "0:step 300/300 | loss 0." "0: | error 0.2" "0: | divergence ")

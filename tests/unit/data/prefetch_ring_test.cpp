@@ -212,3 +212,39 @@ TEST_CASE("draws are uniform", "[rng]") {
   REQUIRE(std::abs(heads - num_draws / 2) < 5 * 158);
   REQUIRE(std::abs(sum / num_draws - 0.5) < 5 * 0.00092);
 }
+
+TEST_CASE("normal() is Box and Muller's transform of two draws", "[rng]") {
+  // By NumPy from the draws of Philox4x32-10 with key 5 and counter (0, 3, 11, 0).
+  ddp::SampleRng rng(5, 3, 11);
+  for (const float expected : {-0.032053664f, 0.14824599f, -0.4810852f, -2.4975631f}) {
+    REQUIRE(std::abs(rng.normal() - expected) <= 1e-7f * std::abs(expected));
+  }
+}
+
+TEST_CASE("normal() has the moments and tails of the normal distribution", "[rng]") {
+  const int num_draws = 400'000;
+  double sum = 0, squares = 0, fourths = 0;
+  std::vector<int> beyond(4, 0);  // of 0, 1, 2, 3
+  for (int i = 0; i < num_draws / 4; ++i) {
+    ddp::SampleRng rng(7, 1, static_cast<uint64_t>(i));
+    for (int draw = 0; draw < 4; ++draw) {
+      const double x = rng.normal();
+      sum += x;
+      squares += x * x;
+      fourths += x * x * x * x;
+      for (int bound = 0; bound < 4; ++bound) {
+        beyond[bound] += x > bound;
+      }
+    }
+  }
+  // Five standard deviations of each mean: the variances are 1, 2, 96 and p (1 - p).
+  const auto limit = [&](double variance) { return 5 * std::sqrt(variance / num_draws); };
+  REQUIRE(std::abs(sum / num_draws) < limit(1));
+  REQUIRE(std::abs(squares / num_draws - 1) < limit(2));
+  REQUIRE(std::abs(fourths / num_draws - 3) < limit(96));
+  for (int bound = 0; bound < 4; ++bound) {
+    const double p = std::erfc(bound / std::sqrt(2.0)) / 2;
+    INFO(bound);
+    REQUIRE(std::abs(double(beyond[bound]) / num_draws - p) < limit(p * (1 - p)));
+  }
+}
