@@ -8,9 +8,10 @@
 Then call the command that is printed: wandb sync, or mlflow ui.
 
 A run is the folder that a program logs to: metrics.dir/<run>. Every numeric column of its JSONL or CSV files
-becomes the metric <file>/<column>, at its step and time. Settings become wandb's config or MLflow's params. A
-row of epochs counts at the epoch's last step. Nothing is sent anywhere: wandb writes offline, and MLflow a
-SQLite file unless --tracking-uri names a server.
+becomes the metric <file>/<column>, at its step and time. Settings become wandb's config or MLflow's params,
+and so do the constants of the run (run/ranks, run/gpu_type, ...). A row of epochs counts at the epoch's last
+step. Nothing is sent anywhere: wandb writes offline, and MLflow a SQLite file unless --tracking-uri names a
+server.
 
 Exit codes: 0 exported, 64 a mistake in the call or a missing package, 65 a folder or file that cannot be
 used, 73 the target cannot be written.
@@ -45,6 +46,11 @@ def rows_of(run):
     return sorted(rows, key=lambda row: row[0])
 
 
+def parameters_of(run):
+    """The settings, and the constants of the run."""
+    return {**run.settings, **{f"run/{name}": value for name, value in run.facts.items()}}
+
+
 def to_wandb(wandb, run, options):
     """The folder of the offline run."""
     offline = wandb.init(
@@ -52,7 +58,7 @@ def to_wandb(wandb, run, options):
         project=options.project,
         name=run.label,
         dir=options.output,
-        config=dict(run.settings),
+        config=parameters_of(run),
         reinit="create_new",
     )
     merged = {}  # wandb takes one row for each step
@@ -91,7 +97,7 @@ def to_mlflow(mlflow, run, options):
             metrics.append(mlflow.entities.Metric(MLFLOW_NAME.sub("_", name), value, at, step))
     params = [
         mlflow.entities.Param(MLFLOW_NAME.sub("_", key), value[:MLFLOW_VALUE])
-        for key, value in run.settings.items()
+        for key, value in parameters_of(run).items()
     ]
     for begin in range(0, len(metrics), MLFLOW_METRICS):
         client.log_batch(run_id, metrics=metrics[begin : begin + MLFLOW_METRICS])

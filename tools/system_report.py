@@ -168,13 +168,20 @@ def nccl_version(build):
     return ".".join(parts) if all(parts) else UNKNOWN
 
 
+def libddp_version():
+    """Of the checkout that holds this file."""
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    return first(r"^project\([^)]*\bVERSION\s+([\d.]+)", read(os.path.join(here, "CMakeLists.txt")))
+
+
 def versions_section(build):
     here = os.path.dirname(os.path.abspath(__file__))
     commit = run("git", "-C", here, "rev-parse", "HEAD")
     if commit and run("git", "-C", here, "status", "--porcelain", "--untracked-files=no"):
         commit += " with changes"
     rows = [
-        ("libddp", commit or UNKNOWN),
+        ("libddp", libddp_version() or UNKNOWN),
+        ("libddp's commit", commit or UNKNOWN),
         ("LibTorch", torch_version(build)),
         (
             "NVIDIA driver",

@@ -170,8 +170,6 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
   if (has_frozen(module())) {
     model().leave_frozen_out_of_state();
   }
-  metrics_.observe(model());
-  metrics_.observe(train_loader_);
 }
 
 /// Detects checkpoints whose weights fit but have another meaning: adapters of another scale,

@@ -56,8 +56,6 @@ SampleRun train_samples(ddp::Context& ctx, ddp::Config cfg, const SampleModel& w
   }
   const ddp::LrSchedule lr_schedule(cfg.lr_schedule);
   ddp::Metrics metrics(ctx, cfg.metrics);
-  metrics.observe(model);
-  metrics.observe(loader);
   TrainingLoop<Batch> loop(task,
                            {.context = ctx,
                             .model = model,

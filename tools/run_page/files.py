@@ -82,6 +82,18 @@ def add_row(rows, x, row):
         rows.append(row)
 
 
+def constants_of(record):
+    """The texts of run.json, which has a run's constants from its start on: numbers as rows have them. None
+    or damaged: empty."""
+    facts = {}
+    for key, value in (record or {}).items():
+        if isinstance(value, str) and value:
+            facts[key] = value
+        elif number(value) is not None and key != "started":
+            facts[key] = f"{value:g}" if isinstance(value, float) else str(value)
+    return facts
+
+
 class Table:
     """The rows of one file by ascending step (or epoch)."""
 
@@ -126,7 +138,11 @@ class Run:
         self.label = os.path.basename(os.path.abspath(path))
         self.tables = self._read_tables()
         self.settings, self.changed = self._read_settings()
-        self.facts, self.notes, rows = {}, [], {"step": [], "epoch": []}
+        self.facts, self.notes, rows = (
+            constants_of(json_row(self.text("run.json"))),
+            [],
+            {"step": [], "epoch": []},
+        )
         for table in self.tables:
             self.facts.update(table.facts)
             self.notes += table.notes()

@@ -143,7 +143,8 @@ def make(runs, smooth, command):
     for run in runs:
         result += [f"<p><b>Note:</b> {text(run.label)}: {text(note)}</p>" for note in run.notes]
     if len(runs) > 1:
-        differ = chosen(runs, lambda run: [*run.facts, *run.settings], differ=True)
+        # A command line repeats the settings.
+        differ = chosen(runs, lambda run: [*(run.facts.keys() - {"command"}), *run.settings], differ=True)
         result += ["<h2>Settings that differ between the runs</h2>", of_runs("setting", runs, differ)]
     result += [
         *charts(runs, smooth),
@@ -154,7 +155,7 @@ def make(runs, smooth, command):
         "<details><summary>All settings</summary>",
         of_runs("setting", runs, chosen(runs, lambda run: run.settings)),
         "</details>",
-        "<h2>System</h2><p>From epochs.csv or epochs.jsonl, which has its first row when an epoch ends.</p>",
+        "<h2>System</h2><p>Constants of the run, from run.json and the rows of epochs.</p>",
         of_runs("", runs, chosen(runs, lambda run: run.facts)),
     ]
     for run in runs:

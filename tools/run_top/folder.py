@@ -10,7 +10,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from run_page.files import FIX, add_row, json_row, number, numbers
+from run_page.files import FIX, add_row, constants_of, json_row, number, numbers
 from scaling.files import regular
 from scaling.numbers import DataError
 
@@ -24,6 +24,17 @@ RECENT_ROWS = 20  # are kept whole; the usual interval is their median
 LOG_BYTES = 64 * 1024  # read from the log's end
 LOG_LINES = 200
 RANK_TEXTS = ("host", "device", "gpu_type", "pci_bus_id")  # of a rank; its other columns are numbers
+# Of rows of steps and evaluations; the others are the program's own metrics.
+KNOWN_COLUMNS = set(
+    "step epoch loss accuracy lr grad_norm step_ms exposed_comm_ms loader_wait_ms peak_memory_gib "
+    "interval_seconds energy_j time eval_loss eval_accuracy".split()
+)
+# The same of rows of epochs.
+EPOCH_COLUMNS = KNOWN_COLUMNS | set(
+    "job_id commit gpu_type nodes gpus ranks precision global_batch_size batch_size_per_gpu bucket_cap_mb "
+    "repeat steps_per_epoch epoch_steps train_loss train_accuracy test_loss test_accuracy epoch_seconds "
+    "gpu_utilisation_percent power_w memory_gib".split()
+)
 MARKS = ("settings.txt", "steps.jsonl", "steps.csv", "ranks.json", "log.txt")  # of a run folder
 
 
@@ -50,6 +61,8 @@ class State:
     eta_seconds: float | None = None
     row_age_seconds: float | None = None
     slowest_rank: int | None = None
+    constants: dict = field(default_factory=dict)  # of run.json, as texts
+    custom: dict = field(default_factory=dict)  # the program's own metrics in the last row
     evaluation: dict = field(default_factory=dict)
     ranks: list = field(default_factory=list)
     losses: list = field(default_factory=list)  # (step, loss) of the rows
@@ -256,6 +269,7 @@ class Follower:
     def read(self):
         rows = self._steps.read()
         ranks = read_json(os.path.join(self.path, "ranks.json")) or {}
+        run = read_json(os.path.join(self.path, "run.json")) or {}
         owner, is_alive = self._owner.read(time.monotonic())
         last = rows[-1] if rows else {}
         state = State(
@@ -264,7 +278,8 @@ class Follower:
             reason="",
             owner=owner_words(owner),
             step=int(last["step"]) if rows else None,
-            max_steps=count_of(ranks.get("max_steps")),
+            max_steps=count_of(ranks.get("max_steps", run.get("num_steps"))),
+            constants=constants_of(run),
             row_age_seconds=max(0, time.time() - last["time"]) if "time" in last else None,
             evaluation=self._evaluation(),
             ranks=self._refreshed(ranks_of(ranks)),
@@ -285,6 +300,7 @@ class Follower:
         rate = next((column for column in last if column.endswith("_per_second")), None)
         if rate:
             state.rate, state.unit = last[rate], rate.removesuffix("_per_second")
+        state.custom = own_metrics(last, KNOWN_COLUMNS | {rate, f"{rate}_per_rank"})
         for rank in state.ranks:
             rank["rate"] = rank.pop(f"{state.unit}_per_second", None)
         state.slowest_rank = slowest(state.ranks)
@@ -297,10 +313,15 @@ class Follower:
         """Of the last evaluation between epochs, else of the last epoch."""
         evaluations, epochs = self._evaluations.read(), self._epochs.read()
         row = (evaluations or epochs or [{}])[-1]
+        known = KNOWN_COLUMNS if evaluations else EPOCH_COLUMNS
+        rates = {column for column in row if not evaluations and column.endswith("_per_second")}
         return {
-            column: value
-            for column, value in row.items()
-            if column in ("step", "epoch") or column.startswith(("eval_", "test_"))
+            **{
+                column: value
+                for column, value in row.items()
+                if column in ("step", "epoch") or column.startswith(("eval_", "test_"))
+            },
+            **own_metrics(row, known | rates),
         }
 
     def _refreshed(self, ranks):
@@ -335,6 +356,11 @@ def owner_words(owner):
         return "an owner whose record .owner is damaged"
     job = f", job {owner['job']}" if owner.get("job") else ""
     return f"host {owner.get('host', '?')}{job}, process {owner.get('process', '?')}"
+
+
+def own_metrics(row, known):
+    """The columns that the program added to a row."""
+    return {column: value for column, value in row.items() if column not in known}
 
 
 def usual_interval(rows):

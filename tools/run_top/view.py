@@ -123,6 +123,41 @@ def bar(state, width):
     return f"[{drawn}] {100 * share:3.0f} %  step {state.step}/{state.max_steps}"
 
 
+def place(constants):
+    """What runs where: "2 ranks on 1 node, NVIDIA H200, bf16, global batch 64, libddp 0.1.0"."""
+
+    def count(key, word):
+        number = constants.get(key)
+        return f"{number} {word}{'' if number == '1' else 's'}" if number else ""
+
+    ranks, nodes = count("ranks", "rank"), count("nodes", "node")
+    parts = [
+        f"{ranks} on {nodes}" if ranks and nodes else ranks or nodes,
+        constants.get("gpu_type", ""),
+        constants.get("precision", ""),
+        f"global batch {constants['global_batch_size']}" if "global_batch_size" in constants else "",
+        " ".join(filter(None, (constants.get("program"), constants.get("program_version")))),
+        f"libddp {constants['libddp']}" if "libddp" in constants else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def own_metrics(custom, width):
+    """d_loss 0.1234  g_loss 1.5: in lines of at most `width`."""
+    lines = []
+    for name, value in custom.items():
+        word = (
+            f"{name.removesuffix('_per_second')}/s {value:.1f}"
+            if name.endswith("_per_second")
+            else (f"{name} {value:.4g}")
+        )
+        if lines and len(lines[-1]) + 2 + len(word) <= width:
+            lines[-1] += "  " + word
+        else:
+            lines.append(word)
+    return [[(line, "plain")] for line in lines]
+
+
 def summary(state, width):
     rate = shown(state.rate, "{:.1f}" if (state.rate or 0) < 1000 else "{:.0f}")
     evaluation = "  ".join(
@@ -156,8 +191,11 @@ def summary(state, width):
                 "plain",
             )
         ],
+        *own_metrics(state.custom, width),
         [(slowest_words(state), "plain")],
     ]
+    if where := place(state.constants):
+        lines.append([(where, "dim")])
     if evaluation:
         lines.append([(f"at {at}: {evaluation}", "plain")])
     return lines

@@ -152,9 +152,9 @@ class StudyFolder:
             ), queued.lower()
         code = read_optional(os.path.join(path, "exit_code")).strip()
         if code == "0":
-            if (
-                data_rows(os.path.join(path, "steps.csv")) > 0
-                and data_rows(os.path.join(path, "epochs.csv")) > 0
+            if data_rows(os.path.join(path, "steps.csv")) > 0 and (
+                data_rows(os.path.join(path, "epochs.csv")) > 0
+                or os.path.lexists(os.path.join(path, "run.json"))
             ):
                 return DONE, ""
             return "failed", "ended with 0 but wrote no CSV rows"

@@ -4,6 +4,7 @@ nothing beyond Python's own library is needed."""
 
 import csv
 import io
+import json
 import math
 import os
 import statistics
@@ -218,12 +219,26 @@ EPOCH_COLUMNS = (
 ).split()
 
 
+def read_constants(folder, name):
+    """(file, its texts by EPOCH_COLUMNS): the last epoch's row, or run.json of a run without epochs."""
+    path = os.path.join(folder, name, "epochs.csv")
+    run_path = os.path.join(folder, name, "run.json")
+    if os.path.lexists(path) or not os.path.lexists(run_path):
+        return path, read_csv(path, EPOCH_COLUMNS)[-1]
+    try:
+        record = json.loads(read_text(run_path))
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise DataError(f"{run_path}: not a JSON object; fix: repeat the run")
+    return run_path, {LINE: 1, **{column: str(record.get(column, "")) for column in EPOCH_COLUMNS}}
+
+
 def read_run(folder, name, warmup_steps):
     """A finished run's numbers, without its warm-up."""
     steps_path = os.path.join(folder, name, "steps.csv")
-    epochs_path = os.path.join(folder, name, "epochs.csv")
     intervals, column = measured_intervals(steps_path, warmup_steps)
-    epochs = read_csv(epochs_path, EPOCH_COLUMNS)
+    epochs_path, last = read_constants(folder, name)
 
     def values(column):
         return [number(steps_path, row, column) for row in intervals]
@@ -236,7 +251,6 @@ def read_run(folder, name, warmup_steps):
     exposed = _mean((ms, 1) for ms in values("exposed_comm_ms"))  # of each logged step alone
     wait = _mean(zip(values("loader_wait_ms"), steps))
     memory = [number(steps_path, row, "peak_memory_gib") for row in intervals if "peak_memory_gib" in row]
-    last = epochs[-1]
     epoch_steps = number(epochs_path, last, "steps_per_epoch")
     ranks = int(positive(epochs_path, last, "ranks"))
     if ranks < 1 or rate <= 0:

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/log/step_waits.hpp"
 #include "core/log/trace_recorder.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ddp/reduce/logging_data.hpp"
@@ -59,6 +60,7 @@ class PassTiming {
   bool decided_ = false;    // whether the running pass is measured
   bool measures_ = false;   // the running pass
   bool pending_ = false;    // the events of a pass were not read yet
+  const StepWait registered_{WaitKind::Reductions, [this] { return exposed_ms(); }};
 };
 
 }  // namespace ddp::detail

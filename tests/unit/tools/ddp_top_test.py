@@ -197,6 +197,41 @@ class Reading(Top):
         self.assertEqual((state.step, state.grad_norm, state.unit, state.rate), (20, None, "tokens", 9))
         self.draw(state, 80, 24)  # a NaN is not drawn
 
+    def test_a_programs_own_metrics(self):
+        self.make_run(owner={})
+        self.write("run/steps.jsonl", step_row(10, more={"d_loss": 0.25, "words_per_second": 1520.5}))
+        self.write("run/evals.jsonl", '{"step":10,"epoch":0.2,"eval_loss":2.5,"top5":0.75,"time":1}\n')
+        state = self.read()
+        self.assertEqual(state.custom, {"d_loss": 0.25, "words_per_second": 1520.5})
+        self.assertEqual(state.evaluation, {"step": 10, "epoch": 0.2, "eval_loss": 2.5, "top5": 0.75})
+        text = "\n".join(self.draw(state, 80, 24))
+        for part in ("d_loss 0.25  words/s 1520.5", "eval loss 2.5000  top5 0.7500"):
+            self.assertIn(part, text)
+        os.remove(os.path.join(self.folder, "run/evals.jsonl"))
+        epoch = {
+            "ranks": 2,
+            "epoch": 0,
+            "epoch_steps": 4,
+            "images_per_second": 9.0,
+            "test_loss": 2.5,
+            "top5": 0.5,
+        }
+        self.write("run/epochs.jsonl", json.dumps(epoch) + "\n")
+        self.assertEqual(self.read().evaluation, {"epoch": 0, "test_loss": 2.5, "top5": 0.5})
+
+    def test_the_constants_of_a_run(self):
+        self.make_run(owner={}, steps=())
+        self.assertEqual(self.read().constants, {})
+        os.remove(os.path.join(self.folder, "run/ranks.json"))
+        record = {"ranks": 2, "nodes": 1, "gpu_type": "NVIDIA H200", "precision": "bf16", "num_steps": 300}
+        self.write("run/run.json", json.dumps({**record, "libddp": "0.1.0 (commit abc)", "program": "train"}))
+        state = self.read()
+        self.assertEqual(state.max_steps, 300)  # before the first row
+        self.assertIn(
+            "2 ranks on 1 node, NVIDIA H200, bf16, train, libddp 0.1.0 (commit abc)",
+            "\n".join(self.draw(state, 100, 24)),
+        )
+
     def test_the_last_evaluation(self):
         self.make_run()
         self.assertEqual(self.read().evaluation, {})

@@ -55,6 +55,7 @@ class Export(ToolTest):
     def setUp(self):
         super().setUp()
         self.write("run/settings.txt", SETTINGS)
+        self.write("run/run.json", '{"precision": "bf16", "ranks": 1, "started": 100.5}\n')
         self.write(
             "run/steps.jsonl",
             '{"step": 10, "loss": 2.5, "time": 110.5}\n{"step": 20, "loss": "nan", "pairs@5": 3, "time": '
@@ -87,7 +88,9 @@ class Export(ToolTest):
         self.assertIn("run: wandb sync wandb/offline-run-1\n", text)
         self.assertIn("note: run: steps.jsonl: loss is not finite in 1 of 2 rows, first at step 20", text)
         begin, first, second, end = self.calls()
-        self.assertEqual(begin[1]["config"], {"train.epochs": "2 epochs", "model.name": "resnet18"})
+        settings = {"train.epochs": "2 epochs", "model.name": "resnet18"}
+        constants = {"run/precision": "bf16", "run/ranks": "2", "run/steps_per_epoch": "20"}
+        self.assertEqual(begin[1]["config"], {**settings, **constants})
         self.assertEqual(
             (begin[1]["mode"], begin[1]["project"], begin[1]["name"], begin[1]["dir"]),
             ("offline", "p", "run", "out"),
@@ -111,7 +114,8 @@ class Export(ToolTest):
         self.assertEqual(
             metrics[2][2:], [["steps/pairs_5", 3.0, 120000, 20], ["epochs/test_accuracy", 0.5, 121000, 20]]
         )
-        self.assertEqual(params[3], [["train.epochs", "2 epochs"], ["model.name", "resnet18"]])
+        self.assertEqual(params[3][:2], [["train.epochs", "2 epochs"], ["model.name", "resnet18"]])
+        self.assertIn(["run/precision", "bf16"], params[3])
         text = self.export("run", "--to", "mlflow", "--tracking-uri", "http://host:5000", mlflow=MLFLOW)
         self.assertTrue(text.startswith("run: sending to http://host:5000\n"), text)
         self.assertEqual(self.calls()[6], ["store", "http://host:5000"])

@@ -28,6 +28,7 @@ from scaling.terminal import Printable, printable
 SECRET = "SECRET 9999\n"
 RUN_FILES = (
     "settings.txt",
+    "run.json",
     "steps.csv",
     "steps.jsonl",
     "evals.jsonl",
@@ -36,7 +37,7 @@ RUN_FILES = (
     "SYSTEM.md",
     "../SYSTEM.md",
 )
-TOP_FILES = (".owner", "steps.jsonl", "evals.jsonl", "epochs.jsonl", "ranks.json", "log.txt")
+TOP_FILES = (".owner", "steps.jsonl", "evals.jsonl", "epochs.jsonl", "ranks.json", "run.json", "log.txt")
 STUDY_FILES = (
     "study.json",
     "study.yaml",

@@ -225,6 +225,23 @@ class Pages(ToolTest):
         )
         self.assertEqual(self.run_of("a").facts, {"gpus": "0", "ranks": "2"})
 
+    def test_a_run_without_epochs_has_its_constants(self):
+        self.make_run("a", epochs=())
+        self.write(
+            "a/run.json",
+            json.dumps(
+                {"ranks": 2, "batch_size_per_gpu": 16.0, "libddp": "0.1.0", "started": 1e9, "x": None}
+            ),
+        )
+        constants = {"ranks": "2", "batch_size_per_gpu": "16", "libddp": "0.1.0"}
+        self.assertEqual(self.run_of("a").facts, constants)
+        self.plot("a")
+        system = self.read("a/run.html").partition("<h2>System</h2>")[2]
+        self.assertIn(">libddp</td>", system)
+        self.assertIn(">0.1.0</td>", system)
+        self.write("a/run.json", '{"ranks": 2')  # damaged
+        self.assertEqual(self.run_of("a").facts, {})
+
     def test_of_csv_and_jsonl_the_one_with_more_rows_counts(self):
         self.make_run("a")
         for rows, loss in ((4, 7), (3, 2.8)):

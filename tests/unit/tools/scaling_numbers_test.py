@@ -2,6 +2,7 @@
 """The arithmetic of studies, without pandas or matplotlib. Values are exact in binary where compared with
 ==."""
 
+import json
 import os
 import tempfile
 import unittest
@@ -94,6 +95,22 @@ class Runs(unittest.TestCase):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text.replace("images_per_second", "tokens_per_second"))
         self.assertEqual(self.read().unit, "token")
+
+    def test_a_run_without_epochs_has_its_constants_from_run_json(self):
+        write_run(self.folder, "run", ranks=2, step_ms=125)
+        expected = self.read()
+        os.remove(os.path.join(self.folder, "run", "epochs.csv"))
+        self.fails("epochs.csv: cannot be read")
+        path = os.path.join(self.folder, "run", "run.json")
+        record = {"ranks": 2, "nodes": 1, "repeat": 1, "precision": "fp32", "global_batch_size": 48}
+        record |= {"gpu_type": "cpu", "job_id": "7", "commit": "abc", "steps_per_epoch": 100}
+        for text in (json.dumps({**record, "bucket_cap_mb": 25}), "[]", "{"):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            if text.startswith("{") and text != "{":
+                self.assertEqual(self.read(), expected)
+            else:
+                self.fails("run.json: not a JSON object")
 
     def test_unknown_energy_is_no_energy(self):
         write_run(self.folder, "run", ranks=1, step_ms=125)

@@ -48,6 +48,8 @@ class System(unittest.TestCase):
             "| MPI | none |",
             "| NVIDIA driver | none |",
             "| memory | ",
+            "| libddp | 0.",
+            "| libddp's commit | ",
         ):
             self.assertIn(line, text)
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metrics of a run: one line per logging step, also in steps.csv and steps.jsonl, and one row per
 // epoch in epochs.csv and epochs.jsonl. Evaluations between epochs have a line and a row in
-// evals.csv and evals.jsonl. Rank 0 writes to metrics.dir/<run name, job id or time>. The
-// constructor throws an Error with exit code 64 if another process uses that folder.
+// evals.csv and evals.jsonl. run.json has the constants of the run from its start on. Rank 0 writes
+// to metrics.dir/<run name, job id or time>. The constructor throws an Error with exit code 64 if
+// another process uses that folder.
 //
 // docs/metrics.md defines the columns. Unknown values are omitted. A loss or norm that is NaN is
 // known, and shown as nan. The host waits for the device only on logging steps. Other steps enqueue
@@ -65,8 +66,10 @@ class Metrics {
   explicit Metrics(std::unique_ptr<detail::MetricsImpl> impl);  ///< internal
   ~Metrics();
 
-  /// Reports the waits of `object`, a model or a loader, in logging steps. `object` must outlive
-  /// the Metrics and must not move.
+  /// Not needed for a DataParallelModel or DataLoader that this thread made: logging steps report
+  /// the waits of all these, without the waits of loaders in pauses. For a model or loader of the
+  /// program's own: `object` must outlive the Metrics and must not move. Then the waits of libddp's
+  /// models, or loaders, are no longer reported.
   template <typename T>
   void observe(T& object) {
     if constexpr (requires { double(object.exposed_communication_ms()); }) {
@@ -76,9 +79,9 @@ class Metrics {
       set_loader_wait([&object] { return double(object.wait_ms()); });
     }
   }
-  /// For models that observe() does not know.
+  /// The same for other interfaces.
   void set_exposed_comm(std::function<double()> last_backward_ms);
-  void set_loader_wait(std::function<double()> total_ms);  ///< for other loaders
+  void set_loader_wait(std::function<double()> total_ms);  ///< the same for loaders
 
   /// Collective. Call before the first step. Required if the first step is not step 0, because a
   /// trace may begin there. `num_steps` is for the bar and the remaining time, `steps_per_epoch`

@@ -90,9 +90,9 @@ struct CheckpointOptions {
 };
 void describe_fields(CheckpointOptions& options, FieldVisitor& visitor);
 
-/// Constants of a run that a program states, written to every epoch row. A constant that the
-/// program leaves unset has its setting's value if the program used that section, else it stays
-/// empty.
+/// Constants of a run that a program states, written to run.json and to every epoch row. A constant
+/// that the program leaves unset has its setting's value if the program used that section, else it
+/// stays empty.
 struct RunInfo {
   std::string precision{};              ///< "fp32", "bf16", "fp16"
   int64_t batch_size_per_rank = 0;      ///< samples per optimizer step and rank
@@ -100,6 +100,7 @@ struct RunInfo {
   double bucket_cap_mb = 0;             ///< MiB
   std::string sample_unit = "samples";  ///< unit of num_samples; rates: samples_per_second
   std::string settings_text{};          ///< the resolved settings, saved in the run folder
+  std::string program_version{};        ///< for run.json; libddp finds the program's commit itself
 };
 
 namespace detail {

@@ -6,23 +6,29 @@
 #include <c10/core/Device.h>
 
 #include <deque>
+#include <mutex>
 #include <optional>
 #include <utility>
 
+#include "core/log/step_waits.hpp"
 #include "ops/shared/timing_event.hpp"
 
 namespace ddp::detail {
 
-/// Use from one thread.
+/// Metrics reads it, maybe from another thread than the loader's.
 class InputWait {
  public:
   explicit InputWait(at::Device device) : device_(device) {}
 
   /// No batch is ready, and the host begins to wait for one.
-  void begin() { next_.emplace().begin.record(device_); }
+  void begin() {
+    const std::lock_guard lock(mutex_);
+    next_.emplace().begin.record(device_);
+  }
   /// The batch is there, on a device behind what the current stream was made to wait for. Does
   /// nothing if no wait began.
   void end() {
+    const std::lock_guard lock(mutex_);
     if (!next_) {
       return;
     }
@@ -34,10 +40,14 @@ class InputWait {
     }
   }
   /// A wait that began and failed does not count.
-  void forget() { next_.reset(); }
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    next_.reset();
+  }
 
   /// The sum so far. The host waits until the device has passed the last end().
   double milliseconds() {
+    const std::lock_guard lock(mutex_);
     while (!spans_.empty()) {
       add_oldest();
     }
@@ -57,9 +67,11 @@ class InputWait {
   }
 
   const at::Device device_;
+  std::mutex mutex_;
   std::optional<Span> next_;
   std::deque<Span> spans_;  // that the device may not have passed
   double total_ms_ = 0;
+  const StepWait registered_{WaitKind::Batches, [this] { return milliseconds(); }};
 };
 
 }  // namespace ddp::detail

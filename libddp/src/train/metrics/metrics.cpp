@@ -13,6 +13,7 @@
 #include "core/log/log_file.hpp"
 #include "ddp/core/logging.hpp"
 #include "train/metrics/metrics_impl.hpp"
+#include "train/program/help_version.hpp"
 
 namespace ddp {
 namespace detail {
@@ -89,6 +90,21 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
   if (is_main() && !options_.run.settings_text.empty()) {
     files_.write_settings(options_.run.settings_text);
   }
+  write_run();
+}
+
+void MetricsImpl::write_run() {
+  if (folder().empty()) {
+    return;
+  }
+  files_.write_run({.ranks = control_plane_.world_size(),
+                    .gpu_type = device_.is_cuda() ? sensors_.gpu_name() : "cpu",
+                    .uses_gpus = device_.is_cuda()},
+                   {.host = place_.host,
+                    .device = device_.is_cuda() ? "cuda" : "cpu",
+                    .num_steps = num_steps_,
+                    .steps_per_epoch = steps_per_epoch_,
+                    .versions = version_text()});
 }
 
 void MetricsImpl::make_tracer(int64_t next_step) {
@@ -124,12 +140,33 @@ void MetricsImpl::wait_for_device() const {
 void MetricsImpl::pause() {
   if (!clock_.is_paused()) {
     wait_for_device();
+    read_loader_wait();
   }
   clock_.pause(SteadyClock::now(), sensors_.energy_joules());
 }
 
 void MetricsImpl::resume() {
   clock_.resume(SteadyClock::now(), sensors_.energy_joules());
+  if (!clock_.is_paused()) {
+    read_loader_wait(/*counts=*/false);
+  }
+}
+
+double MetricsImpl::exposed_comm_ms() const {
+  if (exposed_comm_) {
+    return exposed_comm_();
+  }
+  double sum = NAN;
+  for (const auto& reading : StepWait::read_all(WaitKind::Reductions)) {
+    sum = reading.milliseconds + (std::isnan(sum) ? 0 : sum);
+  }
+  return sum;
+}
+
+void MetricsImpl::read_loader_wait(bool counts) {
+  const std::vector<StepWait::Reading> own = {
+      {.id = 0, .milliseconds = own_loader_wait_ ? own_loader_wait_() : 0}};
+  loader_wait_.read(own_loader_wait_ ? own : StepWait::read_all(WaitKind::Batches), counts);
 }
 
 void MetricsImpl::log(const std::string& name, const MetricValue& value,
@@ -165,8 +202,10 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   custom_of_epoch_.poll();
   counter_.add_step(metrics.num_samples, /*timed=*/clock_.has_started());
   if (!clock_.has_started()) {
+    write_run();  // the first step has used the sections of the settings that this run uses
     clock_.start(SteadyClock::now(), sensors_.energy_joules());
-    counter_.begin_loader_wait(loader_wait_ ? loader_wait_() : 0);
+    read_loader_wait();
+    counter_.begin_loader_wait(loader_wait_.milliseconds().value_or(0));
   }
   set_progress_(step + 1);
   const bool last = num_steps_ > 0 && step + 1 == num_steps_;
@@ -197,9 +236,10 @@ void MetricsImpl::read() {
   RankCounter::Reading reading{.losses = losses};
   reading.seconds = clock_.seconds(SteadyClock::now());
   reading.energy_j = clock_.joules(sensors_.energy_joules());
-  if (loader_wait_) {
-    reading.loader_wait_ms = loader_wait_();
+  if (!clock_.is_paused()) {  // else pause() has read it
+    read_loader_wait();
   }
+  reading.loader_wait_ms = loader_wait_.milliseconds();
   counter_.read(reading);
   sensors_.sample_utilisation();
 }
@@ -214,7 +254,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   read();
   const auto grad_norm = read_value("grad_norm", metrics.grad_norm);  // may throw, on any rank
   auto own = counter_.since_log();
-  own.exposed_comm_ms = exposed_comm_ ? exposed_comm_() : NAN;
+  own.exposed_comm_ms = exposed_comm_ms();
   own.custom = custom_.take();
   own.device = place_;
   own.device->numbers = sensors_.latest();

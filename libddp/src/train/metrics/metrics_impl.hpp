@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "core/log/step_waits.hpp"
 #include "ddp/train/metrics.hpp"
 #include "train/metrics/console/metrics_console.hpp"
 #include "train/metrics/custom_metrics.hpp"
@@ -37,10 +38,11 @@ class MetricsImpl {
   const std::string& folder() const { return files_.path(); }
 
   void set_exposed_comm(std::function<double()> call) { exposed_comm_ = std::move(call); }
-  void set_loader_wait(std::function<double()> call) { loader_wait_ = std::move(call); }
+  void set_loader_wait(std::function<double()> call) { own_loader_wait_ = std::move(call); }
 
  private:
   bool is_main() const { return control_plane_.rank() == 0; }
+  void write_run();
   void make_tracer(int64_t next_step);
   void add_losses(const StepMetrics& metrics);
   /// Waits for enqueued work, so that its time counts.
@@ -50,6 +52,10 @@ class MetricsImpl {
   /// Collective. Unless `to_all`, only rank 0 gets the numbers.
   std::vector<RankNumbers> gather(RankNumbers own, bool to_all);
   void log_step(int64_t step, const StepMetrics& metrics);
+  /// Of the models that this thread made, unless set_exposed_comm() was called; NaN: none.
+  double exposed_comm_ms() const;
+  /// Brings loader_wait_ up to date.
+  void read_loader_wait(bool counts = true);
   std::optional<double> epochs_at(int64_t step) const;
 
   ControlPlane& control_plane_;
@@ -57,7 +63,7 @@ class MetricsImpl {
   const MetricsOptions options_;
   const std::function<void(int64_t)> set_progress_;
   std::function<double()> exposed_comm_;
-  std::function<double()> loader_wait_;
+  std::function<double()> own_loader_wait_;
   int64_t steps_done_ = 0;
   int64_t steps_in_epoch_ = 0;    // since the last row, of this start
   int64_t evaluated_steps_ = -1;  // done at the last add_evaluation
@@ -68,6 +74,7 @@ class MetricsImpl {
   DeviceSensors sensors_;
   const RankDevice place_;
   RankCounter counter_;
+  LoaderWait loader_wait_;
   TrainingClock clock_;
   std::unique_ptr<Tracer> tracer_;
   MetricsConsole console_;  // last: clears its bar before other members log their ends

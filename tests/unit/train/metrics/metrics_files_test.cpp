@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "support/catch.hpp"
@@ -73,6 +74,34 @@ TEST_CASE("an epoch's row has the constants of the run and the numbers of the jo
   REQUIRE(row["test_loss"] == "0.5");
   REQUIRE(row["test_accuracy"].empty());
   REQUIRE(row["tokens_per_second"] == "20");
+}
+
+TEST_CASE("run.json has the constants of the run and the versions, without unknown ones") {
+  TemporaryFolder folder;
+  MetricsFiles files(written_to(folder), job_77(), /*is_main=*/true);
+  const auto read = [&] { return nlohmann::json::parse(read_file(folder.file("77/run.json"))); };
+  files.write_run(
+      {.ranks = 2, .gpu_type = "H100", .uses_gpus = true},
+      {.host = "node1",
+       .device = "cuda",
+       .versions = "libddp    0.1.0 (commit abc)\nCUDA      none (built without it)\n"});
+  const auto first = read();
+  CHECK(first.at("job_id") == "77");
+  CHECK(first.at("nodes") == 3);
+  CHECK(first.at("gpus") == 2);
+  CHECK(first.at("precision") == "bf16");
+  CHECK(first.at("global_batch_size") == 16);
+  CHECK(first.at("sample_unit") == "tokens");
+  CHECK(first.at("host") == "node1");
+  CHECK(first.at("libddp") == "0.1.0 (commit abc)");
+  for (const char* unknown : {"CUDA", "num_steps", "program_version", "bucket_cap_mb"}) {
+    INFO(unknown);
+    CHECK(!first.contains(unknown));
+  }
+  files.write_run({.ranks = 2}, {.num_steps = 40});
+  const auto second = read();
+  CHECK(second.at("num_steps") == 40);
+  CHECK(second.at("started") == first.at("started"));
 }
 
 TEST_CASE("the settings select the files") {

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Intervals of one rank's counts, and their sums over ranks.
 #include "train/metrics/ranks/rank_counter.hpp"
+
+#include <memory>
+#include <thread>
+
+#include "core/log/step_waits.hpp"
 #include "support/catch.hpp"
 
 namespace {
@@ -111,4 +116,35 @@ TEST_CASE(
   REQUIRE(job.total.energy_j == 3);
   REQUIRE(std::isnan(job.total.power_w));
   REQUIRE(std::isnan(JobNumbers({RankNumbers{}}).step_ms()));
+}
+
+TEST_CASE("waits of loaders add up, without those of pauses and of loaders that are gone") {
+  ddp::detail::LoaderWait wait;
+  REQUIRE(!wait.milliseconds().has_value());
+  wait.read({});
+  REQUIRE(!wait.milliseconds().has_value());
+  wait.read({{.id = 1, .milliseconds = 5}});
+  wait.read({{.id = 1, .milliseconds = 8}, {.id = 2, .milliseconds = 10}});
+  REQUIRE(wait.milliseconds() == 18.0);
+  wait.read({{.id = 1, .milliseconds = 9}, {.id = 2, .milliseconds = 40}}, /*counts=*/false);
+  REQUIRE(wait.milliseconds() == 18.0);
+  wait.read({{.id = 2, .milliseconds = 41}});  // loader 1 is gone
+  wait.read({{.id = 2, .milliseconds = 41}, {.id = 3, .milliseconds = 1}});
+  REQUIRE(wait.milliseconds() == 20.0);
+}
+
+TEST_CASE("a thread reads the waits of the objects that it made") {
+  using ddp::detail::StepWait;
+  using ddp::detail::WaitKind;
+  const StepWait model(WaitKind::Reductions, [] { return 1.5; });
+  auto loader = std::make_unique<StepWait>(WaitKind::Batches, [] { return 2.5; });
+  const auto readings = StepWait::read_all(WaitKind::Batches);
+  REQUIRE(readings.size() == 1);
+  REQUIRE(readings[0].milliseconds == 2.5);
+  bool sees_none = false;
+  std::thread([&] { sees_none = StepWait::read_all(WaitKind::Reductions).empty(); }).join();
+  REQUIRE(sees_none);
+  loader.reset();
+  REQUIRE(StepWait::read_all(WaitKind::Batches).empty());
+  REQUIRE(StepWait::read_all(WaitKind::Reductions).size() == 1);
 }

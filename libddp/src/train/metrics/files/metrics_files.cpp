@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/files/file_ops.hpp"
 #include "ddp/core/error.hpp"
 #include "train/metrics/files/metrics_writers.hpp"
 #include "train/metrics/files/tensorboard_writer.hpp"
@@ -45,6 +46,38 @@ RunInfo constants_of(const MetricsOptions& options) {
   return run;
 }
 
+// Of this process, its arguments separated by spaces.
+std::string command_line_of_process() {
+  constexpr std::size_t kMostBytes = 1u << 16;
+  std::string why;
+  auto text = read_start("/proc/self/cmdline", kMostBytes, why).value_or("");
+  while (text.ends_with('\0')) {
+    text.pop_back();
+  }
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  return text;
+}
+
+std::string program_of(const std::string& command) {
+  const auto path = command.substr(0, command.find(' '));
+  return path.substr(path.rfind('/') + 1);
+}
+
+// "LibTorch  2.11.0\n…" as name and rest of each line. Libraries that the build lacks are left out.
+std::vector<std::pair<std::string, std::string>> named_lines(const std::string& text) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end + 1) {
+    end = std::min(text.find('\n', begin), text.size());
+    const auto line = text.substr(begin, end - begin);
+    const auto gap = line.find(' ');
+    const auto value = line.find_first_not_of(' ', gap);
+    if (value != std::string::npos && line.compare(value, 4, "none") != 0) {
+      lines.emplace_back(line.substr(0, gap), line.substr(value));
+    }
+  }
+  return lines;
+}
+
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
@@ -57,7 +90,8 @@ MetricsFiles::MetricsFiles(const MetricsOptions& options, const LaunchEnvironmen
       launch_(launch),
       folder_(make_folder(options, launch, is_main)),
       is_main_(is_main),
-      commit_(is_main ? read_git_commit(".") : "") {
+      commit_(is_main ? read_git_commit(".") : ""),
+      started_(unix_time()) {
   if (folder_.path().empty()) {
     return;
   }
@@ -144,27 +178,57 @@ std::vector<std::string> MetricsFiles::columns_of_epochs() const {
   return columns;
 }
 
-Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
+Row MetricsFiles::constants(const Place& place) const {
   const auto run = constants_of(options_);
   const int64_t batch =
-      run.global_batch_size > 0 ? run.global_batch_size : run.batch_size_per_rank * job.world_size;
-  const auto rate_name = run.sample_unit + "_per_second";
-  const auto if_known = [](int64_t known, double number) {
-    return known > 0 ? std::optional(number) : std::nullopt;
+      run.global_batch_size > 0 ? run.global_batch_size : run.batch_size_per_rank * place.ranks;
+  const auto if_known = [](bool is_known, double number) {
+    return is_known ? std::optional(number) : std::nullopt;
   };
-  Row row = {
-      {.name = "job_id", .text = launch_.job_id},
-      {.name = "commit", .text = commit_},
-      {.name = "gpu_type", .text = epoch.gpu_type},
-      {.name = "nodes", .integer = launch_.num_nodes},
-      {.name = "gpus", .integer = epoch.uses_gpus ? job.world_size : 0},
-      {.name = "ranks", .integer = job.world_size},
-      {.name = "precision", .text = run.precision},
-      {.name = "global_batch_size", .integer = batch > 0 ? std::optional(batch) : std::nullopt},
-      {.name = "batch_size_per_gpu",  // a fraction if ranks share the batch unevenly
-       .number = if_known(batch, static_cast<double>(batch) / job.world_size)},
-      {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
-      {.name = "repeat", .integer = options_.repeat},
+  return {{.name = "job_id", .text = launch_.job_id},
+          {.name = "commit", .text = commit_},
+          {.name = "gpu_type", .text = place.gpu_type},
+          {.name = "nodes", .integer = launch_.num_nodes},
+          {.name = "gpus", .integer = place.uses_gpus ? place.ranks : 0},
+          {.name = "ranks", .integer = place.ranks},
+          {.name = "precision", .text = run.precision},
+          {.name = "global_batch_size", .integer = batch > 0 ? std::optional(batch) : std::nullopt},
+          {.name = "batch_size_per_gpu",  // a fraction if ranks share the batch unevenly
+           .number = if_known(batch > 0, static_cast<double>(batch) / place.ranks)},
+          {.name = "bucket_cap_mb", .number = if_known(run.bucket_cap_mb > 0, run.bucket_cap_mb)},
+          {.name = "repeat", .integer = options_.repeat}};
+}
+
+void MetricsFiles::write_run(const Place& place, const Start& start) {
+  if (path().empty()) {
+    return;
+  }
+  const auto if_positive = [](int64_t number) {
+    return number > 0 ? std::optional(number) : std::nullopt;
+  };
+  const auto command = command_line_of_process();
+  Row row = constants(place);
+  const Row more = {{.name = "device", .text = start.device},
+                    {.name = "host", .text = start.host},
+                    {.name = "num_steps", .integer = if_positive(start.num_steps)},
+                    {.name = "steps_per_epoch", .integer = if_positive(start.steps_per_epoch)},
+                    {.name = "sample_unit", .text = options_.run.sample_unit},
+                    {.name = "program", .text = program_of(command)},
+                    {.name = "program_version", .text = options_.run.program_version},
+                    {.name = "command", .text = command},
+                    {.name = "started", .number = started_}};
+  row.insert(row.end(), more.begin(), more.end());
+  for (const auto& [name, version] : named_lines(start.versions)) {
+    row.push_back({.name = name, .text = version});
+  }
+  folder_.write("run.json", json_line(row) + "\n");
+}
+
+Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
+  const auto rate_name = options_.run.sample_unit + "_per_second";
+  Row row = constants(
+      {.ranks = job.world_size, .gpu_type = epoch.gpu_type, .uses_gpus = epoch.uses_gpus});
+  const Row numbers = {
       {.name = "steps_per_epoch",
        .integer = epoch.num_steps > 0 ? std::optional(epoch.num_steps) : std::nullopt},
       {.name = "epoch", .integer = epoch.epoch},
@@ -179,6 +243,7 @@ Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
       {.name = "power_w", .number = if_measured(job.total.power_w)},
       {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
       {.name = "energy_j", .number = if_measured(job.total.energy_j)}};
+  row.insert(row.end(), numbers.begin(), numbers.end());
   add_custom(row, job.custom);
   row.push_back({.name = "time", .number = unix_time()});
   return row;

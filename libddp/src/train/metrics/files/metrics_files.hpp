@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of a run's metrics, which rank 0 writes: steps, evaluations, epochs; and its settings.
+// The rows of a run's metrics, which rank 0 writes: steps, evaluations, epochs; its settings and
+// constants.
 // Torch-free.
 #pragma once
 
@@ -31,6 +32,23 @@ class MetricsFiles {
   const std::string& path() const { return folder_.path(); }
   void add_writer(std::shared_ptr<MetricsWriter> writer);
   void write_settings(const std::string& text) { folder_.write("settings.txt", text); }
+  /// Where a run computes.
+  struct Place {
+    int ranks = 1;
+    std::string gpu_type = "";  ///< "cpu" without a GPU
+    bool uses_gpus = false;     ///< one per rank
+  };
+  /// What run.json holds beside the constants of each epoch's row. 0: unknown.
+  struct Start {
+    std::string host = {};  ///< of rank 0
+    std::string device = {};
+    int64_t num_steps = 0;
+    int64_t steps_per_epoch = 0;
+    std::string versions = {};  ///< of libraries, as --version prints them
+  };
+  /// Replaces run.json. Call it at the start, and after the first step, which may have used more
+  /// sections of the settings.
+  void write_run(const Place& place, const Start& start);
   /// Call it before the first row of training, with the steps done so far. Removes rows of later
   /// steps: an earlier start wrote them, and this run repeats them. Later calls do nothing.
   void begin(int64_t steps_done);
@@ -44,8 +62,8 @@ class MetricsFiles {
     int64_t steps_done = 0;        ///< of the run
     int64_t num_steps = 0;         ///< 0: unknown
     int64_t num_steps_in_row = 0;  ///< since the last row or the start: fewer if an epoch is cut
-    std::string gpu_type = "";     ///< "cpu" without a GPU
-    bool uses_gpus = false;        ///< one per rank
+    std::string gpu_type = "";     ///< see Place
+    bool uses_gpus = false;        ///< see Place
     std::optional<double> test_loss = {};
     std::optional<double> test_accuracy = {};
   };
@@ -56,6 +74,8 @@ class MetricsFiles {
   void add_epoch(const Epoch& epoch, const JobNumbers& job);
 
  private:
+  /// The columns that describe the run.
+  Row constants(const Place& place) const;
   Row epoch_row(const Epoch& epoch, const JobNumbers& job) const;
   void write(const std::string& table, const Row& row);
 
@@ -66,6 +86,7 @@ class MetricsFiles {
   const std::string commit_;
   std::vector<std::shared_ptr<MetricsWriter>> writers_;
   std::shared_ptr<TensorboardWriter> tensorboard_;  // also in writers_; null without event files
+  const double started_;                            // Unix time
   double ranks_written_ = 0;                        // Unix time
   bool has_begun_ = false;
   bool has_epochs_ = false;
