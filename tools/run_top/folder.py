@@ -27,7 +27,7 @@ RANK_TEXTS = ("host", "device", "gpu_type", "pci_bus_id")  # of a rank; its othe
 # Of rows of steps and evaluations; the others are the program's own metrics.
 KNOWN_COLUMNS = set(
     "step epoch loss accuracy lr grad_norm step_ms exposed_comm_ms loader_wait_ms peak_memory_gib "
-    "interval_seconds energy_j time eval_loss eval_accuracy".split()
+    "interval_seconds energy_j tflops_per_rank mfu time eval_loss eval_accuracy".split()
 )
 # The same of rows of epochs.
 EPOCH_COLUMNS = KNOWN_COLUMNS | set(
@@ -60,6 +60,7 @@ class State:
     loader_wait_ms: float | None = None
     eta_seconds: float | None = None
     row_age_seconds: float | None = None
+    mfu: float | None = None
     slowest_rank: int | None = None
     constants: dict = field(default_factory=dict)  # of run.json, as texts
     custom: dict = field(default_factory=dict)  # the program's own metrics in the last row
@@ -295,6 +296,7 @@ class Follower:
             "step_ms",
             "exposed_comm_ms",
             "loader_wait_ms",
+            "mfu",
         ):
             setattr(state, name, last.get(name))
         rate = next((column for column in last if column.endswith("_per_second")), None)

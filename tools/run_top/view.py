@@ -179,7 +179,8 @@ def summary(state, width):
             (
                 f"loss {shown(state.loss, '{:.4f}')}  accuracy {shown(state.accuracy, '{:.2f} %', 100)}  lr "
                 f"{shown(state.lr, '{:.3g}')}"
-                f"  grad norm {shown(state.grad_norm, '{:.3g}')}",
+                f"  grad norm {shown(state.grad_norm, '{:.3g}')}"
+                + ("" if state.mfu is None else f"  MFU {100 * state.mfu:.1f} %"),
                 "plain",
             )
         ],

@@ -84,6 +84,7 @@ class RunNumbers:
     joules_per_unit: float | None
     epoch_seconds: float | None
     memory_gib: float | None
+    mfu: float | None  # share of the GPUs' peak
     gpu_utilisation_percent: float | None
     global_batch_size: float | None
     bottleneck: str
@@ -250,6 +251,7 @@ def read_run(folder, name, warmup_steps):
     energy = values("energy_j")
     exposed = _mean((ms, 1) for ms in values("exposed_comm_ms"))  # of each logged step alone
     wait = _mean(zip(values("loader_wait_ms"), steps))
+    shares = [number(steps_path, row, "mfu") if "mfu" in row else None for row in intervals]
     memory = [number(steps_path, row, "peak_memory_gib") for row in intervals if "peak_memory_gib" in row]
     epoch_steps = number(epochs_path, last, "steps_per_epoch")
     ranks = int(positive(epochs_path, last, "ranks"))
@@ -270,6 +272,7 @@ def read_run(folder, name, warmup_steps):
         joules_per_unit=None if any(e is None for e in energy) else sum(energy) / (rate * sum(seconds)),
         epoch_seconds=epoch_steps * step_ms / 1000 if epoch_steps else None,
         memory_gib=max((m for m in memory if m is not None), default=None),
+        mfu=_mean(zip(shares, seconds)),
         gpu_utilisation_percent=number(epochs_path, last, "gpu_utilisation_percent"),
         global_batch_size=number(epochs_path, last, "global_batch_size"),
         bottleneck=bottleneck(step_ms, exposed, wait),
@@ -297,6 +300,7 @@ class Point:
     joules_per_unit: Spread = None
     epoch_seconds: Spread = None
     memory_gib: Spread = None
+    mfu: Spread = None
     speed_up: Spread = None
     efficiency: Spread = None
 
@@ -345,6 +349,7 @@ def make_points(runs, kind, varied=None):
             "joules_per_unit",
             "epoch_seconds",
             "memory_gib",
+            "mfu",
         ):
             setattr(point, name, spread([getattr(run, name) for run in members]))
         point.exposed_percent = spread(

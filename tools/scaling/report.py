@@ -38,6 +38,7 @@ T<sub>1</sub> and rate<sub>1</sub> are the smallest point's median
 <li><b>exposed communication</b>: wait for reductions that nothing hid, in the logged steps,
 mean of ranks</li>
 <li><b>J/image, J/token</b>: energy counters of all GPUs (NVML) / what they processed in that time</li>
+<li><b>MFU</b>: FLOPs of the model that a GPU computes in a second / the GPU's peak (docs/metrics.md)</li>
 <li><b>bound by</b>: communication or input (the loader) where the step waits for it
 at least {BOUND_SHARE:.0%} of its time, of both the longer wait; else compute, which includes a host that
 launches too slowly: GPU utilisation tells</li>
@@ -100,6 +101,7 @@ def points_table(study):
         "loader wait [ms]",
         f"J/{study.unit}",
         "peak GiB",
+        "MFU [%]",
         "GPU util. [%]",
         "runs",
     ]
@@ -123,6 +125,7 @@ def points_table(study):
             spread_text(p.loader_wait_ms, digits=2),
             spread_text(p.joules_per_unit),
             value_text(p.memory_gib.high if p.memory_gib else None),
+            spread_text(p.mfu, 100),
             value_text(sum(utilisation) / len(utilisation) if utilisation else None),
             len(p.runs),
         ]

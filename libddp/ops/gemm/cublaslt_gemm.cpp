@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "ops/shared/choice_book.hpp"
+#include "ops/shared/flop_counter.hpp"
 #include "ops/shared/private_stream.hpp"
 #include "ops/tensor_launch.hpp"
 
@@ -308,6 +309,7 @@ void gemm_by_cublaslt(const at::Tensor& out, const at::Tensor& a, const at::Tens
                   .beta = addend.defined() ? 1.0F : static_cast<float>(options.beta),
                   .device = a.device().index(),
                   .deterministic = at::globalContext().deterministicAlgorithms()};
+  const CountedOp counted(product_flops(a.size(0), a.size(1), b.size(1)), a.scalar_type());
   const auto stream = c10::cuda::getCurrentCUDAStream();
   auto& plans = Plans::instance();
   const std::lock_guard lock(plans.mutex);

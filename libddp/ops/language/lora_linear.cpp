@@ -17,6 +17,7 @@
 #include "ops/language/fp8.hpp"
 #include "ops/language/gated_activation.hpp"
 #include "ops/shared/autocast_off.hpp"
+#include "ops/shared/flop_counter.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include "ops/language/column_sums.hpp"
@@ -110,6 +111,7 @@ class DroppedInput {
     const auto t = at::empty({x_.size(0), a.size(0)}, x_.options());
 #ifdef DDP_HAS_CUDA
     if (by_kernels_) {
+      const auto counted = count_products();
       const auto parts =
           at::empty({detail::num_product_parts(shape()), t.numel()}, t.options().dtype(at::kFloat));
       C10_CUDA_CHECK(
@@ -134,6 +136,7 @@ class DroppedInput {
     }
 #ifdef DDP_HAS_CUDA
     if (by_kernels_) {
+      const auto counted = count_products();
       C10_CUDA_CHECK(detail::launch_dropped_sum(shape(), u.const_data_ptr(), a.const_data_ptr(),
                                                 draws_, grad.mutable_data_ptr(),
                                                 detail::stream_of(x_)));
@@ -155,6 +158,7 @@ class DroppedInput {
     }
 #ifdef DDP_HAS_CUDA
     if (by_kernels_) {
+      const auto counted = count_products();
       const auto parts = at::empty({detail::num_gradient_parts(shape()), u.size(1) * x_.size(1)},
                                    x_.options().dtype(at::kFloat));
       C10_CUDA_CHECK(
@@ -187,6 +191,12 @@ class DroppedInput {
 #endif
   }
 #ifdef DDP_HAS_CUDA
+  /// Of one call of a kernel: rows by inputs by the ranks of all layers.
+  detail::CountedOp count_products() const {
+    return detail::CountedOp(
+        detail::product_flops(x_.size(0), x_.size(1), adapters_.rank * adapters_.count()),
+        x_.scalar_type());
+  }
   static void add_parts(const at::Tensor& parts, const detail::GradTarget& target) {
     C10_CUDA_CHECK(detail::launch_add_parts(parts.const_data_ptr<float>(), parts.size(0),
                                             parts.size(1), detail::grad_out(target),

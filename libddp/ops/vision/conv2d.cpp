@@ -7,6 +7,7 @@
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/shared/autocast_off.hpp"
+#include "ops/shared/flop_counter.hpp"
 #include "ops/streams/side_streams.hpp"
 #include "ops/streams/weight_gradient.hpp"
 #include "ops/tensor_launch.hpp"
@@ -128,6 +129,7 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
         form == Form::Dense ? dense_filter(weight, g, dtype) : rows_of_tap(live_tap(weight), dtype);
     const auto y = at::empty({x.size(0), weight.size(0), g.output(g.height), g.output(g.width)},
                              x.options(), kLast);
+    const detail::CountedOp counted(detail::convolution_flops(weight, y), dtype);
     detail::gemm(output_rows(y, form), input_rows(x, form), matrix.t());
     ctx->save_for_backward({x, weight, matrix});
     ctx->saved_data["stride"] = stride;
@@ -149,6 +151,9 @@ class ProductConv : public torch::autograd::Function<ProductConv> {
     const Form form = form_of(g);
     const auto grad = grad_outputs[0].contiguous(kLast);
     const auto grad_rows = output_rows(grad, form);
+    const int num_gradients = int{ctx->needs_input_grad(0)} + int{ctx->needs_input_grad(1)};
+    const detail::CountedOp counted(num_gradients * detail::convolution_flops(weight, grad),
+                                    grad.scalar_type());
     const detail::WeightGradient weight_gradient(weight,
                                                  ctx->saved_data["held_bytes_limit"].toInt());
     at::Tensor grad_weight, grad_x;
@@ -212,6 +217,7 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
     ctx->set_materialize_grads(false);
     const auto y = at::empty({x.size(0), weight.size(0), g.output(g.height), g.output(g.width)},
                              x.options(), kLast);
+    const detail::CountedOp counted(detail::convolution_flops(weight, y), dtype);
     return detail::convolve_by_cudnn(detail::ConvolutionPass::Forward,
                                      {x, filter, y, stride, padding})
                ? y
@@ -228,6 +234,9 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
     const AutocastOff no_autocast(x.device().type());
     const auto grad = grad_outputs[0].contiguous(kLast);
     const int64_t stride = ctx->saved_data["stride"].toInt(), padding = weight.size(2) / 2;
+    const int num_gradients = int{ctx->needs_input_grad(0)} + int{ctx->needs_input_grad(1)};
+    const detail::CountedOp counted(num_gradients * detail::convolution_flops(weight, grad),
+                                    grad.scalar_type());
     const detail::WeightGradient weight_gradient(weight,
                                                  ctx->saved_data["held_bytes_limit"].toInt());
     at::Tensor grad_weight, grad_x;

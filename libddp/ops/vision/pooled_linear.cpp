@@ -7,6 +7,7 @@
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/shared/autocast_off.hpp"
+#include "ops/shared/flop_counter.hpp"
 #include "ops/tensor_launch.hpp"
 #ifdef DDP_HAS_CUDA
 #include "ops/vision/pooled_linear_kernels.hpp"
@@ -47,6 +48,8 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
     const auto stream = detail::stream_of(x);
     const auto logits = at::empty({shape.batch, shape.classes},
                                   x.options().memory_format(at::MemoryFormat::Contiguous));
+    const detail::CountedOp counted(
+        detail::product_flops(shape.batch, shape.channels, shape.classes), dtype);
     at::Tensor pooled;
     if (is_fused(shape)) {
       pooled = at::empty({shape.batch, shape.channels}, x.options().dtype(at::kFloat));
@@ -78,6 +81,10 @@ class PooledLinear : public torch::autograd::Function<PooledLinear> {
     const auto grad = grad_outputs[0].contiguous();
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
     const auto shape = shape_of(sizes, weight, grad.scalar_type());
+    const int num_gradients = int{ctx->needs_input_grad(0)} + int{ctx->needs_input_grad(1)};
+    const detail::CountedOp counted(
+        num_gradients * detail::product_flops(shape.batch, shape.channels, shape.classes),
+        grad.scalar_type());
     at::Tensor grad_x;
     if (ctx->needs_input_grad(0)) {
       grad_x = empty_grad(sizes, grad);

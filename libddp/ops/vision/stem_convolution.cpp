@@ -5,6 +5,7 @@
 #include "ops/gemm/gemm.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/shared/autocast_off.hpp"
+#include "ops/shared/flop_counter.hpp"
 #include "ops/tensor_launch.hpp"
 #include "ops/vision/convolution_algorithms.hpp"
 #include "ops/vision/stem_packing.hpp"
@@ -29,6 +30,10 @@ class DepthStem : public torch::autograd::Function<DepthStem> {
     const AutocastOff no_autocast(cells.device().type());
     ctx->save_for_backward({cells, weight});
     ctx->set_materialize_grads(false);
+    // The cells of 4x4x16 hold zeros beside the 7x7x3 taps, and have the output's size plus 3.
+    const int64_t positions = cells.size(0) * (cells.size(2) - 3) * (cells.size(3) - 3);
+    const detail::CountedOp counted(detail::product_flops(positions, weight.numel(), 1),
+                                    cells.scalar_type());
     return at::conv2d(cells, detail::stem_filter_to_depth(weight, cells.scalar_type()))
         .contiguous(at::MemoryFormat::ChannelsLast);
   }
@@ -41,6 +46,8 @@ class DepthStem : public torch::autograd::Function<DepthStem> {
     const auto saved = ctx->get_saved_variables();
     const auto &cells = saved[0], &weight = saved[1];
     const AutocastOff no_autocast(cells.device().type());
+    const detail::CountedOp counted(detail::convolution_flops(weight, grad_outputs[0]),
+                                    cells.scalar_type());
     // Only the filter's shape and dtype are used: no input gradient is computed.
     const auto shape =
         at::empty({weight.size(0), 16, 4, 4}, cells.options(), at::MemoryFormat::ChannelsLast);
@@ -59,6 +66,12 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
                             at::ScalarType dtype) {
     const AutocastOff no_autocast(image.device().type());
     ctx->set_materialize_grads(false);
+    const auto side = [&](int64_t dim) {
+      const int64_t size = image.size(dim);
+      return weight.size(2) == 3 ? size : detail::stem_output(size);
+    };
+    const int64_t positions = image.size(0) * side(2) * side(3);
+    const detail::CountedOp counted(detail::product_flops(positions, weight.numel(), 1), dtype);
     if (detail::supports_stem_product(image, weight, dtype)) {
       ctx->save_for_backward({image, weight});
       ctx->saved_data["patches"] = false;
@@ -84,6 +97,7 @@ class PatchStem : public torch::autograd::Function<PatchStem> {
     const auto &patches = saved[0], &weight = saved[1];  // or the image itself
     const AutocastOff no_autocast(patches.device().type());
     const auto grad = grad_outputs[0].contiguous(at::MemoryFormat::ChannelsLast);
+    const detail::CountedOp counted(detail::convolution_flops(weight, grad), grad.scalar_type());
     const auto target = detail::grad_target(weight, ctx->needs_input_grad(1));
     if (!ctx->saved_data["patches"].toBool()) {
       detail::write_stem_gradient(patches, grad, target);

@@ -199,13 +199,18 @@ class Reading(Top):
 
     def test_a_programs_own_metrics(self):
         self.make_run(owner={})
-        self.write("run/steps.jsonl", step_row(10, more={"d_loss": 0.25, "words_per_second": 1520.5}))
+        self.write(
+            "run/steps.jsonl",
+            step_row(
+                10, more={"d_loss": 0.25, "words_per_second": 1520.5, "mfu": 0.415, "tflops_per_rank": 1}
+            ),
+        )
         self.write("run/evals.jsonl", '{"step":10,"epoch":0.2,"eval_loss":2.5,"top5":0.75,"time":1}\n')
         state = self.read()
         self.assertEqual(state.custom, {"d_loss": 0.25, "words_per_second": 1520.5})
         self.assertEqual(state.evaluation, {"step": 10, "epoch": 0.2, "eval_loss": 2.5, "top5": 0.75})
         text = "\n".join(self.draw(state, 80, 24))
-        for part in ("d_loss 0.25  words/s 1520.5", "eval loss 2.5000  top5 0.7500"):
+        for part in ("d_loss 0.25  words/s 1520.5", "MFU 41.5 %", "eval loss 2.5000  top5 0.7500"):
             self.assertIn(part, text)
         os.remove(os.path.join(self.folder, "run/evals.jsonl"))
         epoch = {

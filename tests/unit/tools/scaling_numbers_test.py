@@ -112,6 +112,17 @@ class Runs(unittest.TestCase):
             else:
                 self.fails("run.json: not a JSON object")
 
+    def test_mfu_weighs_intervals_by_their_time(self):
+        write_run(self.folder, "run", ranks=1, step_ms=125)
+        self.assertIsNone(self.read().mfu)
+        path = os.path.join(self.folder, "run", "steps.csv")
+        with open(path, encoding="utf-8") as file:
+            header, *rows = file.read().splitlines()
+        shares = [0.875, *[0.25] * (len(rows) - 1)]  # the first row is warm-up
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"{header},mfu\n" + "".join(f"{row},{mfu}\n" for row, mfu in zip(rows, shares)))
+        self.assertEqual(self.read().mfu, 0.25)
+
     def test_unknown_energy_is_no_energy(self):
         write_run(self.folder, "run", ranks=1, step_ms=125)
         self.assertIsNone(self.read().joules_per_unit)

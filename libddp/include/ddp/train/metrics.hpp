@@ -82,6 +82,11 @@ class Metrics {
   /// The same for other interfaces.
   void set_exposed_comm(std::function<double()> last_backward_ms);
   void set_loader_wait(std::function<double()> total_ms);  ///< the same for loaders
+  /// FLOPs of a training step per sample (the unit of num_samples), forward and backward, for the
+  /// columns tflops_per_rank and mfu. Without this call they are counted in the second step: matrix
+  /// products, convolutions and attention, as torch.utils.flop_counter counts them. Throws
+  /// SettingsError for 0 and less.
+  void set_flops_per_sample(double flops);
 
   /// Collective. Call before the first step. Required if the first step is not step 0, because a
   /// trace may begin there. `num_steps` is for the bar and the remaining time, `steps_per_epoch`

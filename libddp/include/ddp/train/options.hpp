@@ -100,6 +100,7 @@ struct RunInfo {
   double bucket_cap_mb = 0;             ///< MiB
   std::string sample_unit = "samples";  ///< unit of num_samples; rates: samples_per_second
   std::string settings_text{};          ///< the resolved settings, saved in the run folder
+  double peak_tflops = 0;               ///< of a rank's device, for MFU; 0: by the GPU's name
   std::string program_version{};        ///< for run.json; libddp finds the program's commit itself
 };
 

@@ -78,6 +78,7 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
              .name = device.str(),
              .type = sensors_.gpu_name(),
              .pci_bus_id = pci_bus_id(device)},
+      flops_(options.run.peak_tflops),
       console_(options, is_main()) {
   options.usage.set();
   if (options_.nvtx) {
@@ -104,6 +105,8 @@ void MetricsImpl::write_run() {
                     .device = device_.is_cuda() ? "cuda" : "cpu",
                     .num_steps = num_steps_,
                     .steps_per_epoch = steps_per_epoch_,
+                    .flops_per_sample = flops_.per_sample(),
+                    .peak_tflops = flops_.peak_tflops(),
                     .versions = version_text()});
 }
 
@@ -141,6 +144,7 @@ void MetricsImpl::pause() {
   if (!clock_.is_paused()) {
     wait_for_device();
     read_loader_wait();
+    flops_.set_paused(true);
   }
   clock_.pause(SteadyClock::now(), sensors_.energy_joules());
 }
@@ -149,6 +153,7 @@ void MetricsImpl::resume() {
   clock_.resume(SteadyClock::now(), sensors_.energy_joules());
   if (!clock_.is_paused()) {
     read_loader_wait(/*counts=*/false);
+    flops_.set_paused(false);
   }
 }
 
@@ -206,6 +211,12 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
     clock_.start(SteadyClock::now(), sensors_.energy_joules());
     read_loader_wait();
     counter_.begin_loader_wait(loader_wait_.milliseconds().value_or(0));
+  }
+  if (flops_.end_step(metrics.num_samples, device_.is_cuda() ? sensors_.gpu_name() : "")) {
+    write_run();
+    if (is_main() && flops_.peak_tflops()) {
+      log_info(flops_.text(options_.run.sample_unit));
+    }
   }
   set_progress_(step + 1);
   const bool last = num_steps_ > 0 && step + 1 == num_steps_;
@@ -274,6 +285,8 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
       .step_ms = if_measured(job.step_ms()),
       .samples_per_second = if_measured(job.samples_per_second()),
       .samples_per_second_per_rank = if_measured(job.samples_per_second() / job.world_size),
+      .tflops_per_rank = tflops_per_rank(job),
+      .mfu = mfu(job),
       .exposed_comm_ms = if_measured(job.total.exposed_comm_ms),
       .loader_wait_ms = if_measured(job.total.loader_wait_ms),
       .peak_memory_gib = if_measured(job.total.memory_gib),
@@ -284,6 +297,17 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   console_.log_step(numbers);
   files_.add_step(numbers);
   files_.write_ranks(step + 1, num_steps_, ranks);
+}
+
+std::optional<double> MetricsImpl::tflops_per_rank(const JobNumbers& job) const {
+  const double rate = job.samples_per_second() / job.world_size;
+  return if_measured(1e-12 * rate * flops_.per_sample().value_or(NAN));
+}
+
+std::optional<double> MetricsImpl::mfu(const JobNumbers& job) const {
+  const auto tflops = tflops_per_rank(job);
+  return tflops && flops_.peak_tflops() ? std::optional(*tflops / *flops_.peak_tflops())
+                                        : std::nullopt;
 }
 
 std::optional<double> MetricsImpl::epochs_at(int64_t step) const {
@@ -342,7 +366,8 @@ EpochResult MetricsImpl::end_epoch(int64_t epoch, const EpochMetrics& given) {
                       .gpu_type = device_.is_cuda() ? sensors_.gpu_name() : "cpu",
                       .uses_gpus = device_.is_cuda(),
                       .test_loss = metrics.test_loss,
-                      .test_accuracy = metrics.test_accuracy},
+                      .test_accuracy = metrics.test_accuracy,
+                      .mfu = mfu(job)},
                      job);
     const bool is_shown = evaluated_steps_ == steps_done_ && job.custom.empty();
     if (!is_shown && (metrics.test_loss || metrics.test_accuracy || !job.custom.empty())) {
@@ -375,6 +400,9 @@ void Metrics::set_exposed_comm(std::function<double()> last_backward_ms) {
 }
 void Metrics::set_loader_wait(std::function<double()> total_ms) {
   impl_->set_loader_wait(std::move(total_ms));
+}
+void Metrics::set_flops_per_sample(double flops) {
+  impl_->set_flops_per_sample(flops);
 }
 void Metrics::begin(int64_t first_step, int64_t num_steps, int64_t steps_per_epoch) {
   impl_->begin(first_step, num_steps, steps_per_epoch);

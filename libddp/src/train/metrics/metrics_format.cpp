@@ -214,7 +214,9 @@ Row step_row(const LoggedNumbers& n, double unix_time) {
       {.name = "loader_wait_ms", .number = n.loader_wait_ms},
       {.name = "peak_memory_gib", .number = n.peak_memory_gib},
       {.name = "interval_seconds", .number = n.interval_seconds},
-      {.name = "energy_j", .number = n.energy_j}};
+      {.name = "energy_j", .number = n.energy_j},
+      {.name = "tflops_per_rank", .number = n.tflops_per_rank},
+      {.name = "mfu", .number = n.mfu}};
   add_custom(row, n.custom);
   row.push_back({.name = "time", .number = unix_time});
   return row;
@@ -245,6 +247,7 @@ std::string log_line(const LoggedNumbers& n, int64_t max_steps, double eta_secon
     const char* pattern = *n.samples_per_second < 1000 ? "%.1f " : "%.0f ";
     parts.add(1, format(pattern, *n.samples_per_second) + n.sample_unit + "/s");
   }
+  parts.add(4, "MFU %.1f %%", n.mfu ? std::optional(100 * *n.mfu) : std::nullopt);
   parts.add(2, "exposed comm %.2f ms", if_matters(n.exposed_comm_ms, n.step_ms));
   parts.add(2, "loader wait %.2f ms", if_matters(n.loader_wait_ms, n.step_ms));
   const auto peak = gib_text(n.peak_memory_gib);

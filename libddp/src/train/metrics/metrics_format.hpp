@@ -38,6 +38,8 @@ struct LoggedNumbers {
   std::optional<double> step_ms = {};
   std::optional<double> samples_per_second = {};
   std::optional<double> samples_per_second_per_rank = {};
+  std::optional<double> tflops_per_rank = {};
+  std::optional<double> mfu = {};  ///< 0..1
   std::optional<double> exposed_comm_ms = {};
   std::optional<double> loader_wait_ms = {};
   std::optional<double> peak_memory_gib = {};

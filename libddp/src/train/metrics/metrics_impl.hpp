@@ -15,6 +15,7 @@
 #include "train/metrics/ranks/device_sensors.hpp"
 #include "train/metrics/ranks/metrics_ranks.hpp"
 #include "train/metrics/ranks/rank_counter.hpp"
+#include "train/metrics/sample_flops.hpp"
 #include "train/metrics/training_clock.hpp"
 #include "train/trace/trace.hpp"
 
@@ -38,6 +39,7 @@ class MetricsImpl {
   const std::string& folder() const { return files_.path(); }
 
   void set_exposed_comm(std::function<double()> call) { exposed_comm_ = std::move(call); }
+  void set_flops_per_sample(double flops) { flops_.set(flops); }
   void set_loader_wait(std::function<double()> call) { own_loader_wait_ = std::move(call); }
 
  private:
@@ -56,6 +58,8 @@ class MetricsImpl {
   double exposed_comm_ms() const;
   /// Brings loader_wait_ up to date.
   void read_loader_wait(bool counts = true);
+  std::optional<double> tflops_per_rank(const JobNumbers& job) const;
+  std::optional<double> mfu(const JobNumbers& job) const;  ///< share of the peak, 0..1
   std::optional<double> epochs_at(int64_t step) const;
 
   ControlPlane& control_plane_;
@@ -75,6 +79,7 @@ class MetricsImpl {
   const RankDevice place_;
   RankCounter counter_;
   LoaderWait loader_wait_;
+  SampleFlops flops_;
   TrainingClock clock_;
   std::unique_ptr<Tracer> tracer_;
   MetricsConsole console_;  // last: clears its bar before other members log their ends

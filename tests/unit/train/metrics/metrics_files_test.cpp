@@ -94,13 +94,16 @@ TEST_CASE("run.json has the constants of the run and the versions, without unkno
   CHECK(first.at("sample_unit") == "tokens");
   CHECK(first.at("host") == "node1");
   CHECK(first.at("libddp") == "0.1.0 (commit abc)");
-  for (const char* unknown : {"CUDA", "num_steps", "program_version", "bucket_cap_mb"}) {
+  for (const char* unknown :
+       {"CUDA", "num_steps", "flops_per_sample", "program_version", "bucket_cap_mb"}) {
     INFO(unknown);
     CHECK(!first.contains(unknown));
   }
-  files.write_run({.ranks = 2}, {.num_steps = 40});
+  files.write_run({.ranks = 2}, {.num_steps = 40, .flops_per_sample = 1.5, .peak_tflops = 2});
   const auto second = read();
   CHECK(second.at("num_steps") == 40);
+  CHECK(second.at("flops_per_sample") == 1.5);
+  CHECK(second.at("peak_tflops") == 2);
   CHECK(second.at("started") == first.at("started"));
 }
 

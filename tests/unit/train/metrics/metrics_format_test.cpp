@@ -46,7 +46,7 @@ TEST_CASE("the log line shows the known numbers") {
                Catch::StartsWith("step 120/1000 | loss 1.2500 | accuracy 50.00 % |") &&
                    Catch::EndsWith(" | ETA 01:02:05"));
   REQUIRE_THAT(log_line(numbers, 120, 0), !Catch::Contains("ETA"));
-  REQUIRE(step_row(numbers, 1).size() == 15);
+  REQUIRE(step_row(numbers, 1).size() == 17);
   REQUIRE(step_row(numbers, 1)[7].name == "samples_per_second");
   numbers.sample_unit = "tokens";
   REQUIRE_THAT(log_line(numbers, 0, NAN), Catch::Contains("| 2000 tokens/s"));

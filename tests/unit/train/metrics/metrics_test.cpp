@@ -160,6 +160,42 @@ TEST_CASE("losses and rates of all ranks are weighted by samples and counted onc
   REQUIRE(testing::read_file(folder.file("run/settings.txt")) == "a: 1\n");
 }
 
+TEST_CASE("FLOPs of the second step give rates and shares of the peak") {
+  const bool is_given = GENERATE(false, true);
+  TemporaryFolder folder;
+  auto options = metrics_in(folder);
+  options.run.peak_tflops = 1e-6;
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, options);
+    if (is_given) {
+      metrics.set_flops_per_sample(600);
+    }
+    const auto product = [](int64_t n) { torch::mm(torch::ones({n, 3}), torch::ones({3, 4})); };
+    for (int step = 0; step < 6; ++step) {
+      product(step == 1 ? 10 : 1);  // 240 FLOP for 8 samples
+      {
+        const ddp::Metrics::ClockPause pause(metrics);
+        product(1000);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      metrics.end_step(step, {.num_samples = 8});
+    }
+    metrics.end_epoch(0);
+    REQUIRE_THROWS_AS(metrics.set_flops_per_sample(0), ddp::SettingsError);
+  }));
+  const double flops = is_given ? 600 : 30;
+  const auto run = nlohmann::json::parse(testing::read_file(folder.file("run/run.json")));
+  CHECK(run.at("flops_per_sample") == flops);
+  CHECK(run.at("peak_tflops") == 1e-6);
+  const auto rows = read_csv(folder.file("run/steps.csv"));
+  for (const auto& row : rows) {
+    const double rate = std::stod(row.at("samples_per_second_per_rank"));
+    CHECK(std::stod(row.at("tflops_per_rank")) == Approx(1e-12 * rate * flops));
+    CHECK(std::stod(row.at("mfu")) == Approx(1e-6 * rate * flops));
+  }
+  CHECK(std::stod(read_csv(folder.file("run/epochs.csv")).at(0).at("mfu")) > 0);
+}
+
 TEST_CASE("begin() gives a loop over epochs its total and the epoch of each line") {
   TemporaryFolder folder;
   auto options = metrics_in(folder);

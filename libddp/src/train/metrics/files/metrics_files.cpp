@@ -213,6 +213,8 @@ void MetricsFiles::write_run(const Place& place, const Start& start) {
                     {.name = "num_steps", .integer = if_positive(start.num_steps)},
                     {.name = "steps_per_epoch", .integer = if_positive(start.steps_per_epoch)},
                     {.name = "sample_unit", .text = options_.run.sample_unit},
+                    {.name = "flops_per_sample", .number = start.flops_per_sample},
+                    {.name = "peak_tflops", .number = start.peak_tflops},
                     {.name = "program", .text = program_of(command)},
                     {.name = "program_version", .text = options_.run.program_version},
                     {.name = "command", .text = command},
@@ -242,7 +244,8 @@ Row MetricsFiles::epoch_row(const Epoch& epoch, const JobNumbers& job) const {
       {.name = "gpu_utilisation_percent", .number = if_measured(job.total.utilisation)},
       {.name = "power_w", .number = if_measured(job.total.power_w)},
       {.name = "memory_gib", .number = if_measured(job.total.memory_gib)},
-      {.name = "energy_j", .number = if_measured(job.total.energy_j)}};
+      {.name = "energy_j", .number = if_measured(job.total.energy_j)},
+      {.name = "mfu", .number = epoch.mfu}};
   row.insert(row.end(), numbers.begin(), numbers.end());
   add_custom(row, job.custom);
   row.push_back({.name = "time", .number = unix_time()});

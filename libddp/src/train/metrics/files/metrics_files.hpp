@@ -44,7 +44,9 @@ class MetricsFiles {
     std::string device = {};
     int64_t num_steps = 0;
     int64_t steps_per_epoch = 0;
-    std::string versions = {};  ///< of libraries, as --version prints them
+    std::optional<double> flops_per_sample = {};
+    std::optional<double> peak_tflops = {};  ///< of one rank's device
+    std::string versions = {};               ///< of libraries, as --version prints them
   };
   /// Replaces run.json. Call it at the start, and after the first step, which may have used more
   /// sections of the settings.
@@ -66,6 +68,7 @@ class MetricsFiles {
     bool uses_gpus = false;        ///< see Place
     std::optional<double> test_loss = {};
     std::optional<double> test_accuracy = {};
+    std::optional<double> mfu = {};
   };
   /// The columns of an epoch's row without custom metrics. Omits test_loss and test_accuracy, which
   /// log_epoch() may fill.
