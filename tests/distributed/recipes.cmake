@@ -16,6 +16,9 @@ foreach(_ranks 1 2)
   # The noise is that of the samples, so the loss is too.
   ddp_add_recipe(sample_noise sample_noise ${_ranks} ARGUMENTS ${_run} train.epochs=4 loader.global_batch_size=64
                  metrics.log_every=8 OUTPUT "0:step 8/32 | epoch 1.00 | loss 0.758" "0:step 32/32 | epoch 4.00 | loss 0.492")
+  ddp_add_recipe(early_stopping early_stopping ${_ranks}
+                 ARGUMENTS ${_run} train.epochs=100 loader.global_batch_size=8 metrics.log_every=100
+                 OUTPUT "0:early stopping: no improvement in 3 evaluations" "0: the best was 0.568")
   ddp_add_recipe(inputs_and_outputs inputs_and_outputs ${_ranks}
                  ARGUMENTS ${_run} train.max_steps=300 metrics.log_every=100 ddp.find_unused_parameters=true
                  OUTPUT "0:step 300/300 | loss 0." "0: | error 0.2" "0: | divergence ")

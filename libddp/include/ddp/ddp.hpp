@@ -23,6 +23,7 @@
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/command_line.hpp"
 #include "ddp/train/config.hpp"
+#include "ddp/train/early_stopping.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "ddp/train/metrics.hpp"
 #include "ddp/train/non_finite.hpp"
