@@ -53,6 +53,7 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   (examples/) follow at the end, with the library's settings whose default differs there.
 - At the start, rank 0 prints the settings that differ from their defaults, with `--show-settings` all. The run folder
   and every checkpoint store all of them. They must be equal on all ranks.
+- `--summary` prints the parameters of each model that is wrapped with `cfg.ddp`: modules, shapes, numbers, memory.
 
 ## Shell completion
 

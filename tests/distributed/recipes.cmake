@@ -65,6 +65,9 @@ ddp_add_recipe(own_settings own_settings 1
                ARGUMENTS ${_images} train.max_steps=3 model.hidden=32,16 model.activation=tanh train.label_smoothing=0.1
                          optimizer.beta2=0.95
                OUTPUT "0:model.activation       tanh" "0:optimizer.beta2 " "0:step 3/3 | loss ")
+ddp_add_recipe(own_settings_summary own_settings 1 ARGUMENTS ${_images} train.max_steps=1 --summary
+               OUTPUT "0:1  weight [64, 3072], bias [64]  Float" "0:4  weight [10, 64], bias [10] "
+                      "0:197,322 parameters, 197,322 of them trained" "0: 0 elements of buffers" "0: 0.8 MiB")
 ddp_add_recipe(own_settings_defaults own_settings 1 ARGUMENTS --help optimizer
                OUTPUT "0:optimizer.type=adamw" "0:optimizer.weight_decay=0.01" "0:optimizer.momentum=0")
 ddp_add_recipe(own_settings_help own_settings 1 ARGUMENTS --help model

@@ -19,6 +19,7 @@
 #include "ddp/reduce/comm_hook.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
+#include "ddp/reduce/model_summary.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
 #include "ddp/train/checkpoint.hpp"
 #include "ddp/train/command_line.hpp"

@@ -41,6 +41,7 @@ struct DdpOptions {
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
   std::string name = "model";  ///< not a setting: names the model in messages and checkpoints
+  bool logs_summary = false;   ///< not a setting, set by --summary: rank 0 logs model_summary()
   detail::UsageMark usage{};   ///< not a setting: set when a library object receives these options
 };
 void describe_fields(DdpOptions& options, FieldVisitor& visitor);

@@ -16,7 +16,8 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 ///
 /// - `--help [TOPIC]`, `--version` and `--completion SHELL` print text and return 0. Wrong settings
 ///   return 64 before using a GPU. At the start rank 0 logs the settings that differ from their
-///   defaults, with `--show-settings` all.
+///   defaults, with `--show-settings` all. With `--summary` it logs the parameters of each model
+///   that is wrapped with cfg.ddp.
 /// - If a setting differs between ranks (folders may), all ranks return 70 and name it.
 /// - SIGTERM, SIGUSR1 and the first Ctrl-C request a stop, on which the ranks agree in
 ///   Checkpointer::save_if_due. A program without a Checkpointer asks all ranks itself, every few

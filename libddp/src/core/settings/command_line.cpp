@@ -15,9 +15,10 @@ namespace {
       argument.substr(std::min(argument.size(), argument.find_first_not_of('-')));
   const bool is_key = bare.find('.') < bare.find('=') && bare.find('=') != std::string::npos;
   throw SettingsError(concat("unknown argument '", argument, "'; fix: ",
-                             is_key ? concat("write ", bare, " without dashes")
-                                    : "there are --config FILE, --help, --show-settings, "
-                                      "--version, --completion SHELL and key=value"));
+                             is_key
+                                 ? concat("write ", bare, " without dashes")
+                                 : "there are --config FILE, --help, --show-settings, --summary, "
+                                   "--version, --completion SHELL and key=value"));
 }
 
 // Reads the arguments from left to right.
@@ -45,6 +46,8 @@ class Parser {
       line_.version = true;
     } else if (argument == "--show-settings") {
       line_.show_settings = true;
+    } else if (argument == "--summary") {
+      line_.summary = true;
     } else if (argument == "--help" || argument == "-h") {
       line_.help = true;
       line_.help_topic = take_topic();
@@ -128,6 +131,7 @@ const std::vector<std::pair<std::string, std::string>>& command_line_options() {
        "Show this page, or the settings of a section, of one key or of all keys with a prefix. "
        "all: every setting."},
       {"--show-settings", "Print all settings at the start, not only changed ones."},
+      {"--summary", "Print the parameters of the model when it is wrapped, and go on."},
       {"--version", "Print the versions of libddp and of the libraries it uses."},
       {"--completion SHELL", "Print the completion script for bash or zsh."}};
   return options;

@@ -16,6 +16,7 @@ struct CommandLine {
   bool version = false;
   std::string completion;  ///< the shell whose script is printed, or empty
   bool show_settings = false;
+  bool summary = false;
 };
 
 /// Throws SettingsError for unknown options and missing values.

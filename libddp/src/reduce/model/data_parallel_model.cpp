@@ -9,9 +9,11 @@
 
 #include "core/launch/training_state.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"
+#include "ddp/reduce/model_summary.hpp"
 #include "reduce/model/join_scope.hpp"
 #include "reduce/model/model_parts.hpp"
 #include "reduce/model/replica_sync.hpp"
@@ -127,6 +129,10 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   parts_->reducer = std::make_unique<Reducer>(std::move(trained), parts_->communicator, options);
   if (options.seed_ranks) {
     detail::seed_ranks_differently(parts_->communicator->rank());
+  }
+  if (options.logs_summary && parts_->communicator->rank() == 0) {
+    const auto text = model_summary(*this);
+    log_info("summary" + parts_->reducer->of_model() + "\n" + text.substr(0, text.size() - 1));
   }
 }
 

@@ -196,7 +196,8 @@ int run(int argc, const char* const* argv, const RunFunction& function,
       return 0;
     }
     const StopSignalHandlers handlers;
-    const Config config = Config::from_command_line(argc, argv, sections);
+    Config config = Config::from_command_line(argc, argv, sections);
+    config.ddp.logs_summary = line.summary;
     apply(config.train);
     code = run_job(config, [&](Context& context, const Config& agreed) {
       log_settings(context, agreed, line);
