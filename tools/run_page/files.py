@@ -10,7 +10,7 @@ import math
 import os
 import re
 
-from scaling.numbers import DataError, csv_lines, decoded, read_bytes, read_text
+from scaling.numbers import DataError, constant_text, csv_lines, decoded, is_newer, read_bytes, read_text
 
 SETTING = re.compile(r"([* ]) (\S+) *(.*)")  # of settings.txt; a star marks what differs from the default
 # Of the numbers that are drawn: those of axes must not underflow or overflow.
@@ -83,14 +83,14 @@ def add_row(rows, x, row):
 
 
 def constants_of(record):
-    """The texts of run.json, which has a run's constants from its start on: numbers as rows have them. None
-    or damaged: empty."""
+    """The texts of run.json, which has a run's constants from its start on. Numbers have the texts that they
+    have in a row of epochs. None or damaged: empty."""
     facts = {}
     for key, value in (record or {}).items():
         if isinstance(value, str) and value:
             facts[key] = value
         elif number(value) is not None and key != "started":
-            facts[key] = f"{value:g}" if isinstance(value, float) else str(value)
+            facts[key] = constant_text(value)
     return facts
 
 
@@ -105,10 +105,11 @@ class Table:
         # The columns in front of it describe the run.
         first = columns.index("epoch") if self.x == "epoch" and rows else 0
         self.facts = {
-            column: str(rows[-1][column])
+            column: constant_text(rows[-1][column])
             for column in columns[:first]
             if rows[-1].get(column) not in (None, "")
         }
+        self.last_row = rows[-1] if rows else {}
         self.rows = []
         for row in rows:
             add_row(self.rows, self.x, numbers(row))
@@ -138,13 +139,13 @@ class Run:
         self.label = os.path.basename(os.path.abspath(path))
         self.tables = self._read_tables()
         self.settings, self.changed = self._read_settings()
-        self.facts, self.notes, rows = (
-            constants_of(json_row(self.text("run.json"))),
-            [],
-            {"step": [], "epoch": []},
-        )
+        record = json_row(self.text("run.json")) or {}
+        constants = constants_of(record)
+        self.facts, self.notes, rows = dict(constants), [], {"step": [], "epoch": []}
         for table in self.tables:
-            self.facts.update(table.facts)
+            # An earlier start may have written the last epoch, for example on fewer ranks.
+            newer = constants if is_newer(record, table.last_row) else {}
+            self.facts.update({**table.facts, **newer})
             self.notes += table.notes()
             rows[table.x] += table.rows
         self.x = "step" if rows["step"] else "epoch"

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import re
 import statistics
 from dataclasses import dataclass
 
@@ -95,6 +96,8 @@ class RunNumbers:
     commit: str
 
 
+FLOAT = re.compile(r"-?\d[\d.]*e[+-]\d+")  # a number with an exponent; no commit has a sign in it
+LARGEST_WHOLE = 1e15  # a whole number is written with an exponent from here on
 LINE = ""  # of a row; no column is named so
 
 
@@ -220,19 +223,45 @@ EPOCH_COLUMNS = (
 ).split()
 
 
+def constant_text(value):
+    """A constant's text, which is the same from a CSV and a JSON file: a whole number has no .0 and no
+    exponent, and no digit is rounded. Empty for null."""
+    if value is None:
+        return ""
+    if isinstance(value, str) and FLOAT.fullmatch(value):
+        value = float(value)
+    is_whole = isinstance(value, float) and value.is_integer() and abs(value) < LARGEST_WHOLE
+    return f"{value:.0f}" if is_whole else str(value)
+
+
+def is_newer(record, row):
+    """Whether the start that wrote this run.json began after this row was written. False if one of the two
+    times is unknown."""
+    try:
+        return float(record["started"]) > float(row["time"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return False
+
+
 def read_constants(folder, name):
-    """(file, its texts by EPOCH_COLUMNS): the last epoch's row, or run.json of a run without epochs."""
+    """(file, its texts by EPOCH_COLUMNS): the last epoch's row. Values of run.json replace it if their start
+    is later, or if the run has no epochs."""
     path = os.path.join(folder, name, "epochs.csv")
     run_path = os.path.join(folder, name, "run.json")
+    row, record = None, None
     if os.path.lexists(path) or not os.path.lexists(run_path):
-        return path, read_csv(path, EPOCH_COLUMNS)[-1]
-    try:
-        record = json.loads(read_text(run_path))
-    except ValueError:
-        record = None
+        row = read_csv(path, EPOCH_COLUMNS)[-1]
+    if os.path.lexists(run_path):
+        try:
+            record = json.loads(read_text(run_path))
+        except ValueError:
+            pass
+    if row is not None and not (isinstance(record, dict) and is_newer(record, row)):
+        return path, row
     if not isinstance(record, dict):
         raise DataError(f"{run_path}: not a JSON object; fix: repeat the run")
-    return run_path, {LINE: 1, **{column: str(record.get(column, "")) for column in EPOCH_COLUMNS}}
+    texts = {column: constant_text(record.get(column)) for column in EPOCH_COLUMNS}
+    return run_path, {LINE: 1, **{key: text or (row or texts)[key] for key, text in texts.items()}}
 
 
 def read_run(folder, name, warmup_steps):

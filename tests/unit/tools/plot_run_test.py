@@ -242,6 +242,22 @@ class Pages(ToolTest):
         self.write("a/run.json", '{"ranks": 2')  # damaged
         self.assertEqual(self.run_of("a").facts, {})
 
+    def test_constants_of_a_later_start_replace_those_of_the_last_epoch(self):
+        self.make_run("a")  # epochs of 2 ranks, the last one at 1040 s
+        for started, ranks in ((1030, "2"), (1050, "4")):
+            self.write("a/run.json", json.dumps({"ranks": 4, "program": "train", "started": started}))
+            facts = self.run_of("a").facts
+            self.assertEqual((facts["ranks"], facts["program"], facts["precision"]), (ranks, "train", "fp32"))
+
+    def test_equal_constants_have_equal_texts(self):
+        self.make_run("a", epochs=())
+        self.make_run("b", epochs=())
+        constants = {"batch_size_per_gpu": 16.0, "bucket_cap_mb": 1234567.5}
+        self.write("a/run.json", json.dumps(constants))
+        self.write("b/epochs.jsonl", json.dumps({**constants, "epoch": 0, "test_loss": 2.5}) + "\n")
+        self.assertEqual(self.run_of("a").facts, {"batch_size_per_gpu": "16", "bucket_cap_mb": "1234567.5"})
+        self.assertEqual(self.run_of("b").facts, self.run_of("a").facts)
+
     def test_of_csv_and_jsonl_the_one_with_more_rows_counts(self):
         self.make_run("a")
         for rows, loss in ((4, 7), (3, 2.8)):

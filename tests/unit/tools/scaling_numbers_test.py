@@ -112,6 +112,47 @@ class Runs(unittest.TestCase):
             else:
                 self.fails("run.json: not a JSON object")
 
+    def test_null_in_run_json_is_an_empty_text(self):
+        write_run(self.folder, "run", ranks=2, step_ms=125)
+        os.remove(os.path.join(self.folder, "run", "epochs.csv"))
+        with open(os.path.join(self.folder, "run", "run.json"), "w", encoding="utf-8") as file:
+            json.dump({"ranks": 2, "precision": None, "global_batch_size": None, "bucket_cap_mb": 25.0}, file)
+        run = self.read()
+        self.assertEqual((run.precision, run.global_batch_size, run.bucket_cap_mb), ("", None, "25"))
+
+    def test_constants_of_a_later_start_replace_those_of_the_last_epoch(self):
+        write_run(self.folder, "run", ranks=2, step_ms=125)
+        path = os.path.join(self.folder, "run", "epochs.csv")
+        with open(path, encoding="utf-8") as file:
+            header, *rows = file.read().splitlines()
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(f"{header},time\n" + "".join(f"{row},{1000.5}\n" for row in rows))
+        expected = self.read()
+        for started, ranks, precision in ((1000, 2, expected.precision), (1001, 4, "bf16")):
+            with open(os.path.join(self.folder, "run", "run.json"), "w", encoding="utf-8") as file:
+                json.dump({"ranks": 4, "precision": "bf16", "commit": "", "started": started}, file)
+            run = self.read()
+            self.assertEqual((run.ranks, run.precision), (ranks, precision))
+            self.assertEqual((run.commit, run.gpu_type), (expected.commit, expected.gpu_type))
+        with open(os.path.join(self.folder, "run", "run.json"), "w", encoding="utf-8") as file:
+            file.write("{")  # damaged
+        self.assertEqual(self.read(), expected)
+
+    def test_texts_of_constants(self):
+        for value, text in (
+            (16.0, "16"),
+            ("16", "16"),
+            (100000.0, "100000"),
+            ("1e+05", "100000"),  # of a CSV file
+            (1234567.5, "1234567.5"),
+            (0.1, "0.1"),
+            (1e300, "1e+300"),
+            (float("inf"), "inf"),
+            (None, ""),
+            ("12e4567", "12e4567"),  # a commit
+        ):
+            self.assertEqual(numbers.constant_text(value), text)
+
     def test_mfu_weighs_intervals_by_their_time(self):
         write_run(self.folder, "run", ranks=1, step_ms=125)
         self.assertIsNone(self.read().mfu)
