@@ -39,9 +39,9 @@ class SampleRng {
     return static_cast<uint32_t>((uint64_t{next()} * n) >> 32);
   }
   DDP_HOST_DEVICE bool coin() { return (next() >> 31) != 0; }  ///< true with probability 1/2
-  /// Of mean 0 and standard deviation 1, at most 6.7 in size. Box and Muller's cosine of two draws,
-  /// in double: the mathematical libraries of two systems, or of CPU and GPU, may differ in the
-  /// last bit of a float, once in about a hundred million numbers.
+  /// A normal number of mean 0 and standard deviation 1, at most 6.67 in size. Takes two draws
+  /// (Box-Muller, in double). Mathematical libraries of two systems, or of CPU and GPU, may differ
+  /// in the last bit of a float, once in about a hundred million numbers.
   DDP_HOST_DEVICE float normal() {
     constexpr double kTwoPi = 6.283185307179586;
     const double radius = std::sqrt(-2 * std::log((next() + 1.0) * 0x1p-32));  // of (0, 1]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ends a training whose evaluations no longer improve, by the rules of Lightning's EarlyStopping.
+// Ends a training whose evaluations no longer improve, as Lightning's EarlyStopping does.
 //
 //   ddp::EarlyStopping early_stopping(ctx, {.patience = 5});
-//   ddp::Checkpointer checkpointer(ctx, cfg.checkpoint, {model, optimizer, loader,
-//   early_stopping}); … while (step < num_steps && !early_stopping.has_stopped()) {
+//   ddp::Checkpointer checkpointer(ctx, cfg.checkpoint, {model, optimizer, early_stopping});
+//   while (step < num_steps && !early_stopping.has_stopped()) {
 //     … an epoch and its evaluation …
 //     if (early_stopping.should_stop(test_loss)) { … }
 //   }

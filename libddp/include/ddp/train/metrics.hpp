@@ -5,9 +5,9 @@
 // to metrics.dir/<run name, job id or time>. The constructor throws an Error with exit code 64 if
 // another process uses that folder.
 //
-// docs/metrics.md defines the columns. Unknown values are omitted. A loss or norm that is NaN is
-// known, and shown as nan. The host waits for the device only on logging steps. Other steps enqueue
-// two small kernels, or none for logged numbers.
+// docs/metrics.md defines the columns. Unknown values are omitted; a NaN loss or norm is shown as
+// nan. The host waits for the device on logging steps, on the first step, in a ClockPause, and on
+// the second step with packed attention. Other steps enqueue two small kernels at most.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -66,10 +66,10 @@ class Metrics {
   explicit Metrics(std::unique_ptr<detail::MetricsImpl> impl);  ///< internal
   ~Metrics();
 
-  /// Not needed for a DataParallelModel or DataLoader that this thread made: logging steps report
-  /// the waits of all these, without the waits of loaders in pauses. For a model or loader of the
-  /// program's own: `object` must outlive the Metrics and must not move. Then the waits of libddp's
-  /// models, or loaders, are no longer reported.
+  /// Logging steps report all models and loaders that this thread made. Waits of loaders in pauses
+  /// do not count.
+  /// Call observe() only for your own types. `object` must outlive the Metrics and must not move.
+  /// It replaces libddp's models, or loaders, in the reports.
   template <typename T>
   void observe(T& object) {
     if constexpr (requires { double(object.exposed_communication_ms()); }) {
@@ -79,9 +79,9 @@ class Metrics {
       set_loader_wait([&object] { return double(object.wait_ms()); });
     }
   }
-  /// The same for other interfaces.
+  /// Reports the milliseconds that `last_backward_ms` returns.
   void set_exposed_comm(std::function<double()> last_backward_ms);
-  void set_loader_wait(std::function<double()> total_ms);  ///< the same for loaders
+  void set_loader_wait(std::function<double()> total_ms);  ///< the sum since the start
   /// FLOPs of a training step per sample (the unit of num_samples), forward and backward, for the
   /// columns tflops_per_rank and mfu. Without this call they are counted in the second step: matrix
   /// products, convolutions and attention, as torch.utils.flop_counter counts them. Throws
