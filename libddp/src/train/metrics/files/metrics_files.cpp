@@ -2,7 +2,9 @@
 #include "train/metrics/files/metrics_files.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "core/files/file_ops.hpp"
@@ -46,21 +48,53 @@ RunInfo constants_of(const MetricsOptions& options) {
   return run;
 }
 
-// Of this process, its arguments separated by spaces.
-std::string command_line_of_process() {
+// Of this process; each ends with a NUL.
+std::string arguments_of_process() {
   constexpr std::size_t kMostBytes = 1u << 16;
   std::string why;
-  auto text = read_start("/proc/self/cmdline", kMostBytes, why).value_or("");
-  while (text.ends_with('\0')) {
-    text.pop_back();
-  }
-  std::replace(text.begin(), text.end(), '\0', ' ');
-  return text;
+  return read_start("/proc/self/cmdline", kMostBytes, why).value_or("");
 }
 
-std::string program_of(const std::string& command) {
-  const auto path = command.substr(0, command.find(' '));
-  return path.substr(path.rfind('/') + 1);
+std::string separated_by_spaces(std::string arguments) {
+  while (arguments.ends_with('\0')) {
+    arguments.pop_back();
+  }
+  std::replace(arguments.begin(), arguments.end(), '\0', ' ');
+  return arguments;
+}
+
+// The constants that steps, their settings or begin() make known.
+bool is_found_by_steps(const std::string& name) {
+  constexpr std::array kNames = {"precision",        "global_batch_size", "batch_size_per_gpu",
+                                 "bucket_cap_mb",    "num_steps",         "steps_per_epoch",
+                                 "flops_per_sample", "peak_tflops"};
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+// See write_run().
+void fill_unknown(Row& row, const std::string& earlier_text) {
+  const auto earlier = nlohmann::json::parse(earlier_text, nullptr, /*allow_exceptions=*/false);
+  const auto now = nlohmann::json::parse(json_line(row));
+  const auto is_equal = [&](const char* name) {
+    return earlier.contains(name) == now.contains(name) &&
+           (!now.contains(name) || earlier[name] == now[name]);
+  };
+  if (!earlier.is_object() || !is_equal("ranks") || !is_equal("gpu_type")) {
+    return;
+  }
+  for (auto& cell : row) {
+    if (!is_found_by_steps(cell.name) || now.contains(cell.name) || !earlier.contains(cell.name)) {
+      continue;
+    }
+    const auto& value = earlier[cell.name];
+    if (value.is_number_integer()) {
+      cell.integer = value.get<int64_t>();
+    } else if (value.is_number()) {
+      cell.number = value.get<double>();
+    } else if (value.is_string()) {
+      cell.text = value.get<std::string>();
+    }
+  }
 }
 
 // "LibTorch  2.11.0\n…" as name and rest of each line. Libraries that the build lacks are left out.
@@ -84,6 +118,11 @@ double unix_time() {
 
 }  // namespace
 
+std::string program_name(const std::string& arguments) {
+  const auto path = arguments.substr(0, arguments.find('\0'));
+  return path.substr(path.rfind('/') + 1);
+}
+
 MetricsFiles::MetricsFiles(const MetricsOptions& options, const LaunchEnvironment& launch,
                            bool is_main)
     : options_(options),
@@ -91,6 +130,7 @@ MetricsFiles::MetricsFiles(const MetricsOptions& options, const LaunchEnvironmen
       folder_(make_folder(options, launch, is_main)),
       is_main_(is_main),
       commit_(is_main ? read_git_commit(".") : ""),
+      earlier_run_(folder_.path().empty() ? "" : folder_.read("run.json")),
       started_(unix_time()) {
   if (folder_.path().empty()) {
     return;
@@ -206,7 +246,7 @@ void MetricsFiles::write_run(const Place& place, const Start& start) {
   const auto if_positive = [](int64_t number) {
     return number > 0 ? std::optional(number) : std::nullopt;
   };
-  const auto command = command_line_of_process();
+  const auto arguments = arguments_of_process();
   Row row = constants(place);
   const Row more = {{.name = "device", .text = start.device},
                     {.name = "host", .text = start.host},
@@ -215,11 +255,12 @@ void MetricsFiles::write_run(const Place& place, const Start& start) {
                     {.name = "sample_unit", .text = options_.run.sample_unit},
                     {.name = "flops_per_sample", .number = start.flops_per_sample},
                     {.name = "peak_tflops", .number = start.peak_tflops},
-                    {.name = "program", .text = program_of(command)},
+                    {.name = "program", .text = program_name(arguments)},
                     {.name = "program_version", .text = options_.run.program_version},
-                    {.name = "command", .text = command},
+                    {.name = "command", .text = separated_by_spaces(arguments)},
                     {.name = "started", .number = started_}};
   row.insert(row.end(), more.begin(), more.end());
+  fill_unknown(row, earlier_run_);
   for (const auto& [name, version] : named_lines(start.versions)) {
     row.push_back({.name = name, .text = version});
   }

@@ -20,6 +20,9 @@ namespace ddp::detail {
 
 class TensorboardWriter;
 
+/// The name of the program in the text of a /proc/<pid>/cmdline, whose arguments end with a NUL.
+std::string program_name(const std::string& arguments);
+
 class MetricsFiles {
  public:
   /// Makes and takes the run folder. On other ranks than rank 0, and without a folder, all output
@@ -49,7 +52,8 @@ class MetricsFiles {
     std::string versions = {};               ///< of libraries, as --version prints them
   };
   /// Replaces run.json. Call it at the start, and after the first step, which may have used more
-  /// sections of the settings.
+  /// sections of the settings. An unknown constant keeps the value of an earlier start on as many
+  /// ranks and the same type of GPU: a start of a finished run makes no step that finds it.
   void write_run(const Place& place, const Start& start);
   /// Call it before the first row of training, with the steps done so far. Removes rows of later
   /// steps: an earlier start wrote them, and this run repeats them. Later calls do nothing.
@@ -87,6 +91,7 @@ class MetricsFiles {
   RunFolder folder_;
   const bool is_main_;
   const std::string commit_;
+  const std::string earlier_run_;  // run.json of an earlier start
   std::vector<std::shared_ptr<MetricsWriter>> writers_;
   std::shared_ptr<TensorboardWriter> tensorboard_;  // also in writers_; null without event files
   const double started_;                            // Unix time
