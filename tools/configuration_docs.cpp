@@ -54,6 +54,7 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
 - At the start, rank 0 prints the settings that differ from their defaults, with `--show-settings` all. The run folder
   and every checkpoint store all of them. They must be equal on all ranks.
 - `--summary` prints the parameters of each model that is wrapped with `cfg.ddp`: modules, shapes, numbers, memory.
+  Then the program trains as usual. Parameters that it freezes after wrapping appear as trained.
 
 ## Shell completion
 

@@ -6,6 +6,9 @@
 //   mpirun -n 2 build/examples/recipes/sample_noise train.epochs=20
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "ddp/ddp.hpp"
 
 namespace {
@@ -13,7 +16,7 @@ namespace {
 struct NoisyPoint {
   torch::Tensor point = {};  // [2], with noise
   torch::Tensor noise = {};  // [2], what the model has to find
-  float time = 0;            // share of the noise, in (0, 1)
+  float time = 0;            // share of the noise, in [0, 1)
 };
 
 class NoisyPoints {

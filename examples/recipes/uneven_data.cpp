@@ -5,6 +5,8 @@
 //   mpirun -n 4 build/examples/recipes/uneven_data train.epochs=20
 #include <torch/torch.h>
 
+#include <algorithm>
+
 #include "ddp/ddp.hpp"
 
 namespace {

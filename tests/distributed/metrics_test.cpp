@@ -116,6 +116,42 @@ TEST_CASE("models and loaders that are gone are no longer reported") {
   }
 }
 
+TEST_CASE("waits of loaders that are gone before a logging step count") {
+  const testing::TemporaryFolder folder;
+  auto options = testing::metrics_in(folder);
+  options.log_every = 4;
+  Metrics metrics(context(), options);
+  metrics.end_step(0, {.num_samples = 1});  // starts the clock
+  for (int64_t step = 1; step < 4; ++step) {
+    Loader().next();
+    metrics.end_step(step, {.num_samples = 1});
+  }
+  if (context().is_main()) {
+    const auto steps = lines_of(folder.file("run/steps.jsonl"));
+    CHECK(steps.at(0).at("loader_wait_ms") > kLoadMs / 4.0);
+  }
+}
+
+TEST_CASE("exposed communication is that of the models that still train") {
+  const testing::TemporaryFolder folder;
+  auto options = testing::metrics_in(folder);
+  options.log_every = 1;
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  loss_of(model, 0).backward();
+  Metrics metrics(context(), options);
+  metrics.end_step(0, {.num_samples = 1});
+  loss_of(model, 1).backward();
+  metrics.end_step(1, {.num_samples = 1});
+  metrics.end_step(2, {.num_samples = 1});
+  if (context().is_main()) {
+    const auto steps = lines_of(folder.file("run/steps.jsonl"));
+    CHECK(steps.at(0).at("exposed_comm_ms") == 0);
+    CHECK(steps.at(1).at("exposed_comm_ms") > 0);
+    CHECK(steps.at(2).at("exposed_comm_ms") == 0);
+  }
+}
+
 TEST_CASE("run.json has the constants of a run without epochs") {
   const testing::TemporaryFolder folder;
   auto options = testing::metrics_in(folder);

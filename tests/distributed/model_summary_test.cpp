@@ -20,5 +20,5 @@ TEST_CASE("a summary has a line for each module, its frozen parameters, and the 
         "0  weight [2, 1000], bias [2]  Float            2,002  partly frozen\n"
         "1  weight [2], bias [2]        Float                4  frozen\n"
         "2  weight [3, 2], bias [3]     Float                9\n"
-        "2,015 parameters, 11 of them trained; 5 elements of buffers; 0.0 MiB\n");
+        "2,015 parameters, 11 of them trained; 5 elements of buffers; 0.0 MiB of memory\n");
 }

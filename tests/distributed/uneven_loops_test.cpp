@@ -34,7 +34,7 @@ void require_refused(const std::string& activity, const std::function<void()>& c
     return;
   }
   REQUIRE_THROWS_AS(run(), SettingsError);
-  REQUIRE_THROWS_WITH(run(), Catch::Contains("(" + activity + ")") &&
+  REQUIRE_THROWS_WITH(run(), Catch::Contains("(" + activity + "), such as those of Metrics") &&
                                  Catch::Contains("use join(model, step, has_batch)"));
 }
 
@@ -54,16 +54,24 @@ TEST_CASE("calls of all ranks are refused in a loop that ranks leave at differen
   checkpointer.save_if_due(1);
 }
 
-TEST_CASE("ranks that all throw at the first missing batch may call what all must call") {
-  Metrics metrics(context(), log_each_step());
+TEST_CASE("metrics log in a loop whose ranks end together or throw") {
   Mlp module;
   DistributedDataParallel model(module, group());
-  join(model,
-       [&] {
-         loss_of(model, 0).backward();
-         metrics.end_step(0, {.num_samples = 1});
-       },
-       {.throw_on_early_termination = true});
+  Metrics metrics(context(), log_each_step());
+  const auto run = [&](int num_batches) {
+    join(model,
+         [&] {
+           for (int64_t step = 0; step < num_batches; ++step) {
+             loss_of(model, step).backward();
+             metrics.end_step(step, {.num_samples = 1});
+           }
+         },
+         {.throw_on_early_termination = true});
+  };
+  run(2);
+  if (context().world_size() > 1) {
+    REQUIRE_THROWS_AS(run(1 + rank()), MismatchError);
+  }
 }
 
 TEST_CASE("steps of ranks without a batch log nothing, and all ranks log the same steps") {

@@ -51,6 +51,7 @@ void PassTiming::record_first_reduction() {
 }
 
 void PassTiming::begin_wait() {
+  is_replayed_ = is_replayed_ || is_capturing(device_);
   if (times_exposed()) {
     exposed_begin_.record_replayed(device_);
   }

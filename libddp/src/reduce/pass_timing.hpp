@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "core/log/step_waits.hpp"
 #include "core/log/trace_recorder.hpp"
@@ -56,11 +57,14 @@ class PassTiming {
     int64_t num_forwards = 0;  // measured; a backward may have none
     double forward = 0, backward = 0, comm = 0, overlap = 0;
   } sums_;
-  int64_t num_passes_ = 0;  // passes that ended
-  bool decided_ = false;    // whether the running pass is measured
-  bool measures_ = false;   // the running pass
-  bool pending_ = false;    // the events of a pass were not read yet
-  const StepWait registered_{WaitKind::Reductions, [this] { return exposed_ms(); }};
+  int64_t num_passes_ = 0;    // passes that ended
+  bool decided_ = false;      // whether the running pass is measured
+  bool measures_ = false;     // the running pass
+  bool pending_ = false;      // the events of a pass were not read yet
+  bool is_replayed_ = false;  // a backward was captured, and replays end no pass on the host
+  const StepWait registered_{
+      WaitKind::Reductions, [this] { return exposed_ms(); },
+      [this] { return is_replayed_ ? std::nullopt : std::optional(num_passes_); }};
 };
 
 }  // namespace ddp::detail

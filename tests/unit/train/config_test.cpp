@@ -51,6 +51,11 @@ bool has(const std::string& text, const std::string& part) {
 
 }  // namespace
 
+TEST_CASE("--summary reaches the models of programs without run()") {
+  CHECK(parse({"--summary"}).ddp.logs_summary);
+  CHECK(!parse({}).ddp.logs_summary);
+}
+
 TEST_CASE("overrides reach every section") {
   const Config config =
       parse({"train.batch_size=128", "amp.dtype=bf16", "data.format=synthetic", "sampler.seed=7",

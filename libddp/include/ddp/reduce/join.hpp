@@ -31,9 +31,9 @@ struct JoinOptions {
 /// Runs `loop` on every rank until all have run out. Collective. A rank that ran out makes no more
 /// optimizer steps and gets only parameters and buffers at the end. With momentum, Adam or a
 /// GradScaler use the overload below. Throws SettingsError with SyncBatchNorm (collective forward)
-/// and with optimizer.zero1, and on several ranks if `loop` calls what all ranks must call (such
-/// as Metrics on logging steps, Checkpointer, StopPoll, collectives with gradients): use the
-/// overload below there, too.
+/// and with optimizer.zero1. The same on several ranks if `loop` calls what all ranks must call,
+/// such as Metrics, Checkpointer or collectives with gradients, unless throw_on_early_termination:
+/// use the overload below.
 void join(DataParallelModel& model, const std::function<void()>& loop,
           const JoinOptions& options = {});
 

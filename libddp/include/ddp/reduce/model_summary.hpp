@@ -9,7 +9,7 @@
 namespace ddp {
 
 /// One line for each module that has parameters of its own: name, shapes, dtype, elements, and
-/// whether some or all are frozen. Then the sums, and the memory of parameters and buffers. A
+/// whether some or all are frozen now. Then the sums, and the memory of parameters and buffers. A
 /// tensor that several modules share is listed once.
 std::string model_summary(const DataParallelModel& model);
 

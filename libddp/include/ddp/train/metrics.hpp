@@ -66,10 +66,10 @@ class Metrics {
   explicit Metrics(std::unique_ptr<detail::MetricsImpl> impl);  ///< internal
   ~Metrics();
 
-  /// Logging steps report all models and loaders that this thread made. Waits of loaders in pauses
-  /// do not count.
-  /// Call observe() only for your own types. `object` must outlive the Metrics and must not move.
-  /// It replaces libddp's models, or loaders, in the reports.
+  /// Logging steps report all models and loaders that this thread made: models that trained since
+  /// the last logging step, and loaders without pauses. Call observe() only for your own types.
+  /// `object` must outlive the Metrics and must not move. It replaces libddp's models, or loaders,
+  /// in the reports.
   template <typename T>
   void observe(T& object) {
     if constexpr (requires { double(object.exposed_communication_ms()); }) {

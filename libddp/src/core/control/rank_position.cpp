@@ -46,9 +46,10 @@ void refuse_in_uneven_loop(const std::string& call) {
   if (num_uneven_loops > 0) {
     throw SettingsError(concat(
         "join(model, loop) cannot contain a call that all ranks must make (", call,
-        "), because ranks that ran out of batches only answer forwards: Metrics on logging steps, "
-        "Checkpointer, StopPoll, collectives with gradients; fix: use join(model, step, "
-        "has_batch), in which every rank makes every step (docs/recipes/uneven_data.md)"));
+        "), such as those of Metrics, Checkpointer, StopPoll, EarlyStopping and collectives with "
+        "gradients, because ranks that ran out of batches only answer forwards; fix: use "
+        "join(model, step, has_batch), in which every rank makes every step "
+        "(docs/recipes/uneven_data.md)"));
   }
 }
 

@@ -3,10 +3,12 @@
 // them without a call of the program. Torch-free.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
-#include <thread>
+#include <utility>
 #include <vector>
 
 namespace ddp::detail {
@@ -19,7 +21,11 @@ enum class WaitKind {
 /// Registered from its construction to its destruction, for the thread that constructs it.
 class StepWait {
  public:
-  StepWait(WaitKind kind, std::function<double()> milliseconds);
+  /// Finished backwards of a model; nothing if the host cannot count them.
+  using NumPasses = std::function<std::optional<int64_t>()>;
+
+  StepWait(WaitKind kind, std::function<double()> milliseconds, NumPasses num_passes = nullptr);
+  /// The last wait of a loader stays in total_of_batches().
   ~StepWait();
   StepWait(const StepWait&) = delete;
   StepWait& operator=(const StepWait&) = delete;
@@ -27,40 +33,78 @@ class StepWait {
   struct Reading {
     uint64_t id = 0;  ///< of the StepWait; no two have the same
     double milliseconds = 0;
+    std::optional<int64_t> num_passes = {};
   };
-  /// Those that the calling thread constructed, in order. Not inside a `milliseconds` function.
+  /// Returns one reading for each StepWait of the calling thread, in the order of construction. A
+  /// `milliseconds` function must not call it.
   static std::vector<Reading> read_all(WaitKind kind);
 
+  struct Total {
+    double milliseconds = 0;  ///< of all loaders that the thread ever made
+    bool has_loader = false;  ///< now
+  };
+  /// Sums the waits of the calling thread's loaders. A `milliseconds` function must not call it.
+  static Total total_of_batches();
+
  private:
+  struct Registry;
+  static std::shared_ptr<Registry> registry_of_thread();
+
   const WaitKind kind_;
   const std::function<double()> milliseconds_;
-  const std::thread::id thread_;
+  const NumPasses num_passes_;
+  const std::shared_ptr<Registry> registry_;  // another thread may destroy this object
   const uint64_t id_;
 };
 
 /// What all loaders of a run cost while its training clock ran.
 class LoaderWait {
  public:
-  /// Adds what each loader waited since its last reading. `counts`=false: omits these waits, which
+  /// `earlier`: the waits before this run.
+  explicit LoaderWait(const StepWait::Total& earlier = {}) : last_ms_(earlier.milliseconds) {}
+
+  /// Adds what the loaders waited since the last reading. `counts`=false: omits these waits, which
   /// were those of a pause.
-  void read(const std::vector<StepWait::Reading>& readings, bool counts = true) {
-    std::vector<StepWait::Reading> before;
-    before.swap(last_);
-    for (const auto& reading : readings) {
-      double since = reading.milliseconds;
-      for (const auto& last : before) {
-        since -= last.id == reading.id ? last.milliseconds : 0;
-      }
+  void read(const StepWait::Total& total, bool counts = true) {
+    const double since = total.milliseconds - last_ms_;
+    last_ms_ = total.milliseconds;
+    if (total.has_loader || since != 0) {
       total_ms_ = total_ms_.value_or(0) + (counts ? since : 0);
     }
-    last_ = readings;
   }
+  /// The next total comes from another source, which begins at 0.
+  void restart() { last_ms_ = 0; }
   /// Nothing before a loader was read.
   std::optional<double> milliseconds() const { return total_ms_; }
 
  private:
-  std::vector<StepWait::Reading> last_;
+  double last_ms_;
   std::optional<double> total_ms_;
+};
+
+/// The exposed communication of the models that train.
+class ReductionWait {
+ public:
+  /// `earlier`: readings before this run.
+  explicit ReductionWait(std::vector<StepWait::Reading> earlier = {}) : last_(std::move(earlier)) {}
+
+  /// Returns the sum over models that finished a backward since the last call. A model whose
+  /// backwards the host cannot count always counts. Nothing: there is no model.
+  std::optional<double> read(std::vector<StepWait::Reading> readings) {
+    std::optional<double> sum;
+    for (const auto& reading : readings) {
+      const auto before = std::find_if(last_.begin(), last_.end(),
+                                       [&](const auto& last) { return last.id == reading.id; });
+      const int64_t passes = before == last_.end() ? 0 : before->num_passes.value_or(0);
+      const bool trains = !reading.num_passes || *reading.num_passes > passes;
+      sum = sum.value_or(0) + (trains ? reading.milliseconds : 0);
+    }
+    last_ = std::move(readings);
+    return sum;
+  }
+
+ private:
+  std::vector<StepWait::Reading> last_;
 };
 
 }  // namespace ddp::detail

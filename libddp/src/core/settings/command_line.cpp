@@ -131,7 +131,7 @@ const std::vector<std::pair<std::string, std::string>>& command_line_options() {
        "Show this page, or the settings of a section, of one key or of all keys with a prefix. "
        "all: every setting."},
       {"--show-settings", "Print all settings at the start, not only changed ones."},
-      {"--summary", "Print the parameters of the model when it is wrapped, and go on."},
+      {"--summary", "Print the parameters of the model when it is wrapped, then train as usual."},
       {"--version", "Print the versions of libddp and of the libraries it uses."},
       {"--completion SHELL", "Print the completion script for bash or zsh."}};
   return options;

@@ -19,6 +19,18 @@ namespace ddp::detail {
 class InputWait {
  public:
   explicit InputWait(at::Device device) : device_(device) {}
+  InputWait(const InputWait&) = delete;
+  InputWait& operator=(const InputWait&) = delete;
+  /// Spans that the device has not passed yet are lost: a destructor must not wait for a device
+  /// whose peers may have failed.
+  ~InputWait() {
+    const std::lock_guard lock(mutex_);
+    try {
+      add_passed();
+    } catch (...) {  // the device failed
+    }
+    spans_.clear();
+  }
 
   /// No batch is ready, and the host begins to wait for one.
   void begin() {
@@ -35,9 +47,7 @@ class InputWait {
     next_->end.record(device_);
     spans_.push_back(std::move(*next_));
     next_.reset();
-    while (!spans_.empty() && spans_.front().end.is_over()) {
-      add_oldest();
-    }
+    add_passed();
   }
   /// A wait that began and failed does not count.
   void forget() {
@@ -60,6 +70,11 @@ class InputWait {
     ops::detail::TimingEvent begin, end;
   };
 
+  void add_passed() {
+    while (!spans_.empty() && spans_.front().end.is_over()) {
+      add_oldest();
+    }
+  }
   void add_oldest() {
     const Span& span = spans_.front();
     total_ms_ += ops::detail::TimingEvent::milliseconds(span.begin, span.end);

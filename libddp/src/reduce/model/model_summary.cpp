@@ -65,7 +65,7 @@ std::string padded(const std::string& text, size_t width) {
 std::string mib(double bytes) {
   const detail::ClassicNumbers numbers;
   char text[40];
-  std::snprintf(text, sizeof text, "%.1f MiB", bytes / (1 << 20));
+  std::snprintf(text, sizeof text, "%.1f MiB of memory", bytes / (1 << 20));
   return text;
 }
 

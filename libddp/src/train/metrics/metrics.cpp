@@ -78,6 +78,8 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
              .name = device.str(),
              .type = sensors_.gpu_name(),
              .pci_bus_id = pci_bus_id(device)},
+      loader_wait_(StepWait::total_of_batches()),
+      reduction_wait_(StepWait::read_all(WaitKind::Reductions)),
       flops_(options.run.peak_tflops),
       console_(options, is_main()) {
   options.usage.set();
@@ -157,21 +159,16 @@ void MetricsImpl::resume() {
   }
 }
 
-double MetricsImpl::exposed_comm_ms() const {
-  if (exposed_comm_) {
-    return exposed_comm_();
-  }
-  double sum = NAN;
-  for (const auto& reading : StepWait::read_all(WaitKind::Reductions)) {
-    sum = reading.milliseconds + (std::isnan(sum) ? 0 : sum);
-  }
-  return sum;
+double MetricsImpl::read_exposed_comm_ms() {
+  return exposed_comm_
+             ? exposed_comm_()
+             : reduction_wait_.read(StepWait::read_all(WaitKind::Reductions)).value_or(NAN);
 }
 
 void MetricsImpl::read_loader_wait(bool counts) {
-  const std::vector<StepWait::Reading> own = {
-      {.id = 0, .milliseconds = own_loader_wait_ ? own_loader_wait_() : 0}};
-  loader_wait_.read(own_loader_wait_ ? own : StepWait::read_all(WaitKind::Batches), counts);
+  loader_wait_.read(own_loader_wait_ ? StepWait::Total{own_loader_wait_(), /*has_loader=*/true}
+                                     : StepWait::total_of_batches(),
+                    counts);
 }
 
 void MetricsImpl::log(const std::string& name, const MetricValue& value,
@@ -265,7 +262,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
   read();
   const auto grad_norm = read_value("grad_norm", metrics.grad_norm);  // may throw, on any rank
   auto own = counter_.since_log();
-  own.exposed_comm_ms = exposed_comm_ms();
+  own.exposed_comm_ms = read_exposed_comm_ms();
   own.custom = custom_.take();
   own.device = place_;
   own.device->numbers = sensors_.latest();

@@ -40,7 +40,10 @@ class MetricsImpl {
 
   void set_exposed_comm(std::function<double()> call) { exposed_comm_ = std::move(call); }
   void set_flops_per_sample(double flops) { flops_.set(flops); }
-  void set_loader_wait(std::function<double()> call) { own_loader_wait_ = std::move(call); }
+  void set_loader_wait(std::function<double()> call) {
+    own_loader_wait_ = std::move(call);
+    loader_wait_.restart();
+  }
 
  private:
   bool is_main() const { return control_plane_.rank() == 0; }
@@ -54,8 +57,9 @@ class MetricsImpl {
   /// Collective. Unless `to_all`, only rank 0 gets the numbers.
   std::vector<RankNumbers> gather(RankNumbers own, bool to_all);
   void log_step(int64_t step, const StepMetrics& metrics);
-  /// Of the models that this thread made, unless set_exposed_comm() was called; NaN: none.
-  double exposed_comm_ms() const;
+  /// Of the models that this thread made and that trained since the last call, unless
+  /// set_exposed_comm() was called. NaN: there is none.
+  double read_exposed_comm_ms();
   /// Brings loader_wait_ up to date.
   void read_loader_wait(bool counts = true);
   std::optional<double> tflops_per_rank(const JobNumbers& job) const;
@@ -79,6 +83,7 @@ class MetricsImpl {
   const RankDevice place_;
   RankCounter counter_;
   LoaderWait loader_wait_;
+  ReductionWait reduction_wait_;
   SampleFlops flops_;
   TrainingClock clock_;
   std::unique_ptr<Tracer> tracer_;

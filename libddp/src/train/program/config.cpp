@@ -210,7 +210,9 @@ Config Config::from_command_line(int argc, const char* const* argv,
   for (const std::string& argument : line.overrides) {
     settings.add_override(argument);
   }
-  return from_settings(std::move(settings), sections);
+  Config config = from_settings(std::move(settings), sections);
+  config.ddp.logs_summary = line.summary;
+  return config;
 }
 
 void Config::derive() {

@@ -196,8 +196,7 @@ int run(int argc, const char* const* argv, const RunFunction& function,
       return 0;
     }
     const StopSignalHandlers handlers;
-    Config config = Config::from_command_line(argc, argv, sections);
-    config.ddp.logs_summary = line.summary;
+    const Config config = Config::from_command_line(argc, argv, sections);
     apply(config.train);
     code = run_job(config, [&](Context& context, const Config& agreed) {
       log_settings(context, agreed, line);

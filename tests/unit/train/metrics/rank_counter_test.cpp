@@ -2,6 +2,8 @@
 // Intervals of one rank's counts, and their sums over ranks.
 #include "train/metrics/ranks/rank_counter.hpp"
 
+#include <chrono>
+#include <future>
 #include <memory>
 #include <thread>
 
@@ -118,19 +120,87 @@ TEST_CASE(
   REQUIRE(std::isnan(JobNumbers({RankNumbers{}}).step_ms()));
 }
 
-TEST_CASE("waits of loaders add up, without those of pauses and of loaders that are gone") {
-  ddp::detail::LoaderWait wait;
-  REQUIRE(!wait.milliseconds().has_value());
-  wait.read({});
-  REQUIRE(!wait.milliseconds().has_value());
-  wait.read({{.id = 1, .milliseconds = 5}});
-  wait.read({{.id = 1, .milliseconds = 8}, {.id = 2, .milliseconds = 10}});
-  REQUIRE(wait.milliseconds() == 18.0);
-  wait.read({{.id = 1, .milliseconds = 9}, {.id = 2, .milliseconds = 40}}, /*counts=*/false);
-  REQUIRE(wait.milliseconds() == 18.0);
-  wait.read({{.id = 2, .milliseconds = 41}});  // loader 1 is gone
-  wait.read({{.id = 2, .milliseconds = 41}, {.id = 3, .milliseconds = 1}});
-  REQUIRE(wait.milliseconds() == 20.0);
+TEST_CASE("waits of loaders add up, without those of pauses") {
+  using ddp::detail::StepWait;
+  using ddp::detail::WaitKind;
+  std::vector<double> ms(4);
+  const auto add_loader = [&](size_t i) {
+    return std::make_unique<StepWait>(WaitKind::Batches, [&ms, i] { return ms[i]; });
+  };
+  add_loader(0).reset();  // registers nothing that later cases see
+  ddp::detail::LoaderWait wait(StepWait::total_of_batches());
+  const auto read = [&](bool counts = true) {
+    wait.read(StepWait::total_of_batches(), counts);
+    return wait.milliseconds();
+  };
+  REQUIRE(!read().has_value());
+  auto first = add_loader(0);
+  ms = {5, 0, 0, 0};
+  REQUIRE(read() == 5.0);
+  auto second = add_loader(1);
+  ms = {8, 10, 0, 0};
+  REQUIRE(read() == 18.0);
+  ms = {9, 40, 0, 0};
+  {  // lives only in a pause
+    ms[2] = 100;
+    add_loader(2).reset();
+  }
+  REQUIRE(read(/*counts=*/false) == 18.0);
+  ms[0] = 12;
+  first.reset();
+  REQUIRE(read() == 21.0);  // its last 3 ms count
+  ms[3] = 7;
+  add_loader(3).reset();  // from one reading to the next
+  REQUIRE(read() == 28.0);
+  second.reset();
+  REQUIRE(read() == 28.0);
+  wait.restart();
+  wait.read({.milliseconds = 2, .has_loader = true});
+  REQUIRE(wait.milliseconds() == 30.0);
+  ddp::detail::LoaderWait of_next_run(StepWait::total_of_batches());
+  of_next_run.read(StepWait::total_of_batches());
+  REQUIRE(!of_next_run.milliseconds().has_value());
+}
+
+TEST_CASE("exposed communication is that of models that trained since the last reading") {
+  using Readings = std::vector<ddp::detail::StepWait::Reading>;
+  const Readings earlier = {{.id = 1, .milliseconds = 8, .num_passes = 3}};  // of another run
+  ddp::detail::ReductionWait wait(earlier);
+  REQUIRE(!ddp::detail::ReductionWait().read({}).has_value());
+  Readings readings = {earlier[0],
+                       {.id = 2, .milliseconds = 1, .num_passes = 1},
+                       {.id = 3, .milliseconds = 2, .num_passes = 0}};
+  REQUIRE(wait.read(readings) == 1.0);
+  readings[2].num_passes = 1;
+  REQUIRE(wait.read(readings) == 2.0);
+  REQUIRE(wait.read(readings) == 0.0);
+  readings[0].num_passes = 4;
+  readings[1].num_passes = std::nullopt;  // its backwards are replays
+  REQUIRE(wait.read(readings) == 9.0);
+}
+
+TEST_CASE("a thread does not wait for the reading of another") {
+  using ddp::detail::StepWait;
+  using ddp::detail::WaitKind;
+  std::promise<void> reads, go_on;
+  std::thread reader([&] {
+    const StepWait model(WaitKind::Reductions, [&] {
+      reads.set_value();
+      go_on.get_future().wait();
+      return 1.0;
+    });
+    StepWait::read_all(WaitKind::Reductions);
+  });
+  reads.get_future().wait();
+  auto other = std::async(std::launch::async, [] {
+    const StepWait model(WaitKind::Reductions, [] { return 2.0; });
+    return StepWait::read_all(WaitKind::Reductions).size();
+  });
+  const bool is_free = other.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  go_on.set_value();
+  reader.join();
+  REQUIRE(is_free);
+  REQUIRE(other.get() == 1);
 }
 
 TEST_CASE("a thread reads the waits of the objects that it made") {
