@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ddp/detail/model_weights.hpp"
+#include "ops/shared/flop_counter.hpp"
 #include "ops/shared/random_states.hpp"
 #include "ops/tensor_launch.hpp"
 
@@ -126,6 +127,7 @@ class Checkpoint : public torch::autograd::Function<Checkpoint> {
       const AutocastAs autocast(call.autocast);
       const at::AutoGradMode recording(true);
       const RecomputingAs second_run(true);
+      const detail::UncountedOps uncounted;
       outputs = call.body(inputs);
     }
     std::vector<at::Tensor> roots, root_gradients;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <iterator>
 #include <memory>
 #include <numeric>
@@ -25,11 +26,17 @@ constexpr size_t kNumTypes = static_cast<size_t>(at::ScalarType::NumOptions);
 
 std::atomic<bool> is_taken = false;  // by a FlopCounter
 std::atomic<bool> is_counting = false;
-std::atomic<double> num_flops[kNumTypes];
-thread_local int depth = 0;  // of counted ops, whose own calls do not count
+std::atomic<bool> has_unknown = false;         // an op without a formula ran
+std::atomic<double> num_flops[kNumTypes + 1];  // by dtype; last: float32 convolutions
+thread_local int depth = 0;                    // of counted ops, whose own calls do not count
 
-void add(double flops, at::ScalarType dtype) {
-  auto& sum = num_flops[static_cast<size_t>(dtype) % kNumTypes];
+void add(double flops, at::ScalarType dtype, FlopKind kind) {
+  if (std::isnan(flops)) {
+    has_unknown = true;
+    return;
+  }
+  const bool is_apart = dtype == at::kFloat && kind == FlopKind::Convolution;
+  auto& sum = num_flops[is_apart ? kNumTypes : static_cast<size_t>(dtype) % kNumTypes];
   double before = sum.load(std::memory_order_relaxed);
   while (!sum.compare_exchange_weak(before, before + flops, std::memory_order_relaxed)) {
   }
@@ -74,19 +81,24 @@ int64_t element(const c10::IValue& list, size_t index) {
   return values.at(std::min(index, values.size() - 1));
 }
 
-// Positions of the filter: those of the output, or of a transposed convolution's input.
+// Positions of the filter: those of the output, or of a transposed convolution's input. The
+// parameters are indices of the op's arguments; 0: it has no such argument.
+template <size_t stride, size_t padding, size_t dilation, size_t transposed>
 double convolution(Inputs inputs) {
   const auto x = tensor_at(inputs, 0), weight = tensor_at(inputs, 1);
-  if (inputs.size() < 7 || !have_dims(x, weight, 3)) {
+  if (inputs.size() <= std::max({stride, padding, dilation, transposed}) ||
+      !have_dims(x, weight, 3)) {
     return 0;
   }
   double positions = static_cast<double>(x.size(0));
   for (int64_t dim = 2; dim < x.dim(); ++dim) {
     const auto i = static_cast<size_t>(dim - 2);
-    const int64_t reach = element(inputs[5], i) * (weight.size(dim) - 1) + 1;
-    const int64_t padded = x.size(dim) + 2 * element(inputs[4], i);
-    positions *= static_cast<double>(
-        inputs[6].toBool() ? x.size(dim) : (padded - reach) / element(inputs[3], i) + 1);
+    const int64_t spread = dilation > 0 ? element(inputs[dilation], i) : 1;
+    const int64_t reach = spread * (weight.size(dim) - 1) + 1;
+    const int64_t padded = x.size(dim) + 2 * element(inputs[padding], i);
+    positions *= static_cast<double>(transposed > 0 && inputs[transposed].toBool()
+                                         ? x.size(dim)
+                                         : (padded - reach) / element(inputs[stride], i) + 1);
   }
   return 2 * product_of(weight.sizes()) * positions;
 }
@@ -102,58 +114,99 @@ double convolution_backward(Inputs inputs) {
   return passes * convolution_flops(weight, at_filter);
 }
 
-// Queries [batch, heads, s_q, d] at `first`, then keys and values; `of_keys` products with the
-// queries' width and `of_values` with the values' width.
-template <size_t first, int of_keys, int of_values>
+// Two products for each pair of a query and a key: `passes` is 1 forward and 2 backward, whose
+// kernels compute the scores once more. Queries [batch, heads, s_q, d] at `first`, then keys and
+// values.
+template <size_t first, int passes>
 double attention(Inputs inputs) {
   const auto q = tensor_at(inputs, first), k = tensor_at(inputs, first + 1),
              v = tensor_at(inputs, first + 2);
   if (!have_dims(q, k, 4) || !have_dims(q, v, 4)) {
     return 0;
   }
-  const double scores = product_of(q.sizes().slice(0, 3)) * static_cast<double>(k.size(2));
-  return 2 * scores *
-         (of_keys * static_cast<double>(q.size(3)) + of_values * static_cast<double>(v.size(3)));
+  const double pairs = product_of(q.sizes().slice(0, 3)) * static_cast<double>(k.size(2));
+  return 2 * passes * pairs * static_cast<double>(q.size(3) + v.size(3));
 }
 
-// Packed documents [tokens, heads, d] with their offsets at `offsets`, for which the host waits. In
-// a capture it cannot, and all documents count as long as the longest, which follows the offsets.
-template <size_t first, size_t offsets, int products>
-double packed_attention(Inputs inputs) {
-  const auto q = tensor_at(inputs, first), ends = tensor_at(inputs, offsets);
-  if (!q.defined() || q.dim() != 3 || !ends.defined()) {
+// Pairs of a query and a key of the same document. The host waits for the documents' ends.
+double pairs_of_documents(const at::Tensor& q_ends, const at::Tensor& k_ends) {
+  const auto queries = q_ends.to(at::kCPU, at::kDouble).diff();
+  const auto keys = k_ends.to(at::kCPU, at::kDouble).diff();
+  return queries.mul(keys).sum().item<double>();
+}
+
+// Queries [batch, s_q, heads, d] at `first`, or packed documents [tokens, heads, d]. `offsets`: the
+// documents' ends in queries and keys and the longest of each; undefined: not packed. In a capture
+// the host cannot wait, and all documents count as long as the longest.
+template <size_t first, size_t offsets, int passes>
+double attention_kernel(Inputs inputs) {
+  const auto q = tensor_at(inputs, first), k = tensor_at(inputs, first + 1),
+             v = tensor_at(inputs, first + 2);
+  if (!have_dims(q, k, 3) || !have_dims(q, v, 3)) {
     return 0;
   }
-  const double pairs = is_capturing(q.device())
-                           ? static_cast<double>(q.size(0) * inputs[offsets + 2].toInt())
-                           : ends.to(at::kCPU, at::kDouble).diff().square().sum().item<double>();
-  return 2 * products * pairs * static_cast<double>(q.size(1) * q.size(2));
+  const auto q_ends = tensor_at(inputs, offsets), k_ends = tensor_at(inputs, offsets + 1);
+  double pairs = product_of(q.sizes().slice(0, q.dim() - 2));
+  if (!q_ends.defined() || !k_ends.defined()) {
+    pairs *= static_cast<double>(k.size(-3));
+  } else if (is_capturing(q.device())) {
+    const auto& longest = inputs[offsets + 3];
+    pairs *= static_cast<double>(longest.isInt() ? longest.toInt() : k.size(-3));
+  } else {
+    pairs = pairs_of_documents(q_ends, k_ends);
+  }
+  return 2 * passes * pairs * static_cast<double>(q.size(-2) * (q.size(-1) + v.size(-1)));
 }
 
-const std::unordered_map<std::string_view, Formula>& formulas() {
-  static const std::unordered_map<std::string_view, Formula> all = {
-      {"aten::mm", matrix_product<0>},
-      {"aten::bmm", matrix_product<0>},
-      {"aten::_scaled_mm", matrix_product<0>},
-      {"aten::addmm", matrix_product<1>},
-      {"aten::addmm_", matrix_product<1>},
-      {"aten::_addmm_activation", matrix_product<1>},
-      {"aten::baddbmm", matrix_product<1>},
-      {"aten::baddbmm_", matrix_product<1>},
-      {"aten::convolution", convolution},
-      {"aten::convolution_backward", convolution_backward},
-      {"aten::_scaled_dot_product_flash_attention", attention<0, 1, 1>},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu", attention<0, 1, 1>},
-      {"aten::_scaled_dot_product_efficient_attention", attention<0, 1, 1>},
-      {"aten::_scaled_dot_product_cudnn_attention", attention<0, 1, 1>},
-      {"aten::_scaled_dot_product_flash_attention_backward", attention<1, 3, 2>},
-      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention<1, 3, 2>},
-      {"aten::_scaled_dot_product_efficient_attention_backward", attention<1, 3, 2>},
-      {"aten::_scaled_dot_product_cudnn_attention_backward", attention<1, 3, 2>},
-      {"aten::_flash_attention_forward", packed_attention<0, 3, 2>},
-      {"aten::_flash_attention_backward", packed_attention<1, 6, 5>},
+// The kernels of recurrent layers have no formula, and make the sum unknown.
+double unknown(Inputs /*inputs*/) {
+  return NAN;
+}
+
+struct Rule {
+  Formula flops;
+  FlopKind kind = FlopKind::Product;
+};
+
+const std::unordered_map<std::string_view, Rule>& rules() {
+  constexpr auto kConvolution = FlopKind::Convolution;
+  static const std::unordered_map<std::string_view, Rule> all = {
+      {"aten::mm", {matrix_product<0>}},
+      {"aten::bmm", {matrix_product<0>}},
+      {"aten::_scaled_mm", {matrix_product<0>}},
+      {"aten::addmm", {matrix_product<1>}},
+      {"aten::addmm_", {matrix_product<1>}},
+      {"aten::_addmm_activation", {matrix_product<1>}},
+      {"aten::baddbmm", {matrix_product<1>}},
+      {"aten::baddbmm_", {matrix_product<1>}},
+      {"aten::convolution", {convolution<3, 4, 5, 6>, kConvolution}},
+      {"aten::_convolution", {convolution<3, 4, 5, 6>, kConvolution}},
+      {"aten::convolution_overrideable", {convolution<3, 4, 5, 6>, kConvolution}},
+      {"aten::cudnn_convolution", {convolution<3, 2, 4, 0>, kConvolution}},
+      {"aten::_slow_conv2d_forward", {convolution<4, 5, 0, 0>, kConvolution}},
+      {"aten::convolution_backward", {convolution_backward, kConvolution}},
+      {"aten::_scaled_dot_product_flash_attention", {attention<0, 1>}},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", {attention<0, 1>}},
+      {"aten::_scaled_dot_product_efficient_attention", {attention<0, 1>}},
+      {"aten::_scaled_dot_product_cudnn_attention", {attention<0, 1>}},
+      {"aten::_scaled_dot_product_flash_attention_backward", {attention<1, 2>}},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", {attention<1, 2>}},
+      {"aten::_scaled_dot_product_efficient_attention_backward", {attention<1, 2>}},
+      {"aten::_scaled_dot_product_cudnn_attention_backward", {attention<1, 2>}},
+      {"aten::_flash_attention_forward", {attention_kernel<0, 3, 1>}},
+      {"aten::_flash_attention_backward", {attention_kernel<1, 6, 2>}},
+      {"aten::_efficient_attention_forward", {attention_kernel<0, 4, 1>}},
+      {"aten::_efficient_attention_backward", {attention_kernel<1, 6, 2>}},
+      {"aten::_cudnn_rnn", {unknown}},
+      {"aten::miopen_rnn", {unknown}},
+      {"aten::mkldnn_rnn_layer", {unknown}},
   };
   return all;
+}
+
+size_t index_of_most() {
+  return static_cast<size_t>(std::max_element(std::begin(num_flops), std::end(num_flops)) -
+                             std::begin(num_flops));
 }
 
 class Nested : public at::ObserverContext {
@@ -169,14 +222,16 @@ std::unique_ptr<at::ObserverContext> begin_op(const at::RecordFunction& op) {
   if (depth > 0) {
     return nullptr;
   }
-  const auto formula = formulas().find(op.name());
-  if (formula == formulas().end()) {
+  const auto found = rules().find(op.name());
+  if (found == rules().end()) {
     return nullptr;
   }
-  auto nested = std::make_unique<Nested>();       // also of ops that the formula calls
-  const auto factor = tensor_at(op.inputs(), 1);  // of each formula
+  auto nested = std::make_unique<Nested>();  // also of ops that the formula calls
+  const Rule& rule = found->second;
+  const bool is_factor = tensor_at(op.inputs(), 1).defined();  // else a list of weights
+  const auto factor = tensor_at(op.inputs(), is_factor ? 1 : 0);
   if (is_counting && factor.defined()) {
-    add(formula->second(op.inputs()), computed_dtype(factor));
+    add(rule.flops(op.inputs()), computed_dtype(factor), rule.kind);
   }
   return nested;
 }
@@ -186,6 +241,7 @@ std::unique_ptr<at::ObserverContext> begin_op(const at::RecordFunction& op) {
 FlopCounter::FlopCounter() {
   if (!is_taken.exchange(true)) {
     std::fill(std::begin(num_flops), std::end(num_flops), 0.0);
+    has_unknown = false;
     is_counting = true;
     callback_ = at::addThreadLocalCallback(
         at::RecordFunctionCallback(begin_op).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
@@ -207,18 +263,27 @@ void FlopCounter::set_paused(bool on) {
 }
 
 double FlopCounter::flops() const {
-  return callback_ ? std::accumulate(std::begin(num_flops), std::end(num_flops), 0.0) : 0;
+  if (!callback_) {
+    return 0;
+  }
+  return has_unknown ? NAN : std::accumulate(std::begin(num_flops), std::end(num_flops), 0.0);
 }
 
 at::ScalarType FlopCounter::dtype() const {
-  const auto* const most = std::max_element(std::begin(num_flops), std::end(num_flops));
-  return flops() > 0 ? static_cast<at::ScalarType>(most - std::begin(num_flops))
-                     : at::ScalarType::Undefined;
+  if (!callback_ || !(num_flops[index_of_most()] > 0)) {
+    return at::ScalarType::Undefined;
+  }
+  return are_float_convolutions() ? at::kFloat : static_cast<at::ScalarType>(index_of_most());
 }
 
-CountedOp::CountedOp(double flops, at::ScalarType dtype) {
-  if (depth++ == 0 && is_counting) {
-    add(flops, dtype);
+bool FlopCounter::are_float_convolutions() const {
+  return callback_ && index_of_most() == kNumTypes;
+}
+
+// Autograd's threads have the callback of the thread that began the backward.
+CountedOp::CountedOp(double flops, at::ScalarType dtype, FlopKind kind) {
+  if (depth++ == 0 && is_counting && at::hasThreadLocalCallbacks()) {
+    add(flops, dtype, kind);
   }
 }
 

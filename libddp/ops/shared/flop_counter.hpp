@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the FLOPs of a step by the rules of PyTorch's torch.utils.flop_counter: matrix products,
-// convolutions and attention, forward and backward, 2 for each multiply-add. Causal attention
-// counts as full, and its backward with the recomputed scores. Unlike PyTorch, a grouped
-// convolution's weight gradient counts without the other groups.
+// Counts the model FLOPs of a step, for MFU: matrix products, convolutions and attention, forward
+// and backward, 2 for each multiply-add. The rules are those of torch.utils.flop_counter, with two
+// differences. What is computed again for the backward does not count: a checkpoint's second run,
+// the scores of fused attention. A grouped convolution's weight gradient has no other groups.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,8 @@
 namespace ddp::ops::detail {
 
 /// Counts ops that this thread starts, and the backwards that it runs, also on autograd's threads.
-/// Beside another counter of the process it counts nothing. A replay of a CUDA graph starts no ops.
+/// Only one counter of a process counts. A replay of a CUDA graph starts no ops. Destroy it on the
+/// thread that made it.
 class FlopCounter {
  public:
   FlopCounter();
@@ -24,23 +25,35 @@ class FlopCounter {
 
   /// Whether ops count from now on.
   void set_paused(bool on);
+  /// NaN if an op has no formula: LibTorch's kernels of recurrent layers.
   double flops() const;
   /// Of most FLOPs: the dtype of the factors, or that to which autocast converts them. Undefined:
   /// none were counted.
   at::ScalarType dtype() const;
+  /// Whether the FLOPs of dtype() are convolutions of float32 factors, not products. Whether TF32
+  /// computes them depends on another setting.
+  bool are_float_convolutions() const;
 
  private:
   std::optional<at::CallbackHandle> callback_;  // nothing beside another counter
 };
 
-/// An op that computes with kernels of its own, or otherwise than its formula says: counts `flops`
-/// of factors of `dtype`, and nothing that the op calls on this thread while this object lives.
+enum class FlopKind { Product, Convolution };
+
+/// Counts `flops` of factors of `dtype`, and nothing that this thread calls while this object
+/// lives. For an op with kernels of its own, or one that computes otherwise than its formula says.
 class CountedOp {
  public:
-  CountedOp(double flops, at::ScalarType dtype);
+  CountedOp(double flops, at::ScalarType dtype, FlopKind kind = FlopKind::Product);
   ~CountedOp();
   CountedOp(const CountedOp&) = delete;
   CountedOp& operator=(const CountedOp&) = delete;
+};
+
+/// Nothing that this thread calls counts while this object lives: it is no part of the model.
+class UncountedOps : CountedOp {
+ public:
+  UncountedOps() : CountedOp(0, at::kFloat) {}
 };
 
 /// Of one pass of a convolution, forward or one of its gradients. `output` is [N, filters, …].

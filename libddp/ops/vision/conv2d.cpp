@@ -217,7 +217,8 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
     ctx->set_materialize_grads(false);
     const auto y = at::empty({x.size(0), weight.size(0), g.output(g.height), g.output(g.width)},
                              x.options(), kLast);
-    const detail::CountedOp counted(detail::convolution_flops(weight, y), dtype);
+    const detail::CountedOp counted(detail::convolution_flops(weight, y), dtype,
+                                    detail::FlopKind::Convolution);
     return detail::convolve_by_cudnn(detail::ConvolutionPass::Forward,
                                      {x, filter, y, stride, padding})
                ? y
@@ -236,7 +237,7 @@ class LibraryConv : public torch::autograd::Function<LibraryConv> {
     const int64_t stride = ctx->saved_data["stride"].toInt(), padding = weight.size(2) / 2;
     const int num_gradients = int{ctx->needs_input_grad(0)} + int{ctx->needs_input_grad(1)};
     const detail::CountedOp counted(num_gradients * detail::convolution_flops(weight, grad),
-                                    grad.scalar_type());
+                                    grad.scalar_type(), detail::FlopKind::Convolution);
     const detail::WeightGradient weight_gradient(weight,
                                                  ctx->saved_data["held_bytes_limit"].toInt());
     at::Tensor grad_weight, grad_x;

@@ -33,7 +33,7 @@ class DepthStem : public torch::autograd::Function<DepthStem> {
     // The cells of 4x4x16 hold zeros beside the 7x7x3 taps, and have the output's size plus 3.
     const int64_t positions = cells.size(0) * (cells.size(2) - 3) * (cells.size(3) - 3);
     const detail::CountedOp counted(detail::product_flops(positions, weight.numel(), 1),
-                                    cells.scalar_type());
+                                    cells.scalar_type(), detail::FlopKind::Convolution);
     return at::conv2d(cells, detail::stem_filter_to_depth(weight, cells.scalar_type()))
         .contiguous(at::MemoryFormat::ChannelsLast);
   }
@@ -47,7 +47,7 @@ class DepthStem : public torch::autograd::Function<DepthStem> {
     const auto &cells = saved[0], &weight = saved[1];
     const AutocastOff no_autocast(cells.device().type());
     const detail::CountedOp counted(detail::convolution_flops(weight, grad_outputs[0]),
-                                    cells.scalar_type());
+                                    cells.scalar_type(), detail::FlopKind::Convolution);
     // Only the filter's shape and dtype are used: no input gradient is computed.
     const auto shape =
         at::empty({weight.size(0), 16, 4, 4}, cells.options(), at::MemoryFormat::ChannelsLast);

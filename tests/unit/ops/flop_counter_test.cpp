@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// FLOPs by the dispatcher. The expected numbers are those of Python's FlopCounterMode.
+// Model FLOPs of dispatched ops. The expected numbers are those of Python's FlopCounterMode, unless
+// a test says otherwise.
 #include "ops/shared/flop_counter.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <thread>
 
+#include "ddp/ops/language.hpp"
 #include "ops/vision/convolution_algorithms.hpp"
 #include "support/catch.hpp"
 
@@ -16,6 +19,8 @@ namespace {
 
 using ddp::ops::detail::CountedOp;
 using ddp::ops::detail::FlopCounter;
+using ddp::ops::detail::FlopKind;
+using ddp::ops::detail::UncountedOps;
 
 torch::Tensor weights(std::vector<int64_t> sizes) {
   return torch::randn(sizes, torch::requires_grad());
@@ -69,7 +74,7 @@ TEST_CASE("convolutions count as in Python, grouped weight gradients without oth
           }) == 124416);
 }
 
-TEST_CASE("attention counts as in Python, and its kernels by Python's formula") {
+TEST_CASE("attention counts the same with and without a kernel") {
   const auto attend = [](bool has_mask) {
     const auto q = weights({2, 3, 10, 8}), k = weights({2, 3, 12, 8}), v = weights({2, 3, 12, 8});
     const auto mask = has_mask ? std::optional(weights({10, 12})) : std::nullopt;
@@ -77,7 +82,85 @@ TEST_CASE("attention counts as in Python, and its kernels by Python's formula") 
   };
   // A mask with a gradient has no kernel on the CPU: two products forward, four backward.
   REQUIRE(flops_of([&] { attend(true); }) == 69120);
-  REQUIRE(flops_of([&] { attend(false); }) == 23040 + 57600);  // with the scores once more
+  REQUIRE(flops_of([&] { attend(false); }) == 69120);  // Python: 80640, with the scores twice
+}
+
+TEST_CASE("kernels of attention count, dense or of packed documents") {
+  // The CPU has none: the ops count before autograd finds that out.
+  const auto flops_before_error = [](const std::function<void()>& work) {
+    return flops_of([&] { REQUIRE_THROWS_AS(work(), c10::Error); });
+  };
+  const auto q = weights({2, 10, 3, 8}), k = weights({2, 12, 3, 8}), v = weights({2, 12, 3, 4});
+  REQUIRE(flops_before_error([&] {
+            at::_flash_attention_forward(q, k, v, {}, {}, 10, 12, 0, false, false);
+          }) == 2.0 * 2 * 3 * 10 * 12 * (8 + 4));
+  REQUIRE(flops_before_error([&] {
+            at::_efficient_attention_forward(q, k, v, {}, {}, {}, {}, {}, 0, 0);
+          }) == 2.0 * 2 * 3 * 10 * 12 * (8 + 4));
+  const auto packed = weights({10, 3, 8});
+  const auto ends = torch::tensor({0, 4, 10}, torch::kInt);
+  REQUIRE(flops_before_error([&] {
+            at::_flash_attention_forward(packed, packed, packed, ends, ends, 6, 6, 0, true, false);
+          }) == 2.0 * (4 * 4 + 6 * 6) * 3 * (8 + 8));
+  const auto batch = weights({1, 10, 3, 8});
+  REQUIRE(flops_before_error([&] {
+            at::_efficient_attention_forward(batch, batch, batch, {}, ends, ends, 6, 6, 0, 1);
+          }) == 2.0 * (4 * 4 + 6 * 6) * 3 * (8 + 8));
+}
+
+TEST_CASE("what a checkpoint computes again does not count, also inside another checkpoint") {
+  const auto w = weights({8, 8});
+  const auto block = [&](const std::vector<torch::Tensor>& inputs) {
+    return torch::mm(torch::relu(torch::mm(inputs[0], w)), w);
+  };
+  const auto checkpointed = [&](const std::vector<torch::Tensor>& inputs) {
+    return ddp::ops::checkpoint(block, inputs);
+  };
+  const auto x = weights({4, 8});
+  const double plain = 6 * 2.0 * 4 * 8 * 8;
+  REQUIRE(flops_of([&] { block({x}).sum().backward(); }) == plain);
+  REQUIRE(flops_of([&] { checkpointed({x}).sum().backward(); }) == plain);
+  REQUIRE(flops_of([&] { ddp::ops::checkpoint(checkpointed, {x}).sum().backward(); }) == plain);
+}
+
+TEST_CASE("convolutions that TorchScript or a program calls below at::convolution count once") {
+  const auto x = torch::randn({2, 4, 9, 8}), w = torch::randn({6, 4, 3, 2});
+  const double flops = flops_of([&] { torch::conv2d(x, w, {}, {2, 1}, {1, 0}); });
+  REQUIRE(flops == 2.0 * 2 * 5 * 7 * (6 * 4 * 3 * 2));
+  REQUIRE(flops_of([&] {
+            at::_convolution(x, w, {}, {2, 1}, {1, 0}, {1, 1}, false, {0, 0}, 1, false, false, true,
+                             true);
+          }) == flops);
+  REQUIRE(flops_of([&] { at::_slow_conv2d_forward(x, w, {3, 2}, {}, {2, 1}, {1, 0}); }) == flops);
+  const auto trained = weights({6, 4, 3, 2});
+  REQUIRE(flops_of([&] {
+            REQUIRE_THROWS_AS(
+                at::cudnn_convolution(x, trained, {1, 0}, {2, 1}, {1, 1}, 1, false, false, true),
+                c10::Error);
+          }) == flops);
+}
+
+TEST_CASE("a recurrent layer's kernel makes the number unknown") {
+  const FlopCounter counter;
+  torch::nn::LSTM lstm(4, 3);
+  std::get<0>(lstm->forward(torch::randn({2, 5, 4}))).sum().backward();
+  REQUIRE(std::isnan(counter.flops()));
+  torch::mm(torch::ones({2, 3}), torch::ones({3, 4}));
+  REQUIRE(std::isnan(counter.flops()));
+  REQUIRE(counter.dtype() == at::kFloat);
+}
+
+TEST_CASE("convolutions of float32 count apart from products") {
+  const FlopCounter counter;
+  torch::mm(torch::ones({2, 3}), torch::ones({3, 4}));
+  REQUIRE_FALSE(counter.are_float_convolutions());
+  torch::conv1d(torch::randn({2, 4, 9}), torch::randn({5, 4, 3}));
+  REQUIRE(counter.dtype() == at::kFloat);
+  REQUIRE(counter.are_float_convolutions());
+  { const CountedOp op(2000, at::kFloat); }
+  REQUIRE_FALSE(counter.are_float_convolutions());
+  { const CountedOp op(2000, at::kFloat, FlopKind::Convolution); }
+  REQUIRE(counter.are_float_convolutions());
 }
 
 TEST_CASE("an op of autocast counts once, with the dtype in which it computes") {
@@ -103,6 +186,7 @@ TEST_CASE("pauses, other threads and further counters count nothing") {
   const FlopCounter other;
   const auto product = [] { torch::mm(torch::ones({2, 3}), torch::ones({3, 4})); };
   std::thread(product).join();
+  std::thread([] { const CountedOp op(100, at::kHalf); }).join();
   REQUIRE(counter.flops() == 0);
   product();
   counter.set_paused(true);
@@ -123,6 +207,12 @@ TEST_CASE("a counted op counts what it says instead of what it calls") {
   torch::mm(torch::ones({2, 3}), torch::ones({3, 4}));
   REQUIRE(counter.flops() == 148);
   REQUIRE(counter.dtype() == at::kHalf);
+  {
+    const UncountedOps uncounted;
+    torch::mm(torch::ones({2, 3}), torch::ones({3, 4}));
+    const CountedOp inner(1000, at::kHalf);
+  }
+  REQUIRE(counter.flops() == 148);
 }
 
 TEST_CASE("a convolution as a product counts its formula, not the product") {
