@@ -7,11 +7,11 @@
 
 namespace ddp::detail {
 
-enum class FactorType { Half, Fp8, Tf32, Float32 };
-const char* to_string(FactorType type);  ///< for messages: "16 bit", "FP8", "TF32", "float32"
+enum class FactorType { Half, BFloat16, Fp8, Tf32, Float32 };
+const char* to_string(FactorType type);  ///< for messages: "float16", "bfloat16", "FP8", …
 
 /// TFLOP/s without sparsity of a GPU by its name as NVML gives it ("NVIDIA H200"). Nothing for a
-/// name or type that the table does not have.
+/// name or type that the table does not have, a virtual GPU or a part of one (MIG).
 std::optional<double> peak_tflops(const std::string& gpu_name, FactorType type);
 
 }  // namespace ddp::detail
