@@ -8,6 +8,7 @@
 
 #include "ddp/core/error.hpp"
 #include "fake_communicator.hpp"
+#include "ops/shared/flop_counter.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 
@@ -108,6 +109,21 @@ TEST_CASE("a hook that reads the count finds it in start()") {
   for (int b = 0; b < 3; ++b) {
     CHECK(three.all_are(b, 0.125));  // 1 / (2 + 6)
   }
+}
+
+TEST_CASE("the products of a hook are no FLOPs of the model") {
+  struct Hook : ddp::CommHook {
+    std::string name() const override { return "products"; }
+    void start(ddp::GradBucket& /*bucket*/) override { at::mm(matrix, matrix); }
+    void finish(ddp::GradBucket& /*bucket*/) override { at::mm(matrix, matrix); }
+    at::Tensor matrix = at::ones({2, 2});
+  };
+  ThreeBuckets three;
+  three.reductions.set_hook(std::make_shared<Hook>());
+  const ddp::ops::detail::FlopCounter counter;
+  three.start_all();
+  three.reductions.finish();
+  CHECK(counter.flops() == 0);
 }
 
 TEST_CASE("a missing count ends the start") {

@@ -11,6 +11,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ops/shared/autocast_off.hpp"
+#include "ops/shared/flop_counter.hpp"
 #include "ops/shared/private_stream.hpp"
 #include "ops/shared/timing_event.hpp"
 
@@ -120,6 +121,7 @@ void BucketReductions::start(size_t first, size_t last) {
     bucket.loss_scale = loss_scale_;
     auto& work = reductions_[b].work;
     if (hook_) {
+      const ops::detail::UncountedOps uncounted;
       hook_->start(bucket);
     } else if (gradients_.is_sharded()) {
       work = communicator_->reduce_scatter(bucket.shard, bucket.buffer, op);
@@ -136,6 +138,7 @@ void BucketReductions::finish_bucket(size_t index) {
     return;  // an exception ended start()
   }
   if (hook_) {
+    const ops::detail::UncountedOps uncounted;
     hook_->finish(bucket);
     copy_hook_result(bucket);
     return;
