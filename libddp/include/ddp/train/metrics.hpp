@@ -84,8 +84,8 @@ class Metrics {
   void set_loader_wait(std::function<double()> total_ms);  ///< the sum since the start
   /// FLOPs of a training step per sample (the unit of num_samples), forward and backward, for the
   /// columns tflops_per_rank and mfu. Without this call they are counted in the second step: matrix
-  /// products, convolutions and attention, as torch.utils.flop_counter counts them. Throws
-  /// SettingsError for 0 and less.
+  /// products, convolutions and attention, without what is computed again. Throws SettingsError
+  /// unless the number is finite and above 0.
   void set_flops_per_sample(double flops);
 
   /// Collective. Call before the first step. Required if the first step is not step 0, because a

@@ -112,6 +112,13 @@ void MetricsImpl::write_run() {
                     .versions = version_text()});
 }
 
+void MetricsImpl::set_flops_per_sample(double flops) {
+  flops_.set(flops);
+  if (clock_.has_started()) {
+    write_run();  // otherwise the first step writes it
+  }
+}
+
 void MetricsImpl::make_tracer(int64_t next_step) {
   tracer_.reset();  // before the next tracer records
   if (options_.trace_steps > 0) {
@@ -209,7 +216,7 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
     read_loader_wait();
     counter_.begin_loader_wait(loader_wait_.milliseconds().value_or(0));
   }
-  if (flops_.end_step(metrics.num_samples, device_.is_cuda() ? sensors_.gpu_name() : "")) {
+  if (flops_.end_step(metrics.num_samples, place_.type)) {
     write_run();
     if (is_main() && flops_.peak_tflops()) {
       log_info(flops_.text(options_.run.sample_unit));

@@ -39,7 +39,7 @@ class MetricsImpl {
   const std::string& folder() const { return files_.path(); }
 
   void set_exposed_comm(std::function<double()> call) { exposed_comm_ = std::move(call); }
-  void set_flops_per_sample(double flops) { flops_.set(flops); }
+  void set_flops_per_sample(double flops);
   void set_loader_wait(std::function<double()> call) {
     own_loader_wait_ = std::move(call);
     loader_wait_.restart();

@@ -3,24 +3,30 @@
 
 #include <ATen/Context.h>
 
+#include <cmath>
+
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
 namespace {
 
-// Float32 factors run as TF32 where a setting allows it: in products or in convolutions.
-std::optional<FactorType> factor_type(at::ScalarType dtype) {
+// cuBLAS computes products of float32 factors as TF32 if its setting allows that, and cuDNN
+// convolutions.
+std::optional<FactorType> factor_type(const ops::detail::FlopCounter& counter) {
   const auto& context = at::globalContext();
-  switch (dtype) {
+  switch (counter.dtype()) {
     case at::kBFloat16:
+      return FactorType::BFloat16;
     case at::kHalf:
       return FactorType::Half;
     case at::kFloat8_e4m3fn:
     case at::kFloat8_e5m2:
       return FactorType::Fp8;
-    case at::kFloat:
-      return context.allowTF32CuBLAS() || context.allowTF32CuDNN() ? FactorType::Tf32
-                                                                   : FactorType::Float32;
+    case at::kFloat: {
+      const bool allows_tf32 =
+          counter.are_float_convolutions() ? context.allowTF32CuDNN() : context.allowTF32CuBLAS();
+      return allows_tf32 ? FactorType::Tf32 : FactorType::Float32;
+    }
     default:
       return std::nullopt;
   }
@@ -28,26 +34,37 @@ std::optional<FactorType> factor_type(at::ScalarType dtype) {
 
 }  // namespace
 
+SampleFlops::SampleFlops(double given_peak_tflops) : given_peak_(given_peak_tflops) {
+  if (!(given_peak_ >= 0) || std::isinf(given_peak_)) {
+    throw SettingsError(concat("RunInfo::peak_tflops=", given_peak_,
+                               " must be finite and 0 or more; fix: give the TFLOP/s of rank "
+                               "0's device, or 0 to have them by the GPU's name"));
+  }
+}
+
 void SampleFlops::set(double flops_per_sample) {
-  if (!(flops_per_sample > 0)) {
+  if (!(flops_per_sample > 0) || std::isinf(flops_per_sample)) {
     throw SettingsError(concat("Metrics::set_flops_per_sample: ", flops_per_sample,
-                               " must be above 0; fix: leave the call out to have them counted"));
+                               " must be a finite number above 0; fix: leave the call out to have "
+                               "them counted"));
   }
   is_given_ = true;
   per_sample_ = flops_per_sample;
 }
 
 bool SampleFlops::end_step(int64_t num_samples, const std::string& gpu_name) {
-  if (++num_steps_ == 1) {
-    counter_.emplace();
-  }
-  if (num_steps_ != 2) {
+  if (is_complete_) {
     return false;
   }
+  if (!counter_ || num_samples == 0) {
+    counter_.emplace();  // for the next step
+    return false;
+  }
+  is_complete_ = true;
   const double flops = counter_->flops();
-  auto type = factor_type(counter_->dtype());
+  auto type = factor_type(*counter_);
   counter_.reset();
-  if (!is_given_ && flops > 0 && num_samples > 0) {
+  if (!is_given_ && flops > 0) {
     per_sample_ = flops / static_cast<double>(num_samples);
   }
   if (type == FactorType::Tf32 && !detail::peak_tflops(gpu_name, *type)) {
@@ -70,8 +87,8 @@ void SampleFlops::set_paused(bool on) {
 }
 
 std::string SampleFlops::text(const std::string& sample_unit) const {
-  const std::string how = is_given_ ? "given by the program"
-                                    : "products, convolutions and attention of the second step";
+  const std::string how =
+      is_given_ ? "given by the program" : "products, convolutions and attention of one step";
   return concat("MFU: ", per_sample_.value_or(0) * 1e-9, " GFLOP for each of the ", sample_unit,
                 " (", how, "); peak ",
                 peak_ ? concat(*peak_, " TFLOP/s (", peak_source_, ")") : "unknown");

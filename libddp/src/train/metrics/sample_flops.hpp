@@ -11,13 +11,14 @@
 
 namespace ddp::detail {
 
-/// Counts the ops of the second step of this start, which runs eagerly. `given_peak_tflops` of the
-/// program replaces the table's; 0: none.
+/// Counts the ops of the second step of this start, or of the first later one with samples. With
+/// graph.warmup_steps=1 that step is a capture. `given_peak_tflops` of the program replaces the
+/// table's; 0: none. Throws SettingsError if it is negative or not finite.
 class SampleFlops {
  public:
-  explicit SampleFlops(double given_peak_tflops) : given_peak_(given_peak_tflops) {}
+  explicit SampleFlops(double given_peak_tflops);
 
-  /// Given by the program instead of the count.
+  /// Given by the program instead of the count. Throws SettingsError unless finite and above 0.
   void set(double flops_per_sample);
   /// A step of `num_samples` on this rank ended. Returns true once, when all is known.
   bool end_step(int64_t num_samples, const std::string& gpu_name);
@@ -33,8 +34,8 @@ class SampleFlops {
  private:
   const double given_peak_;
   bool is_given_ = false;
-  int num_steps_ = 0;
-  std::optional<ops::detail::FlopCounter> counter_;  // during the second step
+  bool is_complete_ = false;
+  std::optional<ops::detail::FlopCounter> counter_;  // between the first step and the count's end
   std::optional<double> per_sample_, peak_;
   std::string peak_source_;
 };

@@ -196,6 +196,19 @@ TEST_CASE("FLOPs of the second step give rates and shares of the peak") {
   CHECK(std::stod(read_csv(folder.file("run/epochs.csv")).at(0).at("mfu")) > 0);
 }
 
+TEST_CASE("FLOPs that a program gives after the second step are in run.json") {
+  TemporaryFolder folder;
+  rethrow(run_ranks(1, [&](ddp::ControlPlane& plane) {
+    auto metrics = testing::metrics_on(plane, metrics_in(folder));
+    for (int step = 0; step < 3; ++step) {
+      metrics.end_step(step, {.num_samples = 8});
+    }
+    metrics.set_flops_per_sample(700);
+  }));
+  const auto run = nlohmann::json::parse(testing::read_file(folder.file("run/run.json")));
+  CHECK(run.at("flops_per_sample") == 700);
+}
+
 TEST_CASE("begin() gives a loop over epochs its total and the epoch of each line") {
   TemporaryFolder folder;
   auto options = metrics_in(folder);
