@@ -10,6 +10,7 @@ extern "C" {
 unsigned int fake_nvml_num_links = 0;
 unsigned int fake_nvml_links_down = 0;
 unsigned long long fake_nvml_sent = 0;
+unsigned int fake_nvml_mig_mode = 0;
 
 constexpr int kOk = 0;
 constexpr int kInvalidArgument = 2;
@@ -64,6 +65,11 @@ int nvmlDeviceGetTotalEccErrors(void* device, int error_type, int counter_type,
 
 int nvmlDeviceGetName(void*, char* name, unsigned int length) {
   return std::snprintf(name, length, "A GPU") > 0 ? kOk : kInvalidArgument;
+}
+
+int nvmlDeviceGetMigMode(void*, unsigned int* current, unsigned int* pending) {
+  *current = *pending = fake_nvml_mig_mode;
+  return kOk;
 }
 
 int nvmlDeviceGetUtilizationRates(void*, Utilization* percent) {

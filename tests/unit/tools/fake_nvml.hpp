@@ -9,4 +9,6 @@ extern unsigned int fake_nvml_num_links;
 extern unsigned int fake_nvml_links_down;
 /// KiB that all links sent; they received three times as much.
 extern unsigned long long fake_nvml_sent;
+/// 1: the GPU is split into instances (MIG).
+extern unsigned int fake_nvml_mig_mode;
 }

@@ -77,6 +77,15 @@ TEST_CASE("the sensors of a rank are read in their units, most of them once a se
   CHECK(late.nvlink_mb_per_second == 4 * 1024e6 / 2 / 1e6);
 }
 
+TEST_CASE("the name of a GPU that is split into instances says so") {
+  const auto gpu = ddp::detail::GpuMonitor::open("0000:65:00.0");
+  REQUIRE(gpu != nullptr);
+  fake_nvml_mig_mode = 1;
+  CHECK(gpu->name() == "A GPU MIG");
+  fake_nvml_mig_mode = 0;
+  CHECK(gpu->name() == "A GPU");
+}
+
 TEST_CASE("idle and power are no slowdowns, heat and hardware are") {
   CHECK(count_slowdowns(0x1 | 0x4) == 0);
   CHECK(count_slowdowns(0x8 | 0x20 | 0x4) == 2);

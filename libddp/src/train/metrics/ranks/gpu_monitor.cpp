@@ -48,7 +48,10 @@ std::unique_ptr<GpuMonitor> GpuMonitor::open(const std::string& pci_bus_id) {
 std::string GpuMonitor::name() const {
   char text[nvml::kNameBytes] = "";
   const int status = call("nvmlDeviceGetName", &text[0], nvml::kNameBytes);
-  return status == nvml::kSuccess ? text : "";
+  unsigned int mig = 0, mig_after_reset = 0;
+  const bool is_split =
+      call("nvmlDeviceGetMigMode", &mig, &mig_after_reset) == nvml::kSuccess && mig != 0;
+  return status == nvml::kSuccess ? std::string(text) + (is_split ? " MIG" : "") : "";
 }
 
 std::optional<double> GpuMonitor::power_watts() const {

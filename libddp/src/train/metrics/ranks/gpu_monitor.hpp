@@ -101,7 +101,7 @@ class GpuMonitor {
     return good ? std::optional(static_cast<double>(value)) : std::nullopt;
   }
 
-  /// Empty if unknown.
+  /// As the driver names it; " MIG" follows if the GPU is split into instances. Empty if unknown.
   std::string name() const;
   std::optional<double> power_watts() const;
 
