@@ -12,9 +12,9 @@ using namespace ddp::test;
 
 namespace {
 
-MetricsOptions log_each_step() {
+MetricsOptions log_each(int64_t steps) {
   MetricsOptions options;
-  options.log_every = 1;
+  options.log_every = steps;
   options.dir = "";
   return options;
 }
@@ -41,9 +41,11 @@ void require_refused(const std::string& activity, const std::function<void()>& c
 }  // namespace
 
 TEST_CASE("calls of all ranks are refused in a loop that ranks leave at different steps") {
-  Metrics metrics(context(), log_each_step());
+  Metrics metrics(context(), log_each(1));
   require_refused("metrics", [&] { metrics.end_step(0, {.num_samples = 1}); });
   require_refused("metrics", [&] { metrics.end_epoch(0); });
+  Metrics metrics_of_later_steps(context(), log_each(50));
+  require_refused("metrics", [&] { metrics_of_later_steps.end_step(0, {.num_samples = 1}); });
   Checkpointer checkpointer(context(), {}, {});
   require_refused("checkpoint check", [&] { checkpointer.save_if_due(0); });
   require_refused("evaluation", [&] { StopPoll(context(), 0, "evaluation").should_stop(); });
@@ -57,7 +59,7 @@ TEST_CASE("calls of all ranks are refused in a loop that ranks leave at differen
 TEST_CASE("metrics log in a loop whose ranks end together or throw") {
   Mlp module;
   DistributedDataParallel model(module, group());
-  Metrics metrics(context(), log_each_step());
+  Metrics metrics(context(), log_each(1));
   const auto run = [&](int num_batches) {
     join(model,
          [&] {
@@ -77,7 +79,7 @@ TEST_CASE("metrics log in a loop whose ranks end together or throw") {
 TEST_CASE("steps of ranks without a batch log nothing, and all ranks log the same steps") {
   Mlp module;
   DistributedDataParallel model(module, group());
-  Metrics metrics(context(), log_each_step());
+  Metrics metrics(context(), log_each(1));
   Checkpointer checkpointer(context(), {}, {});
   const int num_batches = 1 + 2 * rank();  // rank r has losses r + 1 of r + 1 samples
   int64_t step = 0;

@@ -276,6 +276,9 @@ void CheckpointerImpl::stop(int64_t step, const std::string& who) {
 
 void CheckpointerImpl::save_if_due(int64_t step) {
   require_saving();
+  if (control_plane_.world_size() > 1) {
+    refuse_in_uneven_loop("checkpoint check");
+  }
   history_.record_call(step);
   const int64_t done = step + 1;
   bool due = schedule_.is_due_by_steps(done);

@@ -203,6 +203,9 @@ void MetricsImpl::add_losses(const StepMetrics& metrics) {
 }
 
 void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
+  if (options_.log_every > 0 && control_plane_.world_size() > 1) {
+    refuse_in_uneven_loop("metrics");  // at the first step, not after log_every of them
+  }
   files_.begin(step);
   steps_done_ = step + 1;
   ++steps_in_epoch_;
