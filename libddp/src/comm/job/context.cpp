@@ -177,7 +177,7 @@ bool Context::State::leave(bool meets_again) {
     control_plane->close();
   }
   if (control_plane->failed()) {
-    throw PeerLostError(control_plane->failure().to_line());
+    detail::throw_failure(control_plane->failure());
   }
   return keeps_plane;
 }

@@ -141,12 +141,7 @@ void train(Context& context, const Config& config, const RunFunction& function,
   }
 }
 
-// All ranks return the code of the failure policy, if any rank failed.
-ExitCode code_after(const Context& context, ExitCode own) {
-  const auto end = detail::job_end_of(context.control_plane());
-  return end ? end->exit_code : own;
-}
-
+// Returns this rank's own code.
 ExitCode run_in_context(Context& context, const Config& config, const RunFunction& function,
                         detail::FirstStepCheck& check) {
   try {
@@ -156,13 +151,13 @@ ExitCode run_in_context(Context& context, const Config& config, const RunFunctio
     if (context.is_main()) {
       log_info(stop.what());
     }
-    return code_after(context, ExitCode::SavedRequeue);
+    return ExitCode::SavedRequeue;
   } catch (const std::exception& exception) {
     publish(context.control_plane(), &exception);
-    return code_after(context, detail::exit_code_of(exception));
+    return detail::exit_code_of(exception);
   } catch (...) {
     publish(context.control_plane(), nullptr);
-    return code_after(context, ExitCode::UserException);
+    return ExitCode::UserException;
   }
 }
 
@@ -172,16 +167,18 @@ ExitCode run_job(const Config& config, const RunFunction& function) {
   std::optional<Context> context(Context::create(config.context));
   detail::FailureWatch watch(context->control_plane());
   early_stop.watch(context->control_plane());
-  ExitCode code = run_in_context(*context, config, function, check);
+  const ExitCode own = run_in_context(*context, config, function, check);
   early_stop.finish();
-  const bool failed = context->control_plane().failed();
   watch.detach();
-  if (failed || (code != ExitCode::Ok && code != ExitCode::SavedRequeue)) {
+  // Asked once, and after everything else: a peer may fail when this rank has finished its work.
+  if (const auto end = detail::job_end_of(context->control_plane())) {
     context.reset();  // peers have the cause; no wait for them
-  } else {
-    context->close();
+    return end->exit_code;
   }
-  return code;
+  if (own == ExitCode::Ok || own == ExitCode::SavedRequeue) {
+    context->close();  // throws the cause of a peer that fails meanwhile
+  }
+  return own;
 }
 
 }  // namespace
