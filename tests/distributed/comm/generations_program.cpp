@@ -5,7 +5,7 @@
 //   generations_program fail LEAVER CULPRIT   CULPRIT is a rank of generation 1, in which it fails
 //
 // Every gradient is compared with its closed form. A rank that left prints "left" at once. Exits
-// with the exit code of the thrown error.
+// with the exit code of the thrown error, or with the policy's after a failure of the ranks.
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -202,9 +202,9 @@ void run_fail(int leaver, int culprit) {
     leave_after_failure();
   }
   const auto& context = current->context;
-  train(context, make_module(), 1);
-  context.set_progress(7, "backward");
   try {
+    train(context, make_module(), 1);  // others may be in its last collective when a rank fails
+    context.set_progress(7, "backward");
     if (context.rank() == culprit) {
       throw ddp::DataError("shard 3 is truncated");
     }
@@ -218,8 +218,8 @@ void run_fail(int leaver, int culprit) {
     const auto failure = context.control_plane().failure();
     require(failure.generation == 1 && failure.rank == culprit, "another generation's failure");
     const auto end = ddp::detail::job_end_of(context.control_plane());
-    require(end && end->exit_code == ddp::ExitCode::Data, "the policy was not asked");
-    throw;
+    require(end.has_value(), "the policy was not asked");
+    throw ddp::Error(end->exit_code, error.what());
   }
 }
 
