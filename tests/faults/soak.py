@@ -59,6 +59,11 @@ def run_as_srun(options):
     print(f"srun: exit codes {start.codes}")
     for complaint in start.complaints:
         print(f"srun: {complaint}")
+    # mpirun ends with a rank that is lost in MPI_Init, and takes the others along. srun waits for its tasks.
+    mpirun_ended = any(complaint.startswith("the launcher ended") for complaint in start.complaints)
+    have_met = any(" ranks on 1 node (" in text for text in start.output)
+    if mpirun_ended and not have_met and 137 in start.codes:
+        return 137
     # A start that hangs or leaves a process ends with a code that is never requeued.
     return 1 if start.complaints else max(start.codes)
 
