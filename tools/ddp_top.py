@@ -37,6 +37,8 @@ LOOK_SECONDS = 0.5  # between two looks of --once at an owner on another host
 
 
 class Run:
+    columns = view.COLUMNS
+
     def __init__(self, path):
         self._path, self._nvml = path, Nvml()
         self._follower = Follower(path, self._nvml)
@@ -62,8 +64,8 @@ class Run:
             state = self.read()
         return state
 
-    def draw(self, state, width, height=None, choice=None, blocks=view.BLOCKS):
-        return view.draw(state, width, height, choice, blocks)
+    def draw(self, state, width, height=None, choice=None, is_ascii=False):
+        return view.draw(state, width, height, choice, is_ascii)
 
     def ranks_of(self, state):
         return state.ranks
@@ -73,6 +75,8 @@ class Run:
 
 
 class Host:
+    columns = view.HOST_COLUMNS
+
     def __init__(self):
         self._nvml = Nvml()
         self._name = socket.gethostname()
@@ -88,8 +92,8 @@ class Host:
         time.sleep(LOOK_SECONDS)  # NVLink's rate needs two looks
         return self.read()
 
-    def draw(self, state, width, height=None, choice=None, blocks=None):
-        return view.draw_host(state, self._name, width, height, choice)
+    def draw(self, state, width, height=None, choice=None, is_ascii=False):
+        return view.draw_host(state, self._name, width, height, choice, is_ascii)
 
     def ranks_of(self, state):
         return [{"rank": index, **record} for index, record in enumerate(state)]
@@ -133,7 +137,7 @@ def main(arguments):
     parser.add_argument(
         "--interval", type=float, default=2, metavar="S", help="seconds between two readings (2)"
     )
-    parser.add_argument("--ascii", action="store_true", help="draw the curve without block characters")
+    parser.add_argument("--ascii", action="store_true", help="draw with ASCII characters alone")
     options = parser.parse_args(arguments)
     if not 0.1 <= options.interval <= 3600:
         parser.error(
@@ -144,23 +148,16 @@ def main(arguments):
         parser.error("the live view needs a terminal; fix: add --once for plain text or --json for a record")
     source = Run(options.run) if options.run else Host()
     locale.setlocale(locale.LC_ALL, "")
-    has_blocks = not options.ascii and "utf" in (sys.stdout.encoding or "").lower()
-    blocks = view.BLOCKS if has_blocks else view.ASCII_BLOCKS
+    is_ascii = options.ascii or "utf" not in (sys.stdout.encoding or "").lower()
     if options.json:
         print_text(json.dumps(as_json(source.record(source.read_once())), allow_nan=False) + "\n")
     elif options.once:
         columns = shutil.get_terminal_size((80, 24)).columns
-        print_text(view.text_of(source.draw(source.read_once(), columns, blocks=blocks)))
+        print_text(view.text_of(source.draw(source.read_once(), columns, is_ascii=is_ascii)))
     else:
         from run_top import screen
 
-        if not screen.show(
-            source.read,
-            lambda state, width, height, choice: source.draw(state, width, height, choice, blocks),
-            view.Choice(),
-            source.ranks_of,
-            options.interval,
-        ):
+        if not screen.show(source, view.Choice(), options.interval, is_ascii):
             parser.error(
                 f"TERM={os.environ.get('TERM', '')} is a terminal that curses does not know; fix: set "
                 "TERM=xterm, or add --once"

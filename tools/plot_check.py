@@ -113,7 +113,8 @@ def bandwidths(points):
     keys = []
     for number, operation in enumerate(dict.fromkeys(point["operation"] for point in points)):
         of_it = [(p["bytes"], p["busbw_gb_per_s"]) for p in points if p["operation"] == operation]
-        parts += chart.lines(of_it, *chart.pen(number), x, y, 1, operation)
+        stroke, dash = chart.pen(number)
+        parts += chart.lines(of_it, stroke, dash, x, y, 1) + chart.marks(of_it, stroke, x, y, operation)
         keys.append(chart.key(operation, *chart.pen(number)))
     caption = f"<figcaption><b>bus bandwidth [GB/s]</b> {''.join(keys)}</figcaption>"
     return f"<figure>{caption}{''.join(parts)}</svg></figure>"

@@ -13,6 +13,9 @@ DASHES = ("none", "7 4", "2 3", "10 3 2 3")
 MARKED = 40  # a series of at most so many points shows each, with its value
 DRAWN = 800  # of a longer series so many are drawn
 LOG_RATIO = 10  # largest value to median, from which on the axis is logarithmic
+FEW = 20  # an axis may leave out one of so many values of a series
+LEAST_POINTS = 5  # of a series that may lose a value
+GOOD_SHARE, LEAST_SHARE = 0.5, 0.25  # of an axis that the other values span
 
 
 def pen(index, number=0):
@@ -69,6 +72,16 @@ class Axis:
             (math.log10(value) if self.log else value) - self.low
         ) / (self.high - self.low)
 
+    def is_above(self, value):
+        return not self.log and value > self.high
+
+    def is_below(self, value):
+        return not self.log and value < self.low
+
+    def inside(self, value):
+        """at(), and an end of the axis for a value that it does not reach."""
+        return self.start if self.is_below(value) else self.end if self.is_above(value) else self.at(value)
+
     def labels(self):
         """Shortest texts that tell the ticks apart."""
         top = max(map(abs, self.ticks), default=0)
@@ -86,12 +99,34 @@ class Axis:
         return [f"{tick / factor:.{digits}f}{letter if tick else ''}" for tick in self.ticks]
 
 
-def value_axis(panel, values):
-    """From 0 where the values have a unit; logarithmic where few values are far above the others."""
+def usual(values):
+    """(lowest, highest) of a series without its few extremes on either side."""
+    values = sorted(values)
+    few = max(1, len(values) // FEW) if len(values) >= LEAST_POINTS else 0
+    kept = values[few : len(values) - few]
+    return kept[0], kept[-1]
+
+
+def value_axis(panel, series):
+    """The axis for series of values, from 0 where they have a unit. It is linear if the usual values span
+    enough of it. Else it is logarithmic, without a unit, if the far values lie above and the usual ones then
+    span enough. Else, if they span little, it leaves out the far values."""
+    values = [value for part in series for value in part]
     low, high = min(values), max(values)
-    if not panel.unit and low > 0 and high > LOG_RATIO * statistics.median(values):
-        return Axis(low / 1.2, high * 1.2, BOTTOM, TOP, 7, log=True)
-    low = min(low, 0) if panel.unit else low
+    ranges = [usual(part) for part in series]
+    usual_low, usual_high = min(start for start, _ in ranges), max(end for _, end in ranges)
+    if panel.unit:
+        low, usual_low = min(low, 0), min(usual_low, 0)
+    span = usual_high - usual_low
+    if 0 < low < high and high - usual_high >= usual_low - low:
+        is_wide = high > LOG_RATIO * min(statistics.median(part) for part in series)
+        share = math.log(usual_high / usual_low) / math.log(high / low)
+        is_crowded = span < GOOD_SHARE * (high - low)
+        if (is_wide and share >= GOOD_SHARE) or (is_crowded and share >= LEAST_SHARE):
+            return Axis(low / 1.2, high * 1.2, BOTTOM, TOP, 7, log=True)
+    if span < LEAST_SHARE * (high - low):
+        low = usual_low if usual_low - low > span else low
+        high = usual_high if high - usual_high > span else high
     # Keeps lines away from the frame.
     room = 0.04 * (high - low) if high - low > 1e-6 * abs(high) else abs(high) / 10 or 1
     return Axis(low if low == 0 else low - room, high + room, BOTTOM, TOP, 7)
@@ -122,19 +157,26 @@ def draw(panel, runs, smooth):
     """A figure. All figures of a page have the same steps."""
     last = max(run.last for run in runs) or 1
     x = Axis(0, last, LEFT, RIGHT, min(10, last))  # ticks at whole steps
-    values = []
-    for *_, points in panel.series:
-        values += [value for _, value in points]
-    y = value_axis(panel, values)
+    series = [[value for _, value in points] for *_, points in panel.series]
+    y = value_axis(panel, series)
     parts = frame(panel.title, x, y, x.labels(), runs[0].x)
     for run, label, table, points in panel.series:
         stroke, dash = style(panel, run, label, runs)
-        parts += lines(
-            points, stroke, dash, x, y, smooth if table == "steps" else 1, f"{runs[run].label}, {label}"
-        )
+        name = f"{runs[run].label}, {label}"
+        parts += lines(points, stroke, dash, x, y, smooth if table == "steps" else 1)
+        parts += marks(points, stroke, x, y, name)
     title = panel.title + (f" [{panel.unit}]" if panel.unit else "") + (", logarithmic" if y.log else "")
-    caption = f"<figcaption><b>{text(title)}</b> {legend(panel, runs)}</figcaption>"
-    return f"<figure>{caption}{''.join(parts)}</svg></figure>"
+    caption = f"<b>{text(title)}</b> {legend(panel, runs)}{left_out(y, series)}"
+    return f"<figure><figcaption>{caption}</figcaption>{''.join(parts)}</svg></figure>"
+
+
+def left_out(y, series):
+    """How many values the axis does not reach, and how far they go."""
+    values = [value for part in series for value in part]
+    above, below = list(filter(y.is_above, values)), list(filter(y.is_below, values))
+    notes = [f"\u25b2 {len(above)} above, up to {shown(max(above))}"] if above else []
+    notes += [f"\u25bc {len(below)} below, down to {shown(min(below))}"] if below else []
+    return "".join(f"<small>{note}</small> " for note in notes)
 
 
 def style(panel, run, label, runs):
@@ -149,21 +191,26 @@ def line(places, stroke, dash, opacity=1):
     return f'<path class="line" stroke="{stroke}" stroke-dasharray="{dash}" opacity="{opacity}" d="M{way}"/>'
 
 
-def lines(points, stroke, dash, x, y, smooth, name):
+def lines(points, stroke, dash, x, y, smooth):
     """A series; with `smooth` rows a mean, the series itself is faint."""
-    raw = [(x.at(a), y.at(b)) for a, b in thinned(points)]
-    mean = [(x.at(a), y.at(b)) for a, b in thinned(smoothed(points, smooth))]
-    parts = [line(raw, stroke, "none", 0.25)] if smooth > 1 else []
-    marks = points if len(points) <= MARKED else []
-    return [
-        *parts,
-        line(mean, stroke, dash),
-        *(
-            f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="2.4" fill="{stroke}"><title>'
-            f"{text(name)}, {a:g}: {shown(b)}</title></circle>"
-            for a, b in marks
-        ),
-    ]
+    raw = [(x.at(a), y.inside(b)) for a, b in thinned(points)]
+    mean = [(x.at(a), y.inside(b)) for a, b in thinned(smoothed(points, smooth))]
+    return [*([line(raw, stroke, "none", 0.25)] if smooth > 1 else []), line(mean, stroke, dash)]
+
+
+def marks(points, stroke, x, y, name):
+    """Each point of a short series, and an arrow in place of each value that the axis does not reach."""
+    result = []
+    for a, b in points if len(points) <= MARKED else thinned(points):
+        title = f"<title>{text(name)}, {a:g}: {shown(b)}</title>"
+        if y.is_above(b) or y.is_below(b):
+            tip, base = (TOP, 8) if y.is_above(b) else (BOTTOM, -8)
+            result.append(f'<path fill="{stroke}" d="M{x.at(a):.1f} {tip}l-4.5 {base}h9z">{title}</path>')
+        elif len(points) <= MARKED:
+            result.append(
+                f'<circle cx="{x.at(a):.1f}" cy="{y.at(b):.1f}" r="2.4" fill="{stroke}">{title}</circle>'
+            )
+    return result
 
 
 def key(name, stroke, dash):

@@ -16,6 +16,17 @@ SETTING = re.compile(r"([* ]) (\S+) *(.*)")  # of settings.txt; a star marks wha
 # Of the numbers that are drawn: those of axes must not underflow or overflow.
 SMALLEST, LARGEST = (1e-300, 1e300)
 LATEST = 4e9  # a time in seconds, in the year 2096
+# Of rows of steps and evaluations; the others are the program's own metrics.
+KNOWN_COLUMNS = set(
+    "step epoch loss accuracy lr grad_norm step_ms exposed_comm_ms loader_wait_ms peak_memory_gib "
+    "interval_seconds energy_j tflops_per_rank mfu time eval_loss eval_accuracy".split()
+)
+# The same of rows of epochs.
+EPOCH_COLUMNS = KNOWN_COLUMNS | set(
+    "job_id commit gpu_type nodes gpus ranks precision global_batch_size batch_size_per_gpu bucket_cap_mb "
+    "repeat steps_per_epoch epoch_steps train_loss train_accuracy test_loss test_accuracy epoch_seconds "
+    "gpu_utilisation_percent power_w memory_gib".split()
+)
 FIX = "name the folder of a run, metrics.dir/<run>"
 
 
@@ -113,8 +124,13 @@ class Table:
         self.rows = []
         for row in rows:
             add_row(self.rows, self.x, numbers(row))
+        for row in self.rows:
+            seconds = row.get("interval_seconds", 0)
+            if "energy_j" in row and seconds > 0:
+                row.setdefault("power_w", row["energy_j"] / seconds)
         used = set().union(*self.rows) - {"step", "epoch", "time"}
-        self.columns = [column for column in columns[first:] if column in used]
+        names = dict.fromkeys([*columns[first:], "power_w"])
+        self.columns = [column for column in names if column in used]
 
     def notes(self):
         result = []

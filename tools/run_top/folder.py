@@ -10,7 +10,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from run_page.files import FIX, add_row, constants_of, json_row, number, numbers
+from run_page.files import EPOCH_COLUMNS, FIX, KNOWN_COLUMNS, add_row, constants_of, json_row, number, numbers
 from scaling.files import regular
 from scaling.numbers import DataError
 
@@ -24,17 +24,6 @@ RECENT_ROWS = 20  # are kept whole; the usual interval is their median
 LOG_BYTES = 64 * 1024  # read from the log's end
 LOG_LINES = 200
 RANK_TEXTS = ("host", "device", "gpu_type", "pci_bus_id")  # of a rank; its other columns are numbers
-# Of rows of steps and evaluations; the others are the program's own metrics.
-KNOWN_COLUMNS = set(
-    "step epoch loss accuracy lr grad_norm step_ms exposed_comm_ms loader_wait_ms peak_memory_gib "
-    "interval_seconds energy_j tflops_per_rank mfu time eval_loss eval_accuracy".split()
-)
-# The same of rows of epochs.
-EPOCH_COLUMNS = KNOWN_COLUMNS | set(
-    "job_id commit gpu_type nodes gpus ranks precision global_batch_size batch_size_per_gpu bucket_cap_mb "
-    "repeat steps_per_epoch epoch_steps train_loss train_accuracy test_loss test_accuracy epoch_seconds "
-    "gpu_utilisation_percent power_w memory_gib".split()
-)
 MARKS = ("settings.txt", "steps.jsonl", "steps.csv", "ranks.json", "log.txt")  # of a run folder
 
 

@@ -46,9 +46,9 @@ def paint(window, lines, styles):
     window.refresh()
 
 
-def show(read, draw, choice, ranks_of, seconds):
-    """Until q: reads every `seconds`, draws after each reading and key. False for a terminal that curses does
-    not know."""
+def show(source, choice, seconds, is_ascii):
+    """Until q: reads the source every `seconds`, draws after each reading and key. False for a terminal that
+    curses does not know."""
 
     def loop(window):
         with contextlib.suppress(curses.error):  # a terminal that cannot hide its cursor
@@ -57,21 +57,21 @@ def show(read, draw, choice, ranks_of, seconds):
         state, next_time = None, 0.0
         while True:
             if time.monotonic() >= next_time:
-                state, next_time = read(), time.monotonic() + seconds
+                state, next_time = source.read(), time.monotonic() + seconds
             height, width = window.getmaxyx()
-            paint(window, draw(state, width, height, choice), styles)
+            paint(window, source.draw(state, width, height, choice, is_ascii), styles)
             window.timeout(max(0, int(1000 * (next_time - time.monotonic()))))
             key = window.getch()
             if key in (ord("q"), 27):
                 return
             if key == ord("s"):
-                choice.next_sort(width)
+                choice.next_sort(source.columns, width)
             elif key == ord("r"):
                 choice.reverse = not choice.reverse
             elif key in (curses.KEY_DOWN, ord("j")):
-                choice.move(ranks_of(state), 1)
+                choice.move(source.ranks_of(state), 1)
             elif key in (curses.KEY_UP, ord("k")):
-                choice.move(ranks_of(state), -1)
+                choice.move(source.ranks_of(state), -1)
 
     try:
         curses.setupterm()

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws a State: lines of (text, style), at most `width` wide. Styles are the keys of screen.STYLES."""
 
+import math
 import os
 import time
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scaling.numbers import percent
+
 BLOCKS, ASCII_BLOCKS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"  # a cell filled by so many eighths
+ORDER_MARKS, ASCII_ORDER_MARKS = "▲▼", "+-"  # of the column by which the ranks ascend, descend
 STATUS_STYLES = {
     "running": "good",
     "finished": "good",
@@ -17,6 +21,7 @@ STATUS_STYLES = {
     "unknown": "warning",
 }
 LABEL = 9  # columns of the curve's axis
+INDENT = "    "  # of the rest of a log line
 KEYS = "q quit   s sort   r reverse   up/down rank"
 UNKNOWN = "-"
 
@@ -69,12 +74,11 @@ HOST_COLUMNS = [
 ]
 
 
-def fitting(columns, width):
-    """As many columns as fit, in their order."""
+def fitting(columns, width, kept=None):
+    """As many columns as fit, in their order; the one with the key `kept` is left out last."""
     columns = list(columns)
     while sum(column.width + 1 for column in columns) - 1 > width and len(columns) > 1:
-        least = max(column.rank for column in columns)
-        columns.remove(next(column for column in reversed(columns) if column.rank == least))
+        columns.remove(max(reversed(columns), key=lambda column: (column.key != kept, column.rank)))
     return columns
 
 
@@ -91,8 +95,8 @@ class Choice:
         unknown = [rank for rank in ranks if rank.get(self.sort) is None]
         return sorted(known, key=lambda rank: rank[self.sort], reverse=self.reverse) + unknown
 
-    def next_sort(self, width):
-        keys = [column.key for column in fitting(COLUMNS, width)]
+    def next_sort(self, columns, width):
+        keys = [column.key for column in fitting(columns, width)]
         self.sort = keys[(keys.index(self.sort) + 1) % len(keys)] if self.sort in keys else keys[0]
 
     def move(self, ranks, distance):
@@ -102,14 +106,15 @@ class Choice:
             self.selected = order[min(max(place, 0), len(order) - 1)]
 
 
-def shown(value, pattern="{}", scale=1):
-    return UNKNOWN if value is None else pattern.format(value * scale)
+def shown(value, pattern="{}"):
+    return UNKNOWN if value is None else pattern.format(value)
 
 
 def duration(seconds):
+    """Half a second is rounded up, as in the log."""
     if seconds is None or not 0 <= seconds < 1e9:
         return UNKNOWN
-    days, rest = divmod(round(seconds), 86400)
+    days, rest = divmod(math.floor(seconds + 0.5), 86400)
     return (f"{days}d " if days else "") + f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
 
 
@@ -120,7 +125,7 @@ def bar(state, width):
     full = int(share * width)
     head = ">" if full < width else ""
     drawn = "=" * full + head + " " * (width - full - 1)
-    return f"[{drawn}] {100 * share:3.0f} %  step {state.step}/{state.max_steps}"
+    return f"[{drawn}] {percent(share)}  step {state.step}/{state.max_steps}"
 
 
 def place(constants):
@@ -161,7 +166,7 @@ def own_metrics(custom, width):
 def summary(state, width):
     rate = shown(state.rate, "{:.1f}" if (state.rate or 0) < 1000 else "{:.0f}")
     evaluation = "  ".join(
-        f"{name.replace('_', ' ')} {value:.4f}"
+        f"{name.replace('_', ' ')} {percent(value) if name.endswith('accuracy') else f'{value:.4f}'}"
         for name, value in state.evaluation.items()
         if name not in ("step", "epoch")
     )
@@ -177,10 +182,11 @@ def summary(state, width):
         ],
         [
             (
-                f"loss {shown(state.loss, '{:.4f}')}  accuracy {shown(state.accuracy, '{:.2f} %', 100)}  lr "
-                f"{shown(state.lr, '{:.3g}')}"
+                f"loss {shown(state.loss, '{:.4f}')}"
+                f"  accuracy {UNKNOWN if state.accuracy is None else percent(state.accuracy)}"
+                f"  lr {shown(state.lr, '{:.3g}')}"
                 f"  grad norm {shown(state.grad_norm, '{:.3g}')}"
-                + ("" if state.mfu is None else f"  MFU {100 * state.mfu:.1f} %"),
+                + ("" if state.mfu is None else f"  MFU {percent(state.mfu)}"),
                 "plain",
             )
         ],
@@ -196,7 +202,7 @@ def summary(state, width):
         [(slowest_words(state), "plain")],
     ]
     if where := place(state.constants):
-        lines.append([(where, "dim")])
+        lines += [[(part, "dim")] for part in wrapped(where, width)]
     if evaluation:
         lines.append([(f"at {at}: {evaluation}", "plain")])
     return lines
@@ -213,17 +219,27 @@ def slowest_words(state):
     )
 
 
+def column_means(values, count):
+    """`count` numbers from first to last: means of the values in each part, or between two values where
+    these are fewer."""
+    if len(values) > count:
+        edges = [i * len(values) // count for i in range(count + 1)]
+        return [sum(values[begin:end]) / (end - begin) for begin, end in zip(edges, edges[1:])]
+    result = []
+    for i in range(count):
+        place = i * (len(values) - 1) / (count - 1)
+        left = min(int(place), len(values) - 2)
+        result.append(values[left] + (place - left) * (values[left + 1] - values[left]))
+    return result
+
+
 def curve(points, width, height, blocks):
-    """The losses as filled columns between their minimum and maximum: each the mean of its rows, or a part of
-    its row."""
+    """The losses as filled columns between their minimum and maximum."""
     points = [(step, loss) for step, loss in points if abs(loss) < float("inf")]
-    if len(points) < 2 or width < LABEL + 2 or height < 1:
+    if len(points) < 2 or width < LABEL + 3 or height < 1:
         return []
     count = width - LABEL - 1
-    edges = [i * len(points) // count for i in range(count + 1)]
-    losses = [loss for _, loss in points]
-    bins = [losses[begin : max(end, begin + 1)] for begin, end in zip(edges, edges[1:])]
-    means = [sum(part) / len(part) for part in bins]
+    means = column_means([loss for _, loss in points], count)
     low, high = min(means), max(means)
     levels = [
         round((mean - low) / (high - low) * (8 * height - 1)) + 1 if high > low else 4 * height
@@ -239,10 +255,10 @@ def curve(points, width, height, blocks):
     return lines
 
 
-def table(ranks, choice, width, slowest, height=None, columns=COLUMNS):
+def table(ranks, choice, width, slowest, height=None, columns=COLUMNS, marks=ORDER_MARKS):
     """The header and the ranks; with fewer lines than ranks a part that holds the selected one."""
-    columns = fitting(columns, width)
-    mark = "^" if choice.reverse else "v"
+    columns = fitting(columns, width, choice.sort)
+    mark = marks[choice.reverse]
     header = " ".join(
         ((mark if column.key == choice.sort else "") + column.title).rjust(column.width) for column in columns
     )
@@ -311,16 +327,19 @@ def selected_details(ranks, choice):
     return lines
 
 
-def draw(state, width, height=None, choice=None, blocks=BLOCKS):
+def draw(state, width, height=None, choice=None, is_ascii=False):
     """A whole screen; with `height` None everything, for --once."""
     choice = choice or Choice()
+    blocks = ASCII_BLOCKS if is_ascii else BLOCKS
+    marks = ASCII_ORDER_MARKS if is_ascii else ORDER_MARKS
     reason = state.reason or (state.owner or "")
     lines = heading(state.run, state.status, STATUS_STYLES[state.status], "", width)
     lines.append([(reason, STATUS_STYLES[state.status] if state.reason else "dim")])
     lines += summary(state, width)
     selected = selected_details(state.ranks, choice)
     if height is None:
-        lines += curve(state.losses, width, 6, blocks) + table(state.ranks, choice, width, state.slowest_rank)
+        lines += curve(state.losses, width, 6, blocks)
+        lines += table(state.ranks, choice, width, state.slowest_rank, marks=marks)
         return clipped(lines + log_lines(state.log, 10, width), width)
     left = height - len(lines) - len(selected) - 1  # the keys
     wanted = len(state.ranks) + 1 if state.ranks else 0
@@ -332,29 +351,49 @@ def draw(state, width, height=None, choice=None, blocks=BLOCKS):
     log = left - used - max(ranks, 0) if state.log else 0  # what the ranks leave
     lines += curve(state.losses, width, curve_height, blocks)
     if ranks > 1:
-        lines += table(state.ranks, choice, width, state.slowest_rank, ranks)
+        lines += table(state.ranks, choice, width, state.slowest_rank, ranks, marks=marks)
     lines += selected + log_lines(state.log, log, width)
     return footed(lines, width, height)
 
 
 def log_lines(log, count, width):
-    if count < 2 or not log:
+    """The head and the log's last lines, wrapped, in at most `count` lines. The oldest one is shown whole or
+    not at all, unless it is the only one."""
+    room, lines = count - 1, []
+    if room < 1 or not log:
         return []
-    lines = [[("log".ljust(width, " "), "header")]]
-    for line in log[-(count - 1) :]:
+    for line in reversed(log[-room:]):
         style = "bad" if "[error]" in line else "warning" if "[warning]" in line else "dim"
-        lines.append([(line, style)])
-    return lines
+        parts = [[(part, style)] for part in wrapped(line, width)]
+        if lines and len(parts) + len(lines) > room:
+            break
+        lines = parts[-room:] + lines
+    return [[("log".ljust(width, " "), "header")], *lines]
 
 
-def draw_host(records, host, width, height=None, choice=None):
+def wrapped(line, width):
+    """Parts of at most `width` cells, cut at spaces if possible; all but the first are indented."""
+    parts, indent, text = [], "", visible(line)
+    while len(part := beginning(text, width)) < len(text):
+        if len(part) <= len(indent):  # not even one character fits
+            break
+        cut = text.rfind(" ", len(indent) + 1, len(part) + 1)
+        cut = cut if cut > 0 else len(part)
+        parts.append(text[:cut].rstrip())
+        indent = INDENT if width > 2 * len(INDENT) else ""
+        text = indent + text[cut:].lstrip()
+    return [*parts, part]
+
+
+def draw_host(records, host, width, height=None, choice=None, is_ascii=False):
     """The GPUs of this host, without a run."""
     choice = choice or Choice()
     rows = [{"rank": index, "host": host, **record} for index, record in enumerate(records)]
     lines = heading(host, f"{len(rows)} GPUs", "good", "", width)
     selected = selected_details(rows, choice)
     left = None if height is None else height - len(lines) - len(selected) - 1
-    lines += table(rows, choice, width, None, left, HOST_COLUMNS) + selected
+    marks = ASCII_ORDER_MARKS if is_ascii else ORDER_MARKS
+    lines += table(rows, choice, width, None, left, HOST_COLUMNS, marks) + selected
     return clipped(lines, width) if height is None else footed(lines, width, height)
 
 
@@ -369,11 +408,15 @@ def clipped(lines, width):
     for line in lines:
         parts, room = [], width
         for text, style in line:
-            text = beginning("".join(c if c.isprintable() else " " for c in text), room)
+            text = beginning(visible(text), room)
             parts.append((text, style))
             room -= cells(text)
         result.append(parts)
     return result
+
+
+def visible(text):
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def cells(text):

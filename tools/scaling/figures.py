@@ -5,6 +5,7 @@ import collections
 import io
 import math
 import os
+import textwrap
 
 import matplotlib
 
@@ -13,15 +14,25 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from .files import replace_file
+from .numbers import percent
+from .report import FONT
 
+SIZE = 9  # points of all text but the headline; SVG figures have this size in the report
+WIDTH, HEIGHT = 3.75, 3.1  # inches: three of them side by side in the report
+CHARACTER, LINE = 0.068, 0.16  # inches
 INK, GREY, BLUE = "#111111", "#8a8a8a", "#1f4e8c"
 IDEAL = {"color": GREY, "linestyle": "--", "linewidth": 1.4, "label": "ideal"}
 plt.rcParams.update(
     {
-        "figure.figsize": (6.4, 4.4),
-        "figure.dpi": 100,
-        "savefig.dpi": 160,
-        "font.size": 10.5,
+        "figure.figsize": (WIDTH, HEIGHT),
+        "savefig.dpi": 250,
+        "font.size": SIZE,
+        "font.sans-serif": ["DejaVu Sans"],
+        "axes.labelsize": SIZE,
+        "axes.titlesize": SIZE,
+        "xtick.labelsize": SIZE,
+        "ytick.labelsize": SIZE,
+        "legend.fontsize": SIZE,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
@@ -29,8 +40,8 @@ plt.rcParams.update(
         "grid.linewidth": 0.7,
         "axes.axisbelow": True,
         "legend.frameon": False,
-        "lines.linewidth": 1.8,
-        "svg.fonttype": "path",
+        "lines.linewidth": 1.6,
+        "svg.fonttype": "none",  # the reader's font, as in the page
         "svg.hashsalt": "libddp",
     }
 )
@@ -49,44 +60,48 @@ def plain(text):
     return text.replace("$", r"\$")
 
 
-def save(figure, axes, folder, name, headline, subtitle, columns=3):
+def save(figure, axes, study, folder, name, headline, columns=2):
     """Headline, what was measured, and the legend stand above the axes, where they hide nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    lines = math.ceil(len(handles) / columns)
     height = figure.get_figheight()
-    top = 0.62 + 0.22 * lines  # inches
-    figure.tight_layout(rect=(0, 0, 1, 1 - (top - 0.05) / height))
-    left = axes.get_position().x0
-    figure.text(left, 1 - 0.10 / height, plain(headline), ha="left", va="top", fontsize=12, fontweight="bold")
-    room = figure.get_figwidth() * (1 - left) / 0.066  # characters of 9.5 points
+    subtitle = f"{study.subtitle}; {repeats_text(study.points)}"
+    words = textwrap.wrap(subtitle, int((figure.get_figwidth() - 0.1) / CHARACTER))
+    legend_top = 0.32 + LINE * len(words)  # inches
+    top = legend_top + 0.05 + 0.19 * math.ceil(len(handles) / columns)
+    figure.tight_layout(rect=(0, 0, 1, 1 - top / height))
+    left = 0.05 / figure.get_figwidth()
+    figure.text(left, 1 - 0.05 / height, plain(headline), ha="left", va="top", fontsize=11, fontweight="bold")
     figure.text(
         left,
-        1 - 0.36 / height,
-        plain(subtitle),
+        1 - 0.27 / height,
+        plain("\n".join(words)),
         ha="left",
         va="top",
         color="#444444",
-        fontsize=9.5 * min(1.0, room / len(subtitle)),
+        linespacing=1.2,
     )
     if handles:
         figure.legend(
             handles,
             labels,
             loc="upper left",
-            bbox_to_anchor=(left, 1 - 0.56 / height),
+            bbox_to_anchor=(left, 1 - legend_top / height),
             ncols=columns,
             borderpad=0,
             borderaxespad=0,
-            handlelength=2.2,
-            columnspacing=1.6,
-            fontsize=9.5,
+            handlelength=1.8,
+            columnspacing=1.2,
+            labelspacing=0.3,
         )
     for ending in ("png", "svg"):
         drawn = io.BytesIO()
         figure.savefig(drawn, format=ending, metadata={"Date": None} if ending == "svg" else None)
-        replace_file(os.path.join(folder, f"{name}.{ending}"), drawn.getvalue())
+        data = drawn.getvalue()
+        if ending == "svg":
+            data = data.replace(b"'DejaVu Sans', sans-serif", FONT.encode())
+        replace_file(os.path.join(folder, f"{study.stem}_{name}.{ending}"), data)
     plt.close(figure)
-    return name
+    return f"{study.stem}_{name}"
 
 
 def ranks_axis(axes, ranks, device):
@@ -108,7 +123,7 @@ def error_line(axes, points, name, label, **style):
         [value.median - value.low for _, value in known],
         [value.high - value.median for _, value in known],
     ]
-    style = {"color": BLUE, "marker": "o", "markersize": 5.5, "capsize": 4, **style}
+    style = {"color": BLUE, "marker": "o", "markersize": 4.5, "capsize": 3, **style}
     axes.errorbar(x, y, yerr=bars, label=label, **style)
     return known
 
@@ -116,14 +131,15 @@ def error_line(axes, points, name, label, **style):
 def annotate(axes, x, y, label, side):
     """Beside a point: left of a line that rises, below one that is nearly level."""
     offset, align = {"left": ((-6, 5), "right"), "below": ((0, -15), "center")}[side]
-    axes.annotate(label, (x, y), textcoords="offset points", xytext=offset, ha=align, fontsize=9.5, color=INK)
+    axes.annotate(label, (x, y), textcoords="offset points", xytext=offset, ha=align, color=INK)
 
 
 def repeats_text(points):
     counts = sorted({point.rate.count for point in points})
     if counts == [1]:
         return "one run a point"
-    return f"median of {'–'.join(map(str, sorted({counts[0], counts[-1]})))} runs, bars: lowest and highest"
+    numbers = "–".join(map(str, sorted({counts[0], counts[-1]})))
+    return f"medians of {numbers} runs, bars from lowest to highest"
 
 
 def beside_ideal(study, folder, points, value, ideal, name, headline, label):
@@ -131,14 +147,14 @@ def beside_ideal(study, folder, points, value, ideal, name, headline, label):
     ranks = [point.ranks for point in points]
     figure, axes = plt.subplots()
     axes.plot(ranks, ideal, **IDEAL)
-    error_line(axes, points, value, repeats_text(points))
+    error_line(axes, points, value, "measured")
     ends = []
     for spread in (getattr(point, value) for point in points):
         ends += [spread.low, spread.high]
     log_values(axes, ideal + ends)
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel(label)
-    return save(figure, axes, folder, f"{study.stem}_{name}", headline, study.subtitle)
+    return save(figure, axes, study, folder, name, headline)
 
 
 def throughput(study, folder):
@@ -186,28 +202,20 @@ def efficiency(study, folder):
     points, ranks = study.points, [point.ranks for point in study.points]
     figure, axes = plt.subplots()
     axes.axhline(100, **IDEAL)
-    percent = [Percent(point.ranks, point.efficiency.map(lambda value: 100 * value)) for point in points]
-    error_line(axes, percent, "value", repeats_text(points))
-    for point in percent:
+    shares = [Percent(point.ranks, point.efficiency.map(lambda value: 100 * value)) for point in points]
+    error_line(axes, shares, "value", "measured")
+    for point in shares:
         annotate(
             axes,
             point.ranks,
             point.value.low,
-            f"{point.value.median:.1f}",
+            percent(point.value.median / 100, ""),
             side="below" if point.value.low > 15 else "left",
         )
-    axes.set_ylim(0, max(112, 1.12 * max(point.value.high for point in percent)))
+    axes.set_ylim(0, max(112, 1.12 * max(point.value.high for point in shares)))
     ranks_axis(axes, ranks, study.device)
-    formula = r"$T_1 / (N\,T_N)$" if study.kind == "strong" else r"$\mathrm{rate}_N / (N\,\mathrm{rate}_1)$"
-    axes.set_ylabel(f"{study.kind} efficiency {formula} [%]")
-    return save(
-        figure,
-        axes,
-        folder,
-        f"{study.stem}_efficiency",
-        f"{study.kind.capitalize()} efficiency",
-        study.subtitle,
-    )
+    axes.set_ylabel(f"{study.kind} efficiency [%]")
+    return save(figure, axes, study, folder, "efficiency", f"{study.kind.capitalize()} efficiency")
 
 
 class Percent:
@@ -236,7 +244,7 @@ def waits(study, folder):
     ranks = [point.ranks for point in points]
     figure, axes = plt.subplots()
     shares = [Percent(point.ranks, point.exposed_percent) for point in points]
-    error_line(axes, shares, "value", f"exposed communication, {repeats_text(points)}")
+    error_line(axes, shares, "value", "exposed communication")
     for point, share in zip(points, shares):
         annotate(
             axes,
@@ -266,15 +274,7 @@ def waits(study, folder):
     axes.set_ylim(0, 1.12 * top)
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel("share of the step [%]")
-    return save(
-        figure,
-        axes,
-        folder,
-        f"{study.stem}_exposed_communication",
-        "Exposed communication",
-        study.subtitle,
-        columns=1,
-    )
+    return save(figure, axes, study, folder, "exposed_communication", "Exposed communication", columns=1)
 
 
 def energy(study, folder):
@@ -283,21 +283,21 @@ def energy(study, folder):
         return None
     ranks = [point.ranks for point in points]
     figure, axes = plt.subplots()
-    error_line(axes, points, "joules_per_unit", repeats_text(points))
+    error_line(axes, points, "joules_per_unit", "measured")
     axes.axhline(points[0].joules_per_unit.median, **IDEAL)
     axes.set_ylim(0, 1.25 * max(point.joules_per_unit.high for point in points))
     ranks_axis(axes, ranks, study.device)
     axes.set_ylabel(f"GPU energy [J/{study.unit}]")
-    return save(figure, axes, folder, f"{study.stem}_energy", "Energy", study.subtitle)
+    return save(figure, axes, study, folder, "energy", "Energy")
 
 
 def sensitivity(study, folder):
     """A panel for each number of ranks: throughput of every combination, best on top."""
     counts = sorted({point.ranks for point in study.points})
     rows = max(collections.Counter(point.ranks for point in study.points).values())
-    label = max(len(varied_text(point.varied)) for point in study.points) * 0.075  # inches
+    label = max(len(varied_text(point.varied)) for point in study.points) * CHARACTER
     figure, panels = plt.subplots(
-        1, len(counts), figsize=(len(counts) * (label + 3.2), 1.7 + 0.26 * rows), squeeze=False
+        1, len(counts), figsize=(len(counts) * (label + 2.6), 1.7 + 0.24 * rows), squeeze=False
     )
     for axes, n in zip(panels[0], counts):
         points = sorted((p for p in study.points if p.ranks == n), key=lambda p: p.rate.median)
@@ -314,25 +314,18 @@ def sensitivity(study, folder):
             linestyle="none",
             linewidth=1.4,
         )
-        axes.set_yticks(list(y), [plain(varied_text(p.varied)) for p in points], fontsize=8.5)
+        axes.set_yticks(list(y), [plain(varied_text(p.varied)) for p in points])
         axes.set_ylim(-0.7, len(points) - 0.3)
         axes.set_xlim(0, 1.08 * max(p.rate.high for p in points))
         axes.xaxis.set_major_formatter(FuncFormatter(number_text))
         axes.set_xlabel(f"throughput [{study.unit}s/s]")
-        axes.set_title(point_label(Percent(n, None), study.device), loc="right", fontsize=10.5)
-    return save(
-        figure,
-        panels[0][0],
-        folder,
-        f"{study.stem}_sensitivity",
-        "Sensitivity",
-        f"{study.subtitle}; {repeats_text(study.points)}",
-    )
+        axes.set_title(point_label(Percent(n, None), study.device), loc="right")
+    return save(figure, panels[0][0], study, folder, "sensitivity", "Sensitivity")
 
 
 def before_after(before, after, pairs, folder):
     """Throughput of two studies at the points both have, and how much the second is faster."""
-    figure, axes = plt.subplots(figsize=(max(6.4, 1.9 + 1.15 * len(pairs)), 4.4))
+    figure, axes = plt.subplots(figsize=(max(WIDTH, 0.8 + 1.0 * len(pairs)), HEIGHT + 0.6 * bool(after.vary)))
     width = 0.38
     for shift, study, index, style in (
         (-width / 2, before, 0, {"color": "#c9c9c9", "hatch": "//"}),
@@ -360,20 +353,13 @@ def before_after(before, after, pairs, folder):
             ha="center",
             textcoords="offset points",
             xytext=(0, 6),
-            fontsize=10,
         )
     axes.set_ylim(0, 1.15 * top)
-    axes.set_xticks(
-        range(len(pairs)),
-        [point_label(new, after.device) for _, new in pairs],
-        fontsize=8 if after.vary else 10.5,
-    )
+    axes.set_xticks(range(len(pairs)), [point_label(new, after.device) for _, new in pairs])
     axes.yaxis.set_major_formatter(FuncFormatter(number_text))
     axes.set_ylabel(f"throughput [{after.unit}s/s]")
     axes.grid(axis="x", visible=False)
-    return save(
-        figure, axes, folder, f"{after.stem}_before_after", "Before and after", after.subtitle, columns=1
-    )
+    return save(figure, axes, after, folder, "before_after", "Before and after", columns=1)
 
 
 def point_label(point, device):

@@ -70,6 +70,12 @@ def spread(values):
     return Spread(statistics.median(known), min(known), max(known), len(known))
 
 
+def percent(share, unit=" %"):
+    """0.4 -> "40.0 %": every share that a tool prints, with one decimal. In a column whose head has the unit,
+    `unit` is empty."""
+    return f"{100 * share:.1f}{unit}"
+
+
 # --- a run -------------------------------------------------------------------------------------------
 @dataclass
 class RunNumbers:

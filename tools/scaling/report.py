@@ -5,44 +5,55 @@ import base64
 import html
 import os
 
+from . import markdown
 from .files import regular, replace_file
-from .numbers import BOUND_SHARE
+from .numbers import BOUND_SHARE, percent
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #111; max-width: 74rem;
+FONT = "system-ui, sans-serif"  # of the page and of its figures
+STYLE = (
+    f"body {{ font: 15px/1.5 {FONT}; "
+    """color: #111; max-width: 74rem;
   margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.5rem; }
 h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid #ccc; }
-h3 { font-size: 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; font-size: 13px; display: block; overflow-x: auto; }
-th, td { padding: .25rem .45rem; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top;
+h3, h4, h5, h6 { font-size: 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-size: 13px; line-height: 1.3; display: block;
+  overflow-x: auto; }
+th, td { padding: .25rem .3rem; text-align: right; border-bottom: 1px solid #ddd; vertical-align: top;
   white-space: nowrap; }
 th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom; line-height: 1.2; }
 td.text, th.text { text-align: left; }
-.figures { display: flex; flex-wrap: wrap; gap: .6rem; } .figures img { width: 24rem; max-width: 100%; }
-.figures img.wide { width: 100%; }
+th div { width: min-content; margin-left: auto; } th.text div { margin-left: 0; }
+td small { white-space: normal; }
+.figures { display: flex; flex-wrap: wrap; gap: .6rem; align-items: start; } .figures img { max-width: 100%; }
 details { margin: .6rem 0; } summary { cursor: pointer; font-weight: bold; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f5f5; padding: .7rem;
   overflow-x: auto; font-size: 12.5px; }
 small, figcaption { color: #555; }
 """
+)
 
 DEFINITIONS = f"""
 <ul>
-<li><b>throughput</b>: samples (images, tokens) of all ranks / wall time, without the steps of warm-up</li>
-<li><b>strong efficiency</b>: T<sub>1</sub> / (N T<sub>N</sub>), the global batch fixed;
-<b>weak efficiency</b>: rate<sub>N</sub> / (N rate<sub>1</sub>), the batch of a rank fixed.
-T<sub>1</sub> and rate<sub>1</sub> are the smallest point's median
-(times, or through, its ranks where that is not one rank)</li>
-<li><b>speed-up</b>: T<sub>1</sub> / T<sub>N</sub> (strong), rate<sub>N</sub> / rate<sub>1</sub> (weak)</li>
-<li><b>exposed communication</b>: wait for reductions that nothing hid, in the logged steps,
-mean of ranks</li>
-<li><b>J/image, J/token</b>: energy counters of all GPUs (NVML) / what they processed in that time</li>
-<li><b>MFU</b>: FLOPs of the model that a GPU computes in a second / the GPU's peak (docs/metrics.md)</li>
-<li><b>bound by</b>: communication or input (the loader) where the step waits for it
-at least {BOUND_SHARE:.0%} of its time, of both the longer wait; else compute, which includes a host that
-launches too slowly: GPU utilisation tells</li>
-<li>values: median of the repeats [lowest – highest]</li>
+<li><b>Values</b> are the median of a point's runs, with the lowest and the highest run in brackets. The
+steps of warm-up do not count.</li>
+<li><b>Throughput</b> is the number of samples (images, tokens) that all ranks process in a second.</li>
+<li><b>Speed-up</b> says how many times faster a point is than a single GPU (or CPU rank). A strong study
+divides the step times, because the global batch stays the same. A weak study divides the throughputs,
+because the batch grows with the number of GPUs.</li>
+<li><b>Efficiency</b> is the speed-up divided by the number of GPUs. At 100.0 % twice as many GPUs are twice
+as fast. If the study has no point with a single GPU, its smallest point counts as 100.0 %.</li>
+<li><b>Exposed communication</b> is the time in which a step waits for the reduction of gradients, because no
+computation hides it. It is measured in the logged steps, and is the mean of the ranks.</li>
+<li><b>Loader wait</b> is the time in which a step waits for its next batch.</li>
+<li><b>Bound by</b> names what the step waits for longest: communication, or input (the loader). If it waits
+less than {percent(BOUND_SHARE)} of its time for either, the step is bound by compute. A host that launches
+kernels too slowly counts as compute too, and shows as low GPU utilisation.</li>
+<li><b>J/image, J/token</b> is the energy of all GPUs for one sample, by the GPUs' own counters (NVML).</li>
+<li><b>MFU</b> (model FLOPs utilisation) is the share of the GPU's peak speed that the model's own
+computation uses (docs/metrics.md).</li>
+<li><b>GPU utilisation</b> is the share of time in which a GPU runs any kernel, as NVIDIA's driver reports
+it.</li>
 </ul>
 """
 
@@ -68,6 +79,14 @@ def spread_text(spread, factor=1.0, digits=3):
     return median if low == high else f"{median}<br><small>[{low} – {high}]</small>"
 
 
+def percent_text(spread):
+    """A spread of shares, for a column whose head has the unit."""
+    if spread is None:
+        return "–"
+    median, low, high = (percent(value, "") for value in (spread.median, spread.low, spread.high))
+    return median if low == high else f"{median}<br><small>[{low} – {high}]</small>"
+
+
 def table(header, rows, text_columns=()):
     def cells(tag, row):
         return "".join(
@@ -81,56 +100,52 @@ def table(header, rows, text_columns=()):
 def figure(folder, name):
     with open(os.path.join(folder, f"{name}.svg"), "rb", opener=regular) as file:
         data = base64.b64encode(file.read()).decode()
-    wide = ' class="wide"' if name.endswith("_sensitivity") else ""
-    return f'<img{wide} alt="{text(name)}" src="data:image/svg+xml;base64,{data}">'
+    return f'<img alt="{text(name)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def point_cells(study, point):
+    """{head: cell}"""
+    run = point.runs[0]
+    utilisation = [r.gpu_utilisation_percent for r in point.runs if r.gpu_utilisation_percent is not None]
+    mean = sum(utilisation) / len(utilisation) if utilisation else None
+    exposed = point.exposed_percent
+    cells = {
+        "GPUs" if study.device == "cuda" else "ranks": point.ranks,
+        "nodes": run.nodes,
+        **{
+            text(key).replace(".", ".<wbr>").replace("_", "_<wbr>"): text(value)
+            for key, value in point.varied.items()
+        },
+        "global batch": value_text(run.global_batch_size, 6),
+        f"{study.unit}s/s": spread_text(point.rate, digits=4),
+        "ms/step": spread_text(point.step_ms, digits=4),
+        "speed-up": spread_text(point.speed_up),
+        "efficiency [%]": percent_text(point.efficiency),
+        "bound by": point.bottleneck,
+        "s/epoch": spread_text(point.epoch_seconds),
+        "exposed comm. [ms]": spread_text(point.exposed_comm_ms),
+        "exposed comm. [%&nbsp;of&nbsp;step]": percent_text(
+            exposed.map(lambda value: value / 100) if exposed else None
+        ),
+        "loader wait [ms]": spread_text(point.loader_wait_ms, digits=2),
+        f"J/{study.unit}": spread_text(point.joules_per_unit),
+        "peak GiB": value_text(point.memory_gib.high if point.memory_gib else None),
+        "MFU [%]": percent_text(point.mfu),
+        "GPU util. [%]": "–" if mean is None else percent(mean / 100, ""),
+        "runs": len(point.runs),
+    }
+    if study.kind == "sensitivity":
+        del cells["speed-up"], cells["efficiency [%]"]
+    return cells
 
 
 def points_table(study):
-    scaled = study.kind != "sensitivity"
-    header = ["GPUs" if study.device == "cuda" else "ranks", "nodes"] + [
-        text(key).replace(".", ".<wbr>").replace("_", "_<wbr>") for key in study.vary
-    ]
-    header += ["global batch", f"{study.unit}s/s", "ms/step"] + (
-        ["speed-up", "efficiency [%]"] if scaled else []
-    )
-    header += [
-        "bound by",
-        "s/epoch",
-        "exposed comm. [ms]",
-        "exposed comm. [% of step]",
-        "loader wait [ms]",
-        f"J/{study.unit}",
-        "peak GiB",
-        "MFU [%]",
-        "GPU util. [%]",
-        "runs",
-    ]
-    rows = []
-    for p in study.points:
-        run = p.runs[0]
-        utilisation = [r.gpu_utilisation_percent for r in p.runs if r.gpu_utilisation_percent is not None]
-        row = [p.ranks, run.nodes] + [text(value) for value in p.varied.values()]
-        row += [
-            value_text(run.global_batch_size, 6),
-            spread_text(p.rate, digits=4),
-            spread_text(p.step_ms, digits=4),
-        ]
-        if scaled:
-            row += [spread_text(p.speed_up), spread_text(p.efficiency, 100)]
-        row += [
-            p.bottleneck,
-            spread_text(p.epoch_seconds),
-            spread_text(p.exposed_comm_ms),
-            spread_text(p.exposed_percent, digits=2),
-            spread_text(p.loader_wait_ms, digits=2),
-            spread_text(p.joules_per_unit),
-            value_text(p.memory_gib.high if p.memory_gib else None),
-            spread_text(p.mfu, 100),
-            value_text(sum(utilisation) / len(utilisation) if utilisation else None),
-            len(p.runs),
-        ]
-        rows.append(row)
-    return table(header, rows, text_columns={header.index("bound by")})
+    """What no point knows has no column."""
+    rows = [point_cells(study, point) for point in study.points]
+    header = [head for head in rows[0] if any(row[head] != "–" for row in rows)]
+    cells = [[row[head] for head in header] for row in rows]
+    narrow = [f"<div>{head}</div>" for head in header]
+    return table(narrow, cells, text_columns={header.index("bound by")})
 
 
 def study_section(study, folder, figures):
@@ -212,6 +227,6 @@ def write(path, sections, systems, command):
     """`systems`: {study folder: text of its SYSTEM.md}."""
     parts = [*sections, "<h2>Definitions</h2>", DEFINITIONS, "<h2>Machine</h2>"]
     for folder, described in systems.items():
-        parts.append(f"<h3>{text(folder)}</h3><pre>{text(described)}</pre>")
+        parts.append(f"<h3>{text(folder)}</h3>{markdown.to_html(described, 4)}")
     parts.append(f"<h2>This report</h2><pre>{text(command)}</pre>")
     write_page(path, "libddp: scaling report", parts)

@@ -236,6 +236,8 @@ class Reading(Top):
             "2 ranks on 1 node, NVIDIA H200, bf16, train, libddp 0.1.0 (commit abc)",
             "\n".join(self.draw(state, 100, 24)),
         )
+        rows = self.draw(state, 60, 24)
+        self.assertIn("    (commit abc)", rows)  # a narrow screen wraps it
 
     def test_the_last_evaluation(self):
         self.make_run()
@@ -247,7 +249,7 @@ class Reading(Top):
         )
         self.assertEqual(self.read().evaluation, {"epoch": 1, "test_loss": 0.5, "test_accuracy": 0.75})
         self.assertIn(
-            "at the end of epoch 1: test loss 0.5000  test accuracy 0.7500",
+            "at the end of epoch 1: test loss 0.5000  test accuracy 75.0 %",
             "\n".join(self.draw(self.read(), 80, 24)),
         )
         self.write(

@@ -2,7 +2,6 @@
 """The page of runs: which columns it draws, runs that were killed or resumed, several runs, and mistakes."""
 
 import json
-import math
 import os
 import re
 import unittest
@@ -12,7 +11,6 @@ from study_support import ToolTest
 import plot_run
 from run_page import chart, page
 from run_page.files import Run
-from run_page.panels import Panel
 
 SETTINGS = """* train.epochs                                 2 epochs
   train.batch_size                             32 samples
@@ -84,7 +82,6 @@ class Pages(ToolTest):
                 "throughput [images/s per rank]",
                 "step and its parts [ms]",
                 "memory [GiB]",
-                "time of a logging interval (steps) [s]",
                 "time of an epoch (epochs) [s]",
             ],
         )
@@ -95,14 +92,130 @@ class Pages(ToolTest):
         for part in (
             "<td class=text>steps</td><td class=text>loss</td><td>2.2 <small>[2.2 – 2.8]</small>",
             "<td class=text>commit</td><td class=text>abc123",
-            "40 steps</td><td>2</td><td class=text>cpu",
-            "1970-01-01 00:17:20</td><td>0:00:30",
         ):
             self.assertIn(part, text)
+        self.assertEqual(
+            self.first_table(text),
+            {
+                "logged until": "40 steps",
+                "loss": "2.2",
+                "accuracy": "25.0 %",
+                "evaluation loss": "2.5",
+                "evaluation accuracy": "50.0 %",
+                "throughput": "320 images/s",
+                "exposed communication": "10.0 % of the step",
+                "ranks": "2",
+                "device": "cpu",
+                "precision": "fp32",
+                "global batch": "32",
+                "first row (UTC)": "1970-01-01 00:16:50",
+                "time to the last row": "0:00:30",
+            },
+        )
         changed, everything = text[text.index("<h2>Configuration") :].split("<details>")
         self.assertIn("<td class=text>lr_schedule.lr</td><td class=text>0.001", changed)
         self.assertNotIn("batch_size", changed)
         self.assertIn("<td class=text>train.batch_size</td><td class=text>32 samples", everything)
+
+    def first_table(self, text, column=0):
+        """{name: text of this run} of the first table."""
+        rows = re.findall(r"<tr>(.*?)</tr>", text[text.index("<table>") : text.index("</table>")])
+        cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in rows[1:]]
+        return {row[0]: row[1 + column] for row in cells}
+
+    def test_the_first_table(self):
+        self.make_run("a")
+        self.write("a/evals.csv", "step,epoch,eval_loss,eval_accuracy\n40,2,1.5,0.375\n")
+        self.write("b/steps.jsonl", '{"step":1,"mfu":0.25,"tokens_per_second":9}\n{"step":3,"mfu":0.5}\n')
+        self.plot("a", "b")
+        text = self.read("a/run.html")
+        first = self.first_table(text)
+        # Evaluations between epochs are newer than those at their ends.
+        self.assertEqual((first["evaluation loss"], first["evaluation accuracy"]), ("1.5", "37.5 %"))
+        self.assertEqual(first["MFU"], "–")
+        second = self.first_table(text, column=1)
+        known = {name: value for name, value in second.items() if value != "–"}
+        self.assertEqual(known, {"logged until": "3 steps", "throughput": "9 tokens/s", "MFU": "37.5 %"})
+
+    def test_the_system_table(self):
+        self.make_run("s/a", epochs=())
+        record = {"host": "node7", "gpu_type": "NVIDIA H200", "device": "cuda", "LibTorch": "2.11.0"}
+        record |= {"CUDA": "13.0", "NCCL": "2.28.9", "driver": "580.1", "ranks": 2}
+        self.write("s/a/run.json", json.dumps({**record, "command": "train --config <x>"}))
+
+        def table():
+            text = self.read(self.make_page("s/a")).partition("<h2>System</h2>")[2]
+            return list(self.first_table(text).items())
+
+        expected = [
+            ("host", "node7"),
+            ("CPU", "–"),
+            ("device", "NVIDIA H200"),
+            ("NVIDIA driver", "580.1"),
+            ("LibTorch", "2.11.0"),
+            ("CUDA", "13.0"),
+            ("NCCL", "2.28.9"),
+            ("command", "train --config &lt;x&gt;"),
+            ("ranks", "2"),
+        ]
+        self.assertEqual(table(), expected)
+        # An older run.json lacks what SYSTEM.md and command.txt of a study know.
+        self.write(
+            "s/SYSTEM.md", "| | |\n|---|---|\n| CPU | EPYC |\n| NVIDIA driver | 5 |\n| LibTorch | 1 |\n"
+        )
+        self.write("s/a/command.txt", "srun train\n")
+        expected[1] = ("CPU", "EPYC")
+        self.assertEqual(table(), expected)
+        del record["driver"], record["LibTorch"]
+        self.write("s/a/run.json", json.dumps(record))
+        expected[3:5] = [("NVIDIA driver", "5"), ("LibTorch", "1")]
+        expected[7] = ("command", "srun train")
+        self.assertEqual(table(), expected)
+
+    def test_sums_over_intervals_are_drawn_per_second(self):
+        header = "step,loss,interval_seconds,energy_j\n"
+        self.write("a/steps.csv", header + "10,1,2,600\n20,1,3,900\n30,1,,\n")
+        panels = self.panels(self.read(self.make_page("a")))
+        self.assertEqual(list(panels), ["loss", "power [W]"])
+        self.assertEqual(self.points("a", "steps", "power_w"), [(10, 300), (20, 300)])
+        self.assertEqual(self.points("a", "steps", "energy_j"), [(10, 600), (20, 900)])  # of Values
+
+    def test_own_metrics_have_a_section_and_share_charts(self):
+        names = "d_loss,g_loss,kl,accuracy@1,accuracy@5,score/real,score/fake,top_1,x_ms,y_gib"
+        values = ",".join(["1"] * (1 + names.count(",")))
+        self.write("a/steps.csv", f"step,loss,{names}\n10,3,{values}\n20,3,{values}\n")
+        self.write("a/evals.csv", "step,eval_loss,eval_recall,train_recall\n20,3,1,2\n")
+        self.write("a/samples.csv", "step,loss\n20,3\n")
+        text = self.read(self.make_page("a"))
+        sections = dict(re.findall(r"<h2>([^<]*)</h2>(.*?)(?=<h2>|$)", text, re.DOTALL))
+        self.assertEqual(list(self.panels(sections["Curves"])), ["loss"])
+        own = self.panels(sections["Own metrics"])
+        self.assertEqual(list(own), ["loss", "kl", "accuracy", "score", "top 1", "recall"])
+        self.assertEqual(legend(own["loss"]), ["d loss", "g loss", "loss (samples)"])
+        self.assertEqual(legend(own["accuracy"]), ["accuracy@1", "accuracy@5"])
+        self.assertEqual(legend(own["score"]), ["score/real", "score/fake"])
+        self.assertEqual(legend(own["recall"]), ["eval recall", "train recall"])
+        self.assertEqual(list(self.panels(sections["Time of a step"])), ["step and its parts [ms]"])
+        self.assertEqual(list(self.panels(sections["Resources"])), ["y [GiB]"])
+
+    def test_far_values_have_marks(self):
+        losses = {40: 14.25, 41: 3}
+        self.write(
+            "a/steps.csv",
+            "step,loss\n"
+            + "".join(f"{step},{losses.get(step, 0.1 + step / 1e4)}\n" for step in range(1, 101)),
+        )
+        self.write("a/evals.csv", "step,eval_loss\n50,0.105\n")
+        panel = self.panels(self.read(self.make_page("a")))["loss"]
+        self.assertIn("<small>▲ 2 above, up to 14.25</small>", panel)
+        self.assertEqual(panel.count("z"), 2)  # arrows
+        self.assertIn("<title>a, loss, 40: 14.25</title>", panel)
+        self.assertIn("<title>a, eval loss, 50: 0.105</title></circle>", panel)
+        heights = [
+            float(y)
+            for y in re.findall(r"[ML][\d.]+ (-?[\d.]+)(?=[L\"])", panel.partition("</figcaption>")[2])
+        ]
+        self.assertGreaterEqual(min(heights), chart.TOP)
 
     def test_columns_and_files_of_the_user(self):
         self.make_run("a")
@@ -137,6 +250,7 @@ class Pages(ToolTest):
             "<td class=text>lr_schedule.lr</td><td class=text>0.001</td><td class=text>0.1</td>", differ
         )
         self.assertEqual(differ.count("<tr>"), 2)
+        self.assertEqual(self.first_table(text)["loss"], self.first_table(text, column=1)["loss"])
         loss = self.panels(text)["loss"]
         self.assertEqual(legend(loss), ["a", "b", "loss", "train loss", "test loss"])
         lines = re.findall(
@@ -297,7 +411,7 @@ class Pages(ToolTest):
             page.parts(self.run_of("a")),
             {"step": 100, "exposed communication": 10, "data wait": 5, "the rest": 85},
         )
-        self.assertIn("10 ms <small>10.0%</small>", self.read(self.make_page("a")))
+        self.assertIn("10 ms <small>10.0 %</small>", self.read(self.make_page("a")))
         self.write(
             "a/steps.csv",
             STEPS + ",forward_ms\n" + "".join(step_row(step, more=f",{step}") for step in (10, 20, 90)),
@@ -316,9 +430,13 @@ class Pages(ToolTest):
     def test_what_a_study_left_is_shown(self):
         self.make_run("s/a")
         self.write("s/a/command.txt", "mpirun -n 2 program a<b\n")
-        self.write("s/SYSTEM.md", "# abacus\n")
+        self.write("s/SYSTEM.md", "# abacus\n\n| | |\n|---|---|\n| memory | 5 GiB |\n")
         self.plot("s/a")
-        for part in ("mpirun -n 2 program a&lt;b", "# abacus"):
+        for part in (
+            "mpirun -n 2 program a&lt;b",
+            "<h3>abacus</h3>",
+            "<table><tr><td class=text>memory</td>",
+        ):
             self.assertIn(part, self.read("s/a/run.html"))
 
     def test_mistakes(self):
@@ -349,45 +467,6 @@ class Pages(ToolTest):
                 self.plot("runs/a", "--output", output, code=73),
                 r"error: runs\S*: cannot write: .*; fix: name another",
             )
-
-
-class Charts(unittest.TestCase):
-    def ticks(self, low, high, count=7):
-        axis = chart.Axis(low, high, 0, 100, count)
-        return axis.labels()
-
-    def test_ticks(self):
-        self.assertEqual(
-            self.ticks(0, 186, 10), ["0", "20", "40", "60", "80", "100", "120", "140", "160", "180"]
-        )
-        self.assertEqual(self.ticks(1.93, 2.31), ["2.0", "2.1", "2.2", "2.3"])
-        self.assertEqual(self.ticks(-3e-6, 5.2e-5), ["0", "1e-5", "2e-5", "3e-5", "4e-5", "5e-5"])
-        self.assertEqual(self.ticks(0, 412345), ["0", "100k", "200k", "300k", "400k"])
-        self.assertEqual(self.ticks(0, 1.8e6), ["0.0", "0.5M", "1.0M", "1.5M"])
-        self.assertEqual(self.ticks(0, 3, 3), ["0", "1", "2", "3"])
-
-    def test_the_value_axis(self):
-        def axis(unit, values):
-            return chart.value_axis(Panel("Curves", "t", unit), values)
-
-        self.assertEqual(axis("ms", [90, 100]).low, 0)
-        self.assertGreater(axis("", [90, 100]).low, 89)
-        for values in ([0, 0], [5, 5], [-2], [2.5, 2.5 + 1e-12]):
-            self.assertEqual(len(set(axis("", values).labels())), len(axis("", values).ticks), values)
-            self.assertGreater(len(axis("", values).ticks), 1)
-        spike = axis("", [1, 1, 2, 900])
-        self.assertTrue(spike.log)
-        self.assertEqual(spike.labels(), ["1", "10", "100", "1000"][: len(spike.ticks)])
-        self.assertAlmostEqual(spike.at(10) - spike.at(1), spike.at(100) - spike.at(10))
-        self.assertFalse(axis("", [-1, 1, 2, 900]).log)
-
-    def test_long_series_keep_their_extremes(self):
-        points = [(x, math.sin(x)) for x in range(100000)]
-        points[777], points[5555] = (777, 50), (5555, -50)
-        kept = chart.thinned(points)
-        self.assertLessEqual(len(kept), chart.DRAWN)
-        self.assertEqual((max(y for _, y in kept), min(y for _, y in kept)), (50, -50))
-        self.assertEqual(kept, sorted(kept))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def make_study(folder, kind, factor=1.0, **more):
     with open(os.path.join(folder, "study.json"), "w", encoding="utf-8") as file:
         json.dump(plan, file)
     with open(os.path.join(folder, "SYSTEM.md"), "w", encoding="utf-8") as file:
-        file.write("# Machine\nabacus\n")
+        file.write("# Machine\nabacus\n\n| | |\n|---|---|\n| memory | 5 GiB |\n")
 
 
 class Reports(ToolTest):
@@ -85,17 +85,42 @@ class Reports(ToolTest):
             "tools/study.py test.yaml --local",
             "tools/plot_scaling.py s w",
             "communication</td>",
-            "strong efficiency",
+            "<b>Efficiency</b> is the speed-up divided by the number of GPUs.",
             "<td>3<br><small>",
+            "<h4>Machine</h4>",  # SYSTEM.md is rendered
+            "<table><tr><td class=text>memory</td><td class=text>5 GiB</td>",
         ):
             self.assertIn(text, page)
-        # 900 / (4 * 300), with the extremes of four ranks.
-        self.assertIn("75<br><small>[50 – 90]</small>", page)
+        # 900 / (4 * 300), with the extremes of four ranks. Shares have one decimal everywhere.
+        self.assertIn("75.0<br><small>[50.0 – 90.0]</small>", page)
+        self.assertIn("<td>20.0<br><small>[13.3 – 24.0]</small>", page)  # 60 of 300 ms, exposed
+        # What no run knows has no column.
+        heads = re.findall(r"<table><tr>(.*?)</tr>", page)
+        self.assertEqual(
+            [("J/image" in head, "MFU" in head) for head in heads[:2]], [(False, False), (True, False)]
+        )
         with open(os.path.join(self.folder, "s/report/merged.csv"), encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         self.assertEqual(len(rows), 18)
         self.assertEqual({(row["study"], row["kind"]) for row in rows}, {("s", "strong"), ("w", "weak")})
         self.assertEqual([row["repeat"] for row in rows[:3]], ["1", "2", "3"])
+
+    def test_all_text_of_figures_has_the_font_and_size_of_the_page(self):
+        self.study("s")
+        plan = json.loads(self.read("s/study.json"))
+        plan["title"] = "A title that is too long for one line, " * 3
+        self.write("s/study.json", json.dumps(plan))
+        self.plot("s", "--before", "s")
+        for name in ("s_throughput", "s_efficiency", "s_exposed_communication", "s_before_after"):
+            svg = self.read(f"s/report/{name}.svg")
+            # The headline, and everything else.
+            self.assertEqual(set(re.findall(r"([\d.]+)px", svg)), {"11", "9"}, name)
+            self.assertEqual(svg.count("system-ui, sans-serif"), svg.count("<text "))
+            self.assertNotIn("DejaVu", svg)
+            # Shown in its own size, where a pixel of the file is a point.
+            width = float(re.search(r'<svg [^>]*width="([\d.]+)pt"', svg)[1])
+            self.assertLessEqual(width / 72, 3.8 if "before" not in name else 8)
+        self.assertNotRegex(self.read("s/report/report.html"), r"<img [^>]*(width|class)=")
 
     def test_before_and_after(self):
         self.plot(self.study("new"), "--before", self.study("old", factor=1.5), "--output", "out")

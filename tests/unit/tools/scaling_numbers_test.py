@@ -2,17 +2,33 @@
 """The arithmetic of studies, without pandas or matplotlib. Values are exact in binary where compared with
 ==."""
 
+import glob
 import json
 import os
+import re
 import tempfile
 import unittest
 
-from study_support import EPOCH_COLUMNS, STEP_COLUMNS, write_csv, write_run
+from study_support import EPOCH_COLUMNS, ROOT, STEP_COLUMNS, write_csv, write_run
 
 from scaling import numbers
 
 
 class Definitions(unittest.TestCase):
+    def test_shares_have_one_decimal(self):
+        shares = (0, 0.0004, 0.1004, 0.75, 0.9996, 1)
+        texts = ["0.0 %", "0.0 %", "10.0 %", "75.0 %", "100.0 %", "100.0 %"]
+        self.assertEqual([numbers.percent(share) for share in shares], texts)
+        self.assertEqual(numbers.percent(0.125, ""), "12.5")
+        # No tool formats a share in another way.
+        for path in glob.glob(os.path.join(ROOT, "tools/**/*.py"), recursive=True):
+            with open(path, encoding="utf-8") as file:
+                found = re.findall(r".*(?:%\}|\d?f\} ?%|100 \* [\w.]+:).*", file.read())
+            expected = (
+                ['    return f"{100 * share:.1f}{unit}"'] if path.endswith("scaling/numbers.py") else []
+            )
+            self.assertEqual(found, expected, path)
+
     def test_strong_efficiency_is_time_saved_over_gpus_spent(self):
         self.assertEqual(numbers.strong_efficiency(800, 4, 200), 1.0)
         self.assertEqual(numbers.strong_efficiency(800, 4, 400), 0.5)

@@ -84,8 +84,8 @@ class Top(ToolTest):
     def top(self, *arguments, code=0):
         return self.call(ddp_top.main, *arguments, code=code)
 
-    def draw(self, state, width, height, choice=None, blocks=view.BLOCKS):
-        lines = view.draw(state, width, height, choice, blocks)
+    def draw(self, state, width, height, choice=None, is_ascii=False):
+        lines = view.draw(state, width, height, choice, is_ascii)
         self.assertEqual(len(lines), height)
         rows = ["".join(text for text, _ in line) for line in lines]
         self.assertLessEqual(max(map(len, rows)), width)

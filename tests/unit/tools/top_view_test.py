@@ -19,7 +19,7 @@ class Drawing(Top):
         text = "\n".join(rows)
         for part in (
             "RUNNING",
-            "50 %  step 100/200",
+            "50.0 %  step 100/200",
             "ETA 00:00:10",
             "loss 1.0000",
             "100.0 ms/step",
@@ -51,23 +51,71 @@ class Drawing(Top):
             return ["".join(text for text, _ in line) for line in view.curve(points, width, 2, blocks)]
 
         self.assertEqual(rows(20), ["       10 #*+-.     ", "        1 ######*=-.", "          step 0   9"])
-        self.assertEqual(rows(30)[0], "       10 ##**++--..          ")  # each row twice
         self.assertEqual(rows(15)[:2], ["      9.5 #=.  ", "      1.5 ###+."])  # means of two
         flat = view.curve([(1, 2.0), (2, 2.0)], 12, 2, view.BLOCKS)
         self.assertEqual([line[1][0] for line in flat[:2]], ["  ", "██"])
         self.assertEqual(view.curve([(1, float("nan")), (2, 1.0)], 40, 2, view.BLOCKS), [])
 
+    def test_a_curve_of_few_points_is_a_line_between_them(self):
+        self.assertEqual(view.column_means([9, 1], 5), [9, 7, 5, 3, 1])
+        self.assertEqual(view.column_means([0, 4, 2], 5), [0, 2, 4, 3, 2])
+        self.assertEqual(view.column_means([4, 2], 2), [4, 2])
+        self.assertEqual(view.column_means([4, 2, 0, 2], 2), [3, 1])
+        lines = view.curve([(10, 3.0), (20, 1.0)], 18, 1, view.BLOCKS)
+        self.assertEqual(lines[0][1][0], "█▇▆▅▄▃▂▁")
+
+    def test_log_lines_are_wrapped(self):
+        def rows(log, count, width=20):
+            return [line[0][0] for line in view.log_lines(log, count, width)[1:]]
+
+        log = ["old", "step 10 | loss 2.5 | rate 9 | ETA 00:00:20", "short"]
+        whole = ["step 10 | loss 2.5 |", "    rate 9 | ETA", "    00:00:20", "short"]
+        self.assertEqual(rows(log, 5), whole)
+        self.assertEqual(rows(log, 6), ["old", *whole])
+        self.assertEqual(rows(log, 4), ["short"])  # no line without its beginning
+        self.assertEqual(rows(log[:2], 3), whole[1:3])  # unless it is the only one
+        self.assertEqual(view.wrapped("a" * 25, 10), ["a" * 10, "    aaaaaa", "    aaaaaa", "    aaa"])
+        self.assertEqual(view.wrapped("日本語", 4), ["日本", "語"])
+        self.assertEqual(view.wrapped("日", 1), [""])
+        style = view.log_lines(["[error] " + "x " * 20], 4, 20)
+        self.assertEqual([line[0][1] for line in style], ["header", "bad", "bad", "bad"])
+        self.make_run(owner={})
+        self.write("run/log.txt", "[12:00:00] [info] " + " | ".join(f"part{i} 1.5" for i in range(12)) + "\n")
+        for width, height in ((80, 24), (200, 50)):
+            self.assertIn("part11 1.5", "\n".join(self.draw(self.read(), width, height)))
+
+    def test_the_time_left_is_that_of_the_log(self):
+        # The log rounds half a second up (llround).
+        for seconds, text in ((10.5, "00:00:11"), (11.5, "00:00:12"), (11.4, "00:00:11")):
+            self.assertEqual(view.duration(seconds), text)
+
     def test_the_column_of_the_order_is_marked(self):
         self.make_run(owner={})
-        state = self.read()
+        ranks = self.read().ranks
+
+        def header(key, reverse, marks, width=200):
+            lines = view.table(ranks, view.Choice(sort=key, reverse=reverse), width, None, marks=marks)
+            return " " + lines[0][0][0]
+
         for column in view.COLUMNS:
-            header = "".join(
-                text
-                for text, _ in view.table(state.ranks, view.Choice(sort=column.key, reverse=True), 200, None)[
-                    0
-                ]
-            )
-            self.assertIn(" ^" + column.title, " " + header)
+            for reverse, mark, ascii_mark in ((False, "▲", "+"), (True, "▼", "-")):
+                self.assertIn(f" {mark}{column.title}", header(column.key, reverse, view.ORDER_MARKS))
+                text = header(column.key, reverse, view.ASCII_ORDER_MARKS)
+                self.assertIn(f" {ascii_mark}{column.title}", text)
+            # Also on a screen that is too narrow for this column without the order.
+            self.assertIn(f"▲{column.title}", header(column.key, False, view.ORDER_MARKS, 40))
+        self.assertIn("+rank", "\n".join(self.draw(self.read(), 80, 24, is_ascii=True)))
+        self.assertIn("▲rank", "\n".join(self.draw(self.read(), 80, 24)))
+
+    def test_the_order_of_a_host_goes_through_its_own_columns(self):
+        choice, seen = view.Choice(), []
+        records = [{"device": f"gpu:{index}", "utilisation_percent": 90} for index in range(2)]
+        for _ in view.HOST_COLUMNS:
+            choice.next_sort(view.HOST_COLUMNS, 200)
+            text = "".join(part for line in view.draw_host(records, "h", 200, 20, choice) for part, _ in line)
+            self.assertIn("▲", text)
+            seen.append(choice.sort)
+        self.assertEqual(sorted(seen), sorted(column.key for column in view.HOST_COLUMNS))
 
     def test_a_small_screen_keeps_the_ranks(self):
         self.make_run(owner={})
@@ -104,7 +152,7 @@ class Drawing(Top):
         self.assertEqual(picked, [1, 0, 2, 2, 0])
         seen = set()
         for _ in range(20):
-            choice.next_sort(80)
+            choice.next_sort(view.COLUMNS, 80)
             seen.add(choice.sort)
         self.assertIn("step_ms", seen)
         self.assertNotIn("nvlink_mb_per_second", seen)  # a column that 80 columns leave out

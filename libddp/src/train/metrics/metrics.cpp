@@ -230,11 +230,12 @@ void MetricsImpl::end_step(int64_t step, const StepMetrics& metrics) {
   const bool logs = options_.log_every > 0 && ((step + 1) % options_.log_every == 0 || last);
   if (last) {
     console_.clear_bar();
-  } else {
-    console_.draw_bar(step + 1, logs);
   }
   if (logs) {
     log_step(step, metrics);
+  }
+  if (!last) {
+    console_.draw_bar(step + 1, logs);  // after the line: both show the same time left
   }
   if (tracer_) {
     tracer_->end_step(step);

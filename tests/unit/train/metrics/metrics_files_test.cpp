@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "core/files/file_ops.hpp"
 #include "support/catch.hpp"
 #include "train/metrics/files/metrics_files.hpp"
 #include "unit/train/temporary_folder.hpp"
@@ -93,6 +94,11 @@ TEST_CASE("run.json has the constants of the run and the versions, without unkno
   CHECK(first.at("global_batch_size") == 16);
   CHECK(first.at("sample_unit") == "tokens");
   CHECK(first.at("host") == "node1");
+  std::string why;
+  const auto cpu =
+      ddp::detail::cpu_name(ddp::detail::read_start("/proc/cpuinfo", 1u << 16, why).value_or(""));
+  CHECK(first.value("cpu", "") == cpu);
+  CHECK(first.contains("driver") == std::filesystem::exists("/sys/module/nvidia/version"));
   CHECK(first.at("libddp") == "0.1.0 (commit abc)");
   for (const char* unknown :
        {"CUDA", "num_steps", "flops_per_sample", "program_version", "bucket_cap_mb"}) {
@@ -137,6 +143,16 @@ TEST_CASE("a start that makes no step keeps the constants of the same place") {
   for (const char* unknown : {"num_steps", "flops_per_sample", "precision"}) {
     CHECK(!read().contains(unknown));
   }
+}
+
+TEST_CASE("the name of the CPU is that of the first core") {
+  CHECK(ddp::detail::cpu_name(
+            "processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9654\nstepping\t: 1\n\n"
+            "processor\t: 1\nmodel name\t: other\n") == "AMD EPYC 9654");
+  CHECK(ddp::detail::cpu_name("processor\t: 0\nBogoMIPS\t: 100.00\n").empty());  // Arm
+  CHECK(ddp::detail::cpu_name("model name\t: cut") == "cut");
+  CHECK(ddp::detail::cpu_name("model name").empty());
+  CHECK(ddp::detail::cpu_name("").empty());
 }
 
 TEST_CASE("the name of a program may have spaces") {

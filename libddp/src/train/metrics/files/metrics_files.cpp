@@ -48,11 +48,11 @@ RunInfo constants_of(const MetricsOptions& options) {
   return run;
 }
 
-// Of this process; each ends with a NUL.
-std::string arguments_of_process() {
+// Of a file of the kernel, which may be missing.
+std::string kernel_text(const std::string& path) {
   constexpr std::size_t kMostBytes = 1u << 16;
   std::string why;
-  return read_start("/proc/self/cmdline", kMostBytes, why).value_or("");
+  return read_start(path, kMostBytes, why).value_or("");
 }
 
 std::string separated_by_spaces(std::string arguments) {
@@ -112,11 +112,23 @@ std::vector<std::pair<std::string, std::string>> named_lines(const std::string& 
   return lines;
 }
 
+std::string until_newline(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
 double unix_time() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace
+
+std::string cpu_name(const std::string& cpuinfo) {
+  const auto key = cpuinfo.find("model name");
+  const auto value = cpuinfo.find(": ", key);
+  return key == std::string::npos || value == std::string::npos
+             ? ""
+             : until_newline(cpuinfo.substr(value + 2));
+}
 
 std::string program_name(const std::string& arguments) {
   const auto path = arguments.substr(0, arguments.find('\0'));
@@ -246,19 +258,22 @@ void MetricsFiles::write_run(const Place& place, const Start& start) {
   const auto if_positive = [](int64_t number) {
     return number > 0 ? std::optional(number) : std::nullopt;
   };
-  const auto arguments = arguments_of_process();
+  const auto arguments = kernel_text("/proc/self/cmdline");  // each argument ends with a NUL
   Row row = constants(place);
-  const Row more = {{.name = "device", .text = start.device},
-                    {.name = "host", .text = start.host},
-                    {.name = "num_steps", .integer = if_positive(start.num_steps)},
-                    {.name = "steps_per_epoch", .integer = if_positive(start.steps_per_epoch)},
-                    {.name = "sample_unit", .text = options_.run.sample_unit},
-                    {.name = "flops_per_sample", .number = start.flops_per_sample},
-                    {.name = "peak_tflops", .number = start.peak_tflops},
-                    {.name = "program", .text = program_name(arguments)},
-                    {.name = "program_version", .text = options_.run.program_version},
-                    {.name = "command", .text = separated_by_spaces(arguments)},
-                    {.name = "started", .number = started_}};
+  const Row more = {
+      {.name = "device", .text = start.device},
+      {.name = "host", .text = start.host},
+      {.name = "cpu", .text = cpu_name(kernel_text("/proc/cpuinfo"))},
+      {.name = "driver", .text = until_newline(kernel_text("/sys/module/nvidia/version"))},
+      {.name = "num_steps", .integer = if_positive(start.num_steps)},
+      {.name = "steps_per_epoch", .integer = if_positive(start.steps_per_epoch)},
+      {.name = "sample_unit", .text = options_.run.sample_unit},
+      {.name = "flops_per_sample", .number = start.flops_per_sample},
+      {.name = "peak_tflops", .number = start.peak_tflops},
+      {.name = "program", .text = program_name(arguments)},
+      {.name = "program_version", .text = options_.run.program_version},
+      {.name = "command", .text = separated_by_spaces(arguments)},
+      {.name = "started", .number = started_}};
   row.insert(row.end(), more.begin(), more.end());
   fill_unknown(row, earlier_run_);
   for (const auto& [name, version] : named_lines(start.versions)) {

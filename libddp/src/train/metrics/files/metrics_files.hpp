@@ -23,6 +23,9 @@ class TensorboardWriter;
 /// The name of the program in the text of a /proc/<pid>/cmdline, whose arguments end with a NUL.
 std::string program_name(const std::string& arguments);
 
+/// The CPU's name in the text of /proc/cpuinfo. Empty if the text has none, as on Arm.
+std::string cpu_name(const std::string& cpuinfo);
+
 class MetricsFiles {
  public:
   /// Makes and takes the run folder. On other ranks than rank 0, and without a folder, all output
@@ -43,7 +46,7 @@ class MetricsFiles {
   };
   /// What run.json holds beside the constants of each epoch's row. 0: unknown.
   struct Start {
-    std::string host = {};  ///< of rank 0
+    std::string host = {};  ///< of rank 0, as the CPU and the driver that write_run() reads
     std::string device = {};
     int64_t num_steps = 0;
     int64_t steps_per_epoch = 0;
