@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that each release wrote (tests/golden/runs) are read by the tools of today, and docs/compatibility.md names
-the releases."""
+"""Files that each release wrote (tests/golden/runs) are read by the tools of today, and docs/compatibility.md
+names the releases."""
 
 import os
 import re
