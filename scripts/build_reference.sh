@@ -27,9 +27,9 @@ version=${version%% *}
 version_at_least "$version" 1.9.4 || die "$DOXYGEN is version $version; the reference needs 1.9.4 or newer"
 
 # The tree on the left shows the pages in this order, then those of other folders.
-first=(README.md docs/tutorial.md docs/coming_from.md docs/recipes/README.md docs/architecture.md docs/one_step.md
-  docs/semantics.md docs/semantics_collectives.md docs/semantics_graphs.md docs/semantics_training.md
-  docs/metrics.md docs/configuration.md docs/language_models.md data/README.md)
+first=(README.md docs/README.md docs/tutorial.md docs/running.md docs/coming_from.md docs/recipes/README.md
+  docs/architecture.md docs/one_step.md docs/semantics.md docs/semantics_collectives.md docs/semantics_graphs.md
+  docs/semantics_training.md docs/metrics.md docs/configuration.md docs/language_models.md data/README.md)
 # Maps of source folders are for readers of the sources. Pages link to them as files.
 mapfile -t other < <(git ls-files --cached --others --exclude-standard 'docs/*.md' '*.md' ':!libddp/*')
 mapfile -t headers < <(git ls-files --cached --others --exclude-standard 'libddp/include/ddp/*.hpp' 'libddp/ops/include/*.hpp' \

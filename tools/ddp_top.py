@@ -8,7 +8,7 @@
 
 It shows the state of the run (running, quiet, dead, finished, ended), step, loss, rates, waits, the slowest
 rank, each rank's GPU and the last lines of the log. A dash is a number that nobody reports. Numbers of ranks
-are those of the last logging step (ranks.json), those of GPUs on this host are fresh. docs/tutorial.md
+are those of the last logging step (ranks.json), those of GPUs on this host are fresh. docs/running.md
 explains each.
 
 Keys: q quits, s sorts by the next column, r reverses, up and down pick a rank. This program needs nothing but

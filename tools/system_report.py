@@ -3,14 +3,16 @@
 """Describes this machine as Markdown: GPUs, their links, InfiniBand, CPU, memory, versions.
 
     tools/system_report.py [--output SYSTEM.md] [--build build]
+    tools/system_report.py --run runs     for a report of a bug: also the newest run in the folder runs
 
 Needs nothing but Python; what a machine has not, or a tool that is not installed, is said in one line.
 
-Exit codes: 0 described, 64 a mistake in the call, 73 the file cannot be written.
+Exit codes: 0 described, 64 a mistake in the call, 65 there is no such run, 73 the file cannot be written.
 """
 
 import datetime
 import glob
+import json
 import os
 import platform
 import re
@@ -18,10 +20,14 @@ import shutil
 import subprocess
 import sys
 
+from run_page.files import SETTING
+from run_top.folder import find_run
 from scaling.command_line import Parser, WriteError, exit_code
 from scaling.files import linked, replace_file
+from scaling.numbers import constant_text, read_optional
 
 UNKNOWN = "unknown"
+LOG_LINES = 20  # of a run: its last warnings and errors, and as many of its last lines
 
 
 def run(*command):
@@ -213,10 +219,34 @@ def environment_section():
     return lines + [code("\n".join(f"{name}={os.environ[name]}" for name in names))]
 
 
+def run_section(path):
+    """What made a run, what its settings changed, and how it ended."""
+    folder = find_run(path)
+    lines = [f"## Run {os.path.basename(os.path.abspath(folder))}", ""]
+    try:
+        constants = json.loads(read_optional(os.path.join(folder, "run.json")) or "{}")
+    except ValueError:
+        constants = {}
+    if isinstance(constants, dict) and constants:
+        lines += table([(name, f"`{constant_text(value)}`") for name, value in constants.items()])
+    settings = map(SETTING.fullmatch, read_optional(os.path.join(folder, "settings.txt")).splitlines())
+    changed = [f"{setting[2]}={setting[3]}" for setting in settings if setting and setting[1] == "*"]
+    log = read_optional(os.path.join(folder, "log.txt")).splitlines()
+    serious = [line for line in log if re.search(r"\[(warning|error|critical)\]", line)]
+    for title, texts in (
+        ("Changed settings", changed),
+        ("Last warnings and errors", serious[-LOG_LINES:]),
+        ("Last lines of the log", log[-LOG_LINES:]),
+    ):
+        lines += ["", f"{title}:", "", code("\n".join(texts) or "none")]
+    return lines
+
+
 def main(arguments):
     parser = Parser(__doc__)
     parser.add_argument("--output", help="file to write; without it, standard output")
     parser.add_argument("--build", default="build", help="build folder, for the versions it was made with")
+    parser.add_argument("--run", help="folder of a run, or of runs (then the newest): describe it too")
     options = parser.parse_args(arguments)
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     sections = [
@@ -227,6 +257,8 @@ def main(arguments):
         versions_section(options.build),
         environment_section(),
     ]
+    if options.run:
+        sections.append(run_section(options.run))
     text = (
         f"# Machine\n\nDescribed on {now}.\n\n" + "\n\n".join("\n".join(lines) for lines in sections) + "\n"
     )

@@ -37,6 +37,11 @@ std::string TrainingSummary::first_lines() const {
                 ? ddp::concat("resumed         at step ", first_step, " of ", num_steps, '\n')
                 : ddp::concat("evaluated       the best checkpoint, of ", first_step, " steps\n");
   }
+  if (num_steps > 0 && first_step >= num_steps) {
+    text +=
+        "complete        nothing was left to train; a larger train.epochs or train.max_steps goes "
+        "on, another checkpoint.dir starts over\n";
+  }
   if (first_epoch && first_epoch->train_loss && last_epoch.train_loss) {
     text += format("train loss      %.4f in this run's first epoch, %.4f in its last\n",
                    *first_epoch->train_loss, *last_epoch.train_loss);

@@ -29,6 +29,8 @@ cmake -S . -B build -G Ninja -DDDP_BUILD_TESTS=OFF -DDDP_TORCH_BESIDE=ON -DCMAKE
   -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 "$@"
 cmake --build build --parallel "${JOBS:-$(build_jobs)}"
 cmake --install build --prefix "$tree/libddp" --strip
-rm -rf "$tree/libddp/share/doc"
+# Of the pages only the licences travel.
+find "$tree/libddp/share/doc" -type f ! -path '*/licences/*' ! -name LICENSE -delete
+find "$tree/libddp/share/doc" -type d -empty -delete
 
 packaging/docker/copy_libraries.sh "$site" "$tree"

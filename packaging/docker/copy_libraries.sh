@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Copies those libraries of LibTorch and CUDA that libddp's programs load. TREE/libddp is an install tree with
-# -DDDP_TORCH_BESIDE=ON, or a wheel's folder.
+# Copies those libraries of LibTorch and CUDA that libddp's programs load, with the licences of their packages.
+# TREE/libddp is an install tree with -DDDP_TORCH_BESIDE=ON, or a wheel's folder.
 #
 # usage: packaging/docker/copy_libraries.sh SITE TREE
 #   SITE   Python's site-packages, with torch and nvidia
-#   TREE   gets torch/lib and nvidia/*/lib beside libddp
+#   TREE   gets torch/lib and nvidia/*/lib beside libddp, and licences/
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/setup.sh"
@@ -32,4 +32,15 @@ if grep -q libtorch_cuda <<<"$found"; then
 fi
 for library in "${libraries[@]}"; do
   install -D "$library" "$tree/$library"
+done
+
+# Each package of pip lists its files. Licences are in its *.dist-info.
+for library in "${libraries[@]}"; do
+  record=$(grep -lF "$library," ./*.dist-info/RECORD) || die "no package of pip lists $library: its licence is unknown"
+  package=$(basename "$(dirname "${record%%$'\n'*}")" .dist-info)
+  [ ! -e "$tree/licences/$package" ] || continue
+  mkdir -p "$tree/licences/$package"
+  mapfile -t texts < <(find "$package.dist-info" -type f \( -iname '*licen*' -o -iname '*notice*' -o -iname '*copying*' \))
+  [ ${#texts[@]} -gt 0 ] || texts=("$package.dist-info/METADATA")  # it names the licence
+  cp "${texts[@]}" "$tree/licences/$package"
 done

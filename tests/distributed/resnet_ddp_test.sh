@@ -82,6 +82,8 @@ case $scenario in
     (run "$work/2.log" "${saving[@]}") || fail "exit code $? of the second start"
     ls "$work/checkpoints" > "$work/after.log"
     cmp "$work/before.log" "$work/after.log" || fail "the second start saved again"
+    grep -q "^complete  *nothing was left to train; a larger train.epochs" "$work/2.log" || fail "the second start does not say that it is complete"
+    grep -q "^complete" "$work/1.log" && fail "the first start says that nothing was left to train"
     grep -qi "nan" "$work/2.log" && fail "the second start prints nan"
     grep -q "^images/s" "$work/2.log" && fail "the second start prints a rate"
     [ "$(hash_of "$work/1.log")" = "$(hash_of "$work/2.log")" ] || fail "the parameters differ"

@@ -16,13 +16,15 @@ from .folder import DONE
 from .numbers import read_optional
 from .plan import SBATCH_FILES, StudyError
 
-# What Open MPI needs to start as root, and more ranks than cores (scripts/setup.sh).
+# What Open MPI needs to start as root, and more ranks than cores (scripts/env.sh).
 MPI_SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMPI_MCA_rmaps_base_oversubscribe": "1",
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
 }
 
 

@@ -257,7 +257,7 @@ class Settings(unittest.TestCase):
         def sides(name, chosen=None):
             return rows.ROWS[name].peers(1, chosen)
 
-        self.assertEqual(list(sides("resnet50")), ["eager", "compile", "graph"])
+        self.assertEqual(list(sides("resnet50")), ["eager", "compile", "graph", "compile_graph"])
         self.assertEqual(list(sides("vit_b_16")), ["eager", "compile", "compile_graph"])
         self.assertEqual(
             sides("gpt2"),

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/job/core_share.hpp"
 #include "comm/job/create_communicator.hpp"
 #include "comm/job/job_rendezvous.hpp"
 #include "comm/job/meeting.hpp"
@@ -180,6 +181,33 @@ TEST_CASE("device choice: ranks of a host are counted in rank order", "[context]
   REQUIRE((place.node_rank == 0 && place.num_nodes == 2));
   REQUIRE(count_local_place(hosts, 4).local_rank == 1);
   REQUIRE(count_local_place(hosts, 4).node_rank == 1);
+}
+
+TEST_CASE("core share: CPU ranks of a host share its cores", "[context]") {
+  const auto none = [](const std::string&) { return std::optional<std::string>(); };
+  REQUIRE(choose_threads({.num_cores = 8}, 8, 2, none) == 4);
+  REQUIRE(choose_threads({.num_cores = 8}, 1, 2, none) == 4);  // LibTorch under mpirun
+  REQUIRE(choose_threads({.num_cores = 8}, 8, 3, none) == 2);
+  REQUIRE(choose_threads({.num_cores = 2}, 2, 4, none) == 1);
+  REQUIRE(choose_threads({.num_cores = 2}, 1, 4, none) == 0);
+  REQUIRE(choose_threads({.num_cores = 8}, 4, 2, none) == 0);
+  REQUIRE(choose_threads({.num_cores = 8}, 1, 1, none) == 0);
+  REQUIRE(choose_threads({.num_cores = 4, .is_bound = true}, 4, 2, none) == 0);
+  for (const std::string chosen : {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}) {
+    REQUIRE(choose_threads({.num_cores = 8}, 8, 2, [&](const std::string& name) {
+              return name == chosen ? std::optional<std::string>("8") : std::nullopt;
+            }) == 0);
+  }
+}
+
+TEST_CASE("core share: a container's quota", "[context]") {
+  REQUIRE(cores_of_quota("400000 100000\n") == 4);
+  REQUIRE(cores_of_quota("150000 100000\n") == 1);
+  REQUIRE(cores_of_quota("50000\n 100000\n") == 1);
+  REQUIRE(cores_of_quota("max 100000\n") == 0);
+  REQUIRE(cores_of_quota("-1\n 100000\n") == 0);
+  REQUIRE(cores_of_quota(" ") == 0);
+  REQUIRE(cores_of_quota("") == 0);
 }
 
 TEST_CASE("meeting: the ranks that stay are numbered anew", "[context]") {

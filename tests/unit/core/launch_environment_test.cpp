@@ -359,6 +359,15 @@ TEST_CASE("a pod's wrong variables are refused") {
   expect_refused(without(kIndexedJob, "RANK"), {}, {"WORLD_SIZE=2", "RANK is not"});
 }
 
+TEST_CASE("ranks of an MPI whose variables are not read are refused") {
+  const Environment mpich = {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"PMI_FD", "7"}};
+  expect_refused(mpich, {}, {"PMI_SIZE=2", "MPICH or Intel MPI", "mpirun of Open MPI"});
+  REQUIRE(detect({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}).source == LaunchSource::Single);
+  // srun sets them too.
+  REQUIRE(detect(kOpenMpi + mpich).source == LaunchSource::OpenMpi);
+  REQUIRE(detect(mpich, {.world_size = 1}).source == LaunchSource::Single);
+}
+
 TEST_CASE("half of a placement is refused") {
   // Otherwise each process would silently run alone, N times.
   expect_refused({{"WORLD_SIZE", "4"}}, {}, {"WORLD_SIZE=4", "RANK is not"});

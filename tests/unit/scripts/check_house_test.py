@@ -99,7 +99,8 @@ class House(ToolTest):
         self.write("docs/longest.md", "text\n" * (house.PAGE_LINES + more))
         wide = "é" * (house.PROSE_COLUMNS + 1)  # characters count, not bytes
         self.write("docs/notes/widest.md", f"{wide[1 - more :]}\n| {wide} |\n```\n{wide}\n```\n    {wide}\n")
-        self.write("README.md", "text\n" * 1000)
+        for path, lines in house.LINES_OF_PAGES.items():
+            self.write(path, "text\n" * (lines + more))
         self.write("docs/configuration.md", "text\n" * 1000)
 
     def write_all(self, more):
@@ -113,7 +114,7 @@ class House(ToolTest):
         above, totals = self.check(0)
         self.assertEqual(above, [])
         self.assertIn("==> 0 above their limits, of 4 classes, ", totals)
-        self.assertIn("2 pages, 1 commit subjects, 4500 lines of public headers", totals)
+        self.assertIn("4 pages, 1 commit subjects, 4500 lines of public headers", totals)
 
     def test_what_is_above_its_limit_is_found(self):
         self.write_all(1)
@@ -140,13 +141,15 @@ class House(ToolTest):
                     "folder models/crowd: 26 sources, limit 25",
                     "public headers: 4501 lines, limit 4500",
                     "headers below detail/: 1701 lines, limit 1700",
+                    "page CHANGELOG.md: 41 lines, limit 40",
+                    "page README.md: 111 lines, limit 110",
                     "page docs/longest.md: 301 lines, limit 300",
                     "prose docs/notes/widest.md:1: 121 columns, limit 120",
                     f"subject of commit {commit}: 73 characters, limit 72",
                 ]
             ),
         )
-        self.assertIn("==> 14 above their limits", totals)
+        self.assertIn("==> 16 above their limits", totals)
 
     def test_only_the_newest_subjects_count(self):
         self.write("a.py", "")

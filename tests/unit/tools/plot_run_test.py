@@ -439,6 +439,19 @@ class Pages(ToolTest):
         ):
             self.assertIn(part, self.read("s/a/run.html"))
 
+    def test_the_latest_run(self):
+        for age, name in enumerate(("runs/new", "runs/old", "elsewhere/only")):
+            for file in os.scandir(os.path.join(self.folder, self.make_run(name))):
+                os.utime(file.path, (10_000 - age, 10_000 - age))
+        os.makedirs(os.path.join(self.folder, "runs/study"))
+        self.assertEqual(self.plot("--latest"), "page: runs/new/run.html\n")
+        os.utime(os.path.join(self.folder, "runs/old/steps.csv"))
+        self.assertEqual(self.plot("--latest", "runs", "elsewhere"), "page: runs/old/run.html\n")
+        self.assertIn("<title>old, only</title>", self.read("runs/old/run.html"))
+        self.assertEqual(self.plot("runs/new", "--latest"), "page: runs/new/run.html\n")
+        self.assertIn("none: there is no such folder", self.plot("--latest", "none", code=65))
+        self.assertIn("no run is in it", self.plot("--latest", "runs/study", code=65))
+
     def test_mistakes(self):
         self.make_run("runs/a")
         for path in ("none", "runs/a/steps.csv"):

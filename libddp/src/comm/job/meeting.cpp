@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 
+#include "comm/job/core_share.hpp"
 #include "comm/job/create_communicator.hpp"
 #include "comm/job/cuda_device.hpp"
 #include "comm/job/device_choice.hpp"
@@ -180,6 +181,8 @@ at::Device choose_device(const ContextOptions& options, const Meeting& meeting,
         device = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(index));
       }
       identify_gpu(device.index(), report);
+    } else if (!meeting.device) {
+      share_cores(launch.local_world_size, meeting.membership.rank == 0);
     }
   } catch (const SettingsError& error) {
     report.problem = error.what();

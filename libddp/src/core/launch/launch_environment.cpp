@@ -379,6 +379,14 @@ void refuse_lone_world_size(const Variables& env, const LaunchArguments& argumen
                                  size, " to run a single process"));
     }
   }
+  // No variable of Open MPI or PMIx is set, so mpirun of MPICH or Intel MPI started this process.
+  if (const auto count = env.number("PMI_SIZE", 1); count && count->value > 1) {
+    throw SettingsError(
+        concat(count->origin, " is set, but no variable that libddp reads: mpirun of ",
+               "MPICH or Intel MPI starts processes that would each train alone; fix: "
+               "start the ranks with mpirun of Open MPI, srun or torchrun, or unset "
+               "PMI_SIZE to run a single process"));
+  }
 }
 
 }  // namespace
