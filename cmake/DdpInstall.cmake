@@ -102,7 +102,7 @@ configure_package_config_file(cmake/ddpConfig.cmake.in ${CMAKE_BINARY_DIR}/packa
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/ddpConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/package/ddpConfig.cmake ${CMAKE_BINARY_DIR}/package/ddpConfigVersion.cmake
-  cmake/FindLibTorch.cmake DESTINATION ${DDP_INSTALL_CMAKEDIR})
+  cmake/FindLibTorch.cmake cmake/DdpSharedPch.cmake cmake/pch.cpp DESTINATION ${DDP_INSTALL_CMAKEDIR})
 
 # pkg-config: ${pcfiledir} keeps it relocatable; --define-variable=libtorch=… names another LibTorch.
 file(RELATIVE_PATH DDP_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
