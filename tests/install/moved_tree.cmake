@@ -70,6 +70,10 @@ endif()
 
 file(MAKE_DIRECTORY ${WORK_DIR}/elsewhere)
 set(run_in ${WORK_DIR}/elsewhere)
+run(${_bin}/libddp-selftest context.device=cpu)
+if(NOT output MATCHES "PASSED: in all [0-9]+ checks")
+  message(FATAL_ERROR "libddp-selftest gives no verdict:\n${output}")
+endif()
 
 # Tools start by their launchers. Installed studies start the installed programs, and their runs are the caller's.
 find_program(_python python3)
