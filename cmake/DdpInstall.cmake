@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# `cmake --install`: libraries, headers, a relocatable CMake package, ddp.pc and the examples.
+# `cmake --install`: libraries, headers, a relocatable CMake package, ddp.pc, programs, tools and samples. share/ddp has
+# the repository's folders examples/, slurm/, tools/ and data/, so that its commands work there too.
 include(CMakePackageConfigHelpers)
 
 set(DDP_INSTALL_CMAKEDIR ${CMAKE_INSTALL_LIBDIR}/cmake/ddp)
@@ -36,28 +37,69 @@ install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${DDP_INSTALL_CMAKEDIR})
 install(DIRECTORY libddp/include/ libddp/ops/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
 install(DIRECTORY models/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
 
-# Every program below examples/ is installed to bin and finds the libraries beside it.
-function(_ddp_install_programs folder)
-  get_property(_targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
-  foreach(_target ${_targets})
-    get_target_property(_type ${_target} TYPE)
-    if(_type STREQUAL "EXECUTABLE")
-      file(RELATIVE_PATH _lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
-      set_target_properties(${_target} PROPERTIES INSTALL_RPATH "$ORIGIN/${_lib};${_torch_rpath}")
-      install(TARGETS ${_target} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-    endif()
-  endforeach()
-  get_property(_folders DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)
-  foreach(_folder ${_folders})
-    _ddp_install_programs(${_folder})
-  endforeach()
+# ddp_install_program(target): to bin/, where it finds the libraries beside it. share/ddp/examples/ has a link, so that
+# `./examples/resnet_ddp` starts it there as in a build folder.
+set(_share ${CMAKE_INSTALL_DATADIR}/ddp)
+file(RELATIVE_PATH _lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+function(ddp_install_program target)
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/${_lib};${_torch_rpath}")
+  install(TARGETS ${target} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  _ddp_install_link(${CMAKE_INSTALL_BINDIR}/$<TARGET_FILE_NAME:${target}> examples/$<TARGET_FILE_NAME:${target}>)
+endfunction()
+# _ddp_install_link(path name): a relative link share/ddp/<name> to PREFIX/<path>.
+function(_ddp_install_link path name)
+  if(NOT DDP_TORCH_BESIDE)  # a wheel has no links
+    cmake_path(GET name PARENT_PATH _below)
+    file(RELATIVE_PATH _up /${_share}/${_below} /)
+    install(CODE "set(_link \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${_share}/${name}\")
+      cmake_path(GET _link PARENT_PATH _folder)
+      file(MAKE_DIRECTORY \"\${_folder}\")
+      file(CREATE_LINK \"${_up}${path}\" \"\${_link}\" SYMBOLIC)")
+  endif()
 endfunction()
 if(DDP_BUILD_EXAMPLES)
-  _ddp_install_programs(${PROJECT_SOURCE_DIR}/examples)
-  install(DIRECTORY examples/configs DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp OPTIONAL)
-  # Where find_data_path() looks. The images' terms are others' than this library's: they stay behind.
+  # Recipes are programs to copy from, so they stay behind.
+  get_property(_programs DIRECTORY ${PROJECT_SOURCE_DIR}/examples PROPERTY BUILDSYSTEM_TARGETS)
+  foreach(_program ${_programs})
+    get_target_property(_type ${_program} TYPE)
+    if(_type STREQUAL "EXECUTABLE")
+      ddp_install_program(${_program})
+    endif()
+  endforeach()
+  install(DIRECTORY examples/configs DESTINATION ${_share} OPTIONAL)
+  _ddp_install_link(${_share}/configs examples/configs)
+  # Where find_data_path() looks.
   install(DIRECTORY data/chat-sample data/exported-sample data/masked-text-sample data/text-sample
-          DESTINATION ${CMAKE_INSTALL_DATADIR}/ddp/data)
+          DESTINATION ${_share}/data)
+  if(NOT DDP_TORCH_BESIDE)  # wheels and images are passed on, and these images' terms are others than this library's
+    install(DIRECTORY data/cifar10-sample DESTINATION ${_share}/data)
+  endif()
+  install(FILES data/README.md DESTINATION ${_share}/data)  # whose the samples are
+endif()
+
+# Python tools, and a launcher for each: bin/libddp-top starts share/ddp/tools/ddp_top.py. A wheel has its own commands,
+# and images have no Python.
+if(NOT DDP_TORCH_BESIDE)
+  install(DIRECTORY tools/ DESTINATION ${_share}/tools USE_SOURCE_PERMISSIONS
+          FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE
+          PATTERN "cluster_check" EXCLUDE PATTERN "selftest" EXCLUDE)
+  install(DIRECTORY packaging/python/libddp DESTINATION ${_share}/packaging/python
+          FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE)  # export_model.py imports it
+  install(DIRECTORY data/ DESTINATION ${_share}/data USE_SOURCE_PERMISSIONS
+          FILES_MATCHING PATTERN "*.py" PATTERN "__pycache__" EXCLUDE PATTERN "*-sample" EXCLUDE)
+  file(RELATIVE_PATH DDP_TOOLS_FROM_BIN /${CMAKE_INSTALL_BINDIR} /${_share}/tools)
+  foreach(_tool top=ddp_top plot-run=plot_run plot-scaling=plot_scaling plot-check=plot_check study=study
+                export-metrics=export_metrics export=export_model system-report=system_report
+                random-tokens=random_tokens)
+    string(REPLACE "=" ";" _tool ${_tool})
+    list(GET _tool 0 _name)
+    list(GET _tool 1 DDP_TOOL)
+    configure_file(cmake/tool.sh.in ${CMAKE_BINARY_DIR}/package/bin/libddp-${_name} @ONLY)
+    install(PROGRAMS ${CMAKE_BINARY_DIR}/package/bin/libddp-${_name} DESTINATION ${CMAKE_INSTALL_BINDIR})
+  endforeach()
+  # The site's own env.sh stays behind.
+  install(DIRECTORY slurm DESTINATION ${_share} USE_SOURCE_PERMISSIONS
+          FILES_MATCHING PATTERN "*.sbatch" PATTERN "*.yaml" PATTERN "job.sh" PATTERN "env.example.sh")
 endif()
 
 # The licence of a file of another project: Debian and Ubuntu keep it in /usr/share/doc/<package>/copyright. Packages
@@ -112,7 +154,7 @@ configure_package_config_file(cmake/ddpConfig.cmake.in ${CMAKE_BINARY_DIR}/packa
 write_basic_package_version_file(${CMAKE_BINARY_DIR}/package/ddpConfigVersion.cmake
   COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/package/ddpConfig.cmake ${CMAKE_BINARY_DIR}/package/ddpConfigVersion.cmake
-  cmake/FindLibTorch.cmake DESTINATION ${DDP_INSTALL_CMAKEDIR})
+  cmake/FindLibTorch.cmake cmake/DdpSharedPch.cmake cmake/pch.cpp DESTINATION ${DDP_INSTALL_CMAKEDIR})
 
 # pkg-config: ${pcfiledir} keeps it relocatable; --define-variable=libtorch=… names another LibTorch.
 file(RELATIVE_PATH DDP_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)

@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: Apache-2.0
-// Carries the precompiled header; see DdpDependencies.cmake.
+// Carries the precompiled header; see DdpDependencies.cmake and DdpSharedPch.cmake.

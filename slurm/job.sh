@@ -62,9 +62,28 @@ _log_to() {
   fi
 }
 
+# _find_program build/examples/NAME: there, else in share/ddp of an install tree, else on PATH (a copy of slurm/ elsewhere).
+_find_program() {
+  local name=${1##*/}
+  if [ ! -e "$1" ] && [ -e "examples/$name" ]; then
+    echo "examples/$name"
+  elif [ ! -e "$1" ] && command -v "$name" >/dev/null; then
+    command -v "$name"
+  else
+    echo "$1"
+  fi
+}
+
+# run_tool NAME ARGUMENTS…: the tool NAME.py of the repository, or libddp-NAME on PATH, as an install tree has it.
+run_tool() {
+  local name=$1
+  shift
+  if [ -e "tools/$name.py" ]; then python3 "tools/$name.py" "$@"; else "libddp-${name//_/-}" "$@"; fi
+}
+
 start_job() {
   _enter_job
-  program=${DDP_PROGRAM:-$1}
+  program=${DDP_PROGRAM:-$(_find_program "$1")}
   _log_to "${DDP_RUNS:-runs}/$job"
   run_name=$job
 }
@@ -74,7 +93,7 @@ start_study_run() {
   _enter_job
   checkpoints=no
   run_name=$1
-  program=${DDP_PROGRAM:-build/examples/resnet_ddp}
+  program=${DDP_PROGRAM:-$(_find_program build/examples/resnet_ddp)}
   DDP_RUNS=${DDP_RUNS:-runs/$SLURM_JOB_NAME}
   # Figures of one start must not be mixed with those of another.
   if compgen -G "$DDP_RUNS/$run_name/*.*" >/dev/null; then
@@ -86,7 +105,7 @@ start_study_run() {
   fi
   _log_to "$DDP_RUNS/$run_name"
   if [ ! -e "$DDP_RUNS/SYSTEM.md" ]; then
-    python3 tools/system_report.py --build "$(dirname "$(dirname "$program")")" --output "$DDP_RUNS/SYSTEM.md" ||
+    run_tool system_report --build "$(dirname "$(dirname "$program")")" --output "$DDP_RUNS/SYSTEM.md" ||
       echo "warning: tools/system_report.py could not describe the machine"
   fi
 }

@@ -40,7 +40,9 @@ def parse(arguments):
         "--local", action="store_true", help="without Slurm: on this host, one run after another"
     )
     parser.add_argument("--output", help="the study's folder, seen by all nodes (runs/<name>)")
-    parser.add_argument("--build", help="build folder with examples/ (build)")
+    parser.add_argument(
+        "--build", help="build folder with examples/ (build; the installed tool: its programs)"
+    )
     parser.add_argument(
         "--repeat", type=int, help="only runs of this repeat, for example to alternate with other studies"
     )
@@ -51,6 +53,15 @@ def parse(arguments):
         help="how --local starts the ranks",
     )
     return parser.parse_args(arguments)
+
+
+# In the share/ddp of an install tree the programs are beside the tools, and runs belong to the caller.
+IS_INSTALLED = not os.path.exists(os.path.join(ROOT, "CMakeLists.txt"))
+
+
+def shown_tool(name):
+    """The command of a tool, for messages."""
+    return f"libddp-{name.replace('_', '-')}" if IS_INSTALLED else f"tools/{name}.py"
 
 
 def from_root(path):
@@ -128,7 +139,7 @@ def start(options, study, folder, command):
         command,
         kept={name for name, (state, _) in states.items() if state not in ("missing", "failed", "lost")},
     )
-    report = f"tools/plot_scaling.py {shlex.quote(folder.path)}"
+    report = f"{shown_tool('plot_scaling')} {shlex.quote(folder.path)}"
     if options.local:
         failed = launch.run_local(study, folder, todo, options.build, options.launcher)
         print(f"{failed} run(s) failed: see log.txt in their folders" if failed else f"report: {report}")
@@ -139,21 +150,24 @@ def start(options, study, folder, command):
     for key in ("output", "build"):
         if getattr(options, f"given_{key}"):
             again += [f"--{key}", getattr(options, key)]
-    print(f"status: tools/study.py {shlex.join(again)} --status; report: {report}")
+    print(f"status: {shown_tool('study')} {shlex.join(again)} --status; report: {report}")
     return 0
 
 
 def main(arguments):
     options = parse(arguments)
     options.given_output, options.given_build = bool(options.output), bool(options.build)
+    if IS_INSTALLED and not os.path.exists(options.study):
+        options.study = os.path.join(ROOT, options.study)  # a study that was installed
     options.study = from_root(options.study)
     options.output = from_root(options.output) if options.output else None
-    options.build = from_root(options.build) if options.build else "build"
+    options.build = from_root(options.build or (ROOT if IS_INSTALLED else os.path.join(ROOT, "build")))
+    runs = os.path.abspath("runs") if IS_INSTALLED else "runs"
     os.chdir(ROOT)  # paths in studies, sbatch files and folders are seen from there
     study = plan.load(options.study, ROOT)
     if options.repeat is not None and not 1 <= options.repeat <= study.repeats:
         raise plan.StudyError(f"--repeat {options.repeat}: {study.path} has the repeats 1 to {study.repeats}")
-    folder = study_folder.StudyFolder(study, options.output or os.path.join("runs", study.name))
+    folder = study_folder.StudyFolder(study, options.output or os.path.join(runs, study.name))
     if options.dry_run:
         print_plan(options, study, folder)
         return 0
@@ -162,7 +176,7 @@ def main(arguments):
         return 0
     check(options, study, unfinished(options, study, folder)[0])
     with writing(folder.path), folder.start():
-        return start(options, study, folder, "tools/study.py " + shlex.join(arguments))
+        return start(options, study, folder, f"{shown_tool('study')} {shlex.join(arguments)}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "support/catch.hpp"
+#include "support/exact_model.hpp"
 #include "support/multi_rank_main.hpp"
 
 namespace ddp::test {
@@ -28,10 +29,9 @@ inline at::TensorOptions on_device() {
   return at::TensorOptions().device(context().device());
 }
 
-/// Integers in [-2, 2], the same on every rank for the same arguments.
-inline torch::Tensor integers(std::vector<int64_t> shape, int64_t seed) {
-  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(seed));
-  return torch::randint(-2, 3, shape, generator).to(torch::kFloat).to(context().device());
+/// exact::integers() on this rank's device.
+inline torch::Tensor integers(const std::vector<int64_t>& shape, int64_t seed) {
+  return exact::integers(shape, seed).to(context().device());
 }
 
 /// The batch of rank `r` in step `step`.
@@ -47,23 +47,10 @@ inline torch::Tensor concatenated(int64_t step, int64_t features, int64_t size =
   return torch::cat(parts);
 }
 
-/// Three linear layers with biases, and ReLU between them: six parameters.
-struct MlpImpl : torch::nn::Module {
-  explicit MlpImpl(int64_t seed = 7, int64_t width = 5) {
-    first = register_module("first", torch::nn::Linear(4, width));
-    second = register_module("second", torch::nn::Linear(width, width));
-    third = register_module("third", torch::nn::Linear(width, 3));
-    const torch::NoGradGuard no_grad;
-    int64_t index = 0;
-    for (auto& parameter : parameters()) {
-      parameter.copy_(integers(parameter.sizes().vec(), seed * 100 + index++).cpu());
-    }
-    to(context().device());
-  }
-  torch::Tensor forward(const torch::Tensor& x) {
-    return third(torch::relu(second(torch::relu(first(x)))));
-  }
-  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr};
+/// exact::Mlp on this rank's device.
+struct MlpImpl : exact::MlpImpl {
+  explicit MlpImpl(int64_t seed = 7, int64_t width = 5)
+      : exact::MlpImpl(context().device(), seed, width) {}
 };
 TORCH_MODULE(Mlp);
 

@@ -76,7 +76,7 @@ find(mistyped_root ERROR MESSAGE "LIBTORCH_ROOT is ${WORK_DIR}/zip/libtroch, whi
 find(mistyped_root_by_cmake ERROR MESSAGE "LIBTORCH_ROOT is ${WORK_DIR}/zip/libtroch, which holds no LibTorch"
      ENV LIBTORCH_ROOT=${WORK_DIR}/zip/libtorch ARGS -DLIBTORCH_ROOT=${WORK_DIR}/zip/libtroch)
 
-# find_package(ddp) with LIBTORCH_ROOT says nothing of CMake's policies to a project of an older CMake.
+# A package without libddp's libraries: what find_package(ddp) itself does in a project of an older CMake.
 include(CMakePackageConfigHelpers)
 set(_package ${WORK_DIR}/package)
 set(DDP_HAS_CUDA OFF)
@@ -84,16 +84,46 @@ set(DDP_LIBTORCH_SERIES "[0-9]+.[0-9]+")
 set(CMAKE_INSTALL_PREFIX ${_package})
 configure_package_config_file(${MODULE_DIR}/ddpConfig.cmake.in ${_package}/ddpConfig.cmake INSTALL_DESTINATION ${_package})
 file(GLOB _modules ${MODULE_DIR}/Find*.cmake)
-file(COPY ${_modules} DESTINATION ${_package})
-file(WRITE ${_package}/ddpTargets.cmake "")
-file(WRITE ${WORK_DIR}/user/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
-project(user LANGUAGES C)
-find_package(ddp REQUIRED)
+file(COPY ${_modules} ${MODULE_DIR}/DdpSharedPch.cmake ${MODULE_DIR}/pch.cpp DESTINATION ${_package})
+file(WRITE ${_package}/include/torch/torch.h "#pragma once\n")
+file(WRITE ${_package}/include/ddp/ddp.hpp "#pragma once\nnamespace ddp {\ninline int zero() { return 0; }\n}\n")
+file(WRITE ${_package}/ddpTargets.cmake "if(NOT TARGET ddp::ddp)
+  add_library(ddp::ddp INTERFACE IMPORTED)
+  target_include_directories(ddp::ddp INTERFACE ${_package}/include)
+  add_library(ddp::pch INTERFACE IMPORTED)
+  target_link_libraries(ddp::pch INTERFACE ddp::ddp)
+endif()
 ")
 execute_process(
-  COMMAND ${CMAKE_COMMAND} -S ${WORK_DIR}/user -B ${WORK_DIR}/build_user -G ${GENERATOR} -Dddp_DIR=${_package}
+  COMMAND ${CMAKE_COMMAND} -S ${SOURCE_DIR}/user -B ${WORK_DIR}/build_user -G ${GENERATOR} -Dddp_DIR=${_package}
           -DLIBTORCH_ROOT=${WORK_DIR}/zip/libtorch
   RESULT_VARIABLE _result OUTPUT_VARIABLE _output ERROR_VARIABLE _output)
 if(NOT _result EQUAL 0 OR _output MATCHES "[Ww]arning")
   message(FATAL_ERROR "find_package(ddp) with LIBTORCH_ROOT fails or warns (${_result}):\n${_output}")
+endif()
+
+# Targets that link ddp::pch share one precompiled header, as far as their flags agree. Their sources include nothing.
+file(STRINGS ${WORK_DIR}/build_user/precompiled.txt _lines)
+foreach(_line ${_lines})
+  string(REGEX MATCH "^([a-z]+)=(.*)$" _line ${_line})
+  set(_of_${CMAKE_MATCH_1} "${CMAKE_MATCH_2}")
+endforeach()
+if(NOT _of_first MATCHES "^ddp_pch_" OR NOT _of_second STREQUAL _of_first OR NOT _of_nested STREQUAL _of_first
+   OR NOT _of_helpers STREQUAL _of_first OR NOT _of_indirect STREQUAL _of_first)
+  message(FATAL_ERROR "targets of the same flags do not share a precompiled header: ${_lines}")
+endif()
+if(NOT _of_shared MATCHES "^ddp_pch_" OR NOT _of_defines MATCHES "^ddp_pch_" OR _of_shared STREQUAL _of_first
+   OR _of_defines STREQUAL _of_first OR _of_defines STREQUAL _of_shared)
+  message(FATAL_ERROR "targets of other flags share a precompiled header: ${_lines}")
+endif()
+if(NOT _of_lender STREQUAL "own" OR NOT _of_borrower STREQUAL "lender" OR NOT _of_without STREQUAL ""
+   OR NOT _of_mixed STREQUAL "own")
+  message(FATAL_ERROR "targets have another precompiled header than they ask for: ${_lines}")
+endif()
+execute_process(COMMAND ${CMAKE_COMMAND} --build ${WORK_DIR}/build_user
+                RESULT_VARIABLE _result OUTPUT_VARIABLE _output ERROR_VARIABLE _output)
+file(GLOB_RECURSE _files ${WORK_DIR}/build_user/*.gch ${WORK_DIR}/build_user/*.pch)
+list(LENGTH _files _num_files)
+if(NOT _result EQUAL 0 OR NOT _num_files EQUAL 5)
+  message(FATAL_ERROR "the project does not build (${_result}), or with ${_num_files} precompiled headers:\n${_output}")
 endif()

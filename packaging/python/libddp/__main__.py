@@ -116,6 +116,7 @@ gpt2 = functools.partial(run, "gpt2_ddp")
 bert = functools.partial(run, "bert_ddp")
 exported = functools.partial(run, "exported_ddp")
 cluster_check = functools.partial(run, "cluster_check")
+selftest = functools.partial(run, "libddp-selftest")
 
 
 class Parser(argparse.ArgumentParser):
@@ -127,7 +128,10 @@ def main():
     parser = Parser(
         prog="python -m libddp",
         description="Prints where libddp is. Its programs are "
-        + ", ".join(f"libddp-{name}" for name in ("resnet", "vit", "lora", "gpt2", "bert", "cluster-check"))
+        + ", ".join(
+            f"libddp-{name}"
+            for name in ("resnet", "vit", "lora", "gpt2", "bert", "exported", "cluster-check", "selftest")
+        )
         + ".",
     )
     choice = parser.add_mutually_exclusive_group(required=True)
