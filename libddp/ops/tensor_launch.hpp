@@ -35,7 +35,8 @@ inline bool runs_own_kernels(const at::Tensor& tensor, at::ScalarType dtype) {
 /// Whether a product with `tensor` is a strict float32 product of the library's gemm().
 inline bool runs_float32_products(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat && runs_own_code(tensor) &&
-         !at::globalContext().allowTF32CuBLAS();
+         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) !=
+             at::Float32Precision::TF32;
 }
 
 /// Autocast's dtype if enabled for the tensor's device, else `otherwise`.

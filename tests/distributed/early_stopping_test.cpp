@@ -22,8 +22,10 @@ int64_t evaluations_until_stop(const EarlyStoppingOptions& options,
   for (const double metric : metrics) {
     REQUIRE(!stopping.has_stopped());
     ++evaluations;
-    // Ranks whose metrics differ in the last bit still agree.
-    if (stopping.should_stop(metric + 1e-9 * context().rank())) {
+    // Rank 0 decides: the others have metrics that never improve, or always do.
+    const double others =
+        (options.maximize ? 1 : -1) * (context().rank() % 2 == 1 ? evaluations : 0.0);
+    if (stopping.should_stop(context().is_main() ? metric : others)) {
       REQUIRE(stopping.has_stopped());
       return evaluations;
     }
@@ -64,6 +66,15 @@ TEST_CASE("a resumed run continues to count") {
   auto state = first.state_dict();
   state.values.erase("best");
   CHECK_THROWS_WITH(ended.load_state_dict(state), Catch::Contains("key best is missing"));
+}
+
+TEST_CASE("a run that was stopped stays so") {
+  EarlyStopping stopping(context(), {.patience = 1});
+  CHECK_FALSE(stopping.should_stop(2));
+  CHECK(stopping.should_stop(2));
+  CHECK(stopping.should_stop(1));
+  CHECK(stopping.best() == 1);
+  CHECK(stopping.has_stopped());
 }
 
 TEST_CASE("impossible options of early stopping are refused") {

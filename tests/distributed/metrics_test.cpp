@@ -185,3 +185,31 @@ TEST_CASE("run.json has the constants of a run without epochs") {
   CHECK(!run.at("host").get<std::string>().empty());
   CHECK(run.at("started") > 1.7e9);
 }
+
+TEST_CASE("a later start replaces run.json with its first step, not before") {
+  const testing::TemporaryFolder folder;
+  auto options = testing::metrics_in(folder);
+  const auto path = folder.file("run/run.json");
+  options.run.precision = "bf16";
+  {
+    Metrics metrics(context(), options);
+    metrics.begin(0, 10, 5);
+    metrics.end_step(0, {.num_samples = 8});
+  }
+  options.run.precision = "";
+  context().control_plane().barrier();
+  const auto first = context().is_main() ? testing::read_file(path) : "";
+  {
+    const Metrics metrics(context(), options);  // of a run that is complete
+    context().control_plane().barrier();
+    CHECK((!context().is_main() || testing::read_file(path) == first));
+  }
+  Metrics metrics(context(), options);
+  metrics.begin(1, 10, 5);
+  metrics.end_step(1, {.num_samples = 8});
+  if (context().is_main()) {
+    const auto run = Json::parse(testing::read_file(path));
+    CHECK(run.at("started") > Json::parse(first).at("started"));
+    CHECK(!run.contains("precision"));
+  }
+}

@@ -34,7 +34,7 @@ void require_refused(const std::string& activity, const std::function<void()>& c
     return;
   }
   REQUIRE_THROWS_AS(run(), SettingsError);
-  REQUIRE_THROWS_WITH(run(), Catch::Contains("(" + activity + "), such as those of Metrics") &&
+  REQUIRE_THROWS_WITH(run(), Catch::Contains("must make, here " + activity + ": ranks that ran") &&
                                  Catch::Contains("use join(model, step, has_batch)"));
 }
 

@@ -60,7 +60,9 @@ def run_as_srun(options):
     for complaint in start.complaints:
         print(f"srun: {complaint}")
     # mpirun ends with a rank that is lost in MPI_Init, and takes the others along. srun waits for its tasks.
-    mpirun_ended = any(complaint.startswith("the launcher ended") for complaint in start.complaints)
+    mpirun_ended = bool(start.complaints) and all(
+        re.match(r"the launcher ended|rank \d+: did not end by itself", text) for text in start.complaints
+    )
     have_met = any(" ranks on 1 node (" in text for text in start.output)
     if mpirun_ended and not have_met and 137 in start.codes:
         return 137

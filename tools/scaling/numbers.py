@@ -102,7 +102,7 @@ class RunNumbers:
     commit: str
 
 
-FLOAT = re.compile(r"-?\d[\d.]*e[+-]\d+")  # a number with an exponent; no commit has a sign in it
+FLOAT = re.compile(r"-?\d+(\.\d+)?e[+-]\d+")  # a number with an exponent; no commit has a sign in it
 LARGEST_WHOLE = 1e15  # a whole number is written with an exponent from here on
 LINE = ""  # of a row; no column is named so
 
@@ -250,8 +250,8 @@ def is_newer(record, row):
 
 
 def read_constants(folder, name):
-    """(file, its texts by EPOCH_COLUMNS): the last epoch's row. Values of run.json replace it if their start
-    is later, or if the run has no epochs."""
+    """(file, its texts by EPOCH_COLUMNS): the last epoch's row, or run.json if its start is later or the run
+    has no epochs. The two are not mixed: the row may be of other ranks."""
     path = os.path.join(folder, name, "epochs.csv")
     run_path = os.path.join(folder, name, "run.json")
     row, record = None, None
@@ -267,7 +267,7 @@ def read_constants(folder, name):
     if not isinstance(record, dict):
         raise DataError(f"{run_path}: not a JSON object; fix: repeat the run")
     texts = {column: constant_text(record.get(column)) for column in EPOCH_COLUMNS}
-    return run_path, {LINE: 1, **{key: text or (row or texts)[key] for key, text in texts.items()}}
+    return run_path, {LINE: 1, **texts}
 
 
 def read_run(folder, name, warmup_steps):

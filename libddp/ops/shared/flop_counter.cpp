@@ -33,7 +33,7 @@ thread_local int depth = 0;                    // of counted ops, whose own call
 void add(double flops, at::ScalarType dtype, FlopKind kind) {
   if (std::isnan(flops)) {
     has_unknown = true;
-    return;
+    flops = 1;  // the sum is unknown, and its dtype is not
   }
   const bool is_apart = dtype == at::kFloat && kind == FlopKind::Convolution;
   auto& sum = num_flops[is_apart ? kNumTypes : static_cast<size_t>(dtype) % kNumTypes];
@@ -136,8 +136,8 @@ double pairs_of_documents(const at::Tensor& q_ends, const at::Tensor& k_ends) {
 }
 
 // Queries [batch, s_q, heads, d] at `first`, or packed documents [tokens, heads, d]. `offsets`: the
-// documents' ends in queries and keys and the longest of each; undefined: not packed. In a capture
-// the host cannot wait, and all documents count as long as the longest.
+// documents' ends in queries and keys; undefined: not packed. In a capture the host cannot wait for
+// them.
 template <size_t first, size_t offsets, int passes>
 double attention_kernel(Inputs inputs) {
   const auto q = tensor_at(inputs, first), k = tensor_at(inputs, first + 1),
@@ -150,8 +150,7 @@ double attention_kernel(Inputs inputs) {
   if (!q_ends.defined() || !k_ends.defined()) {
     pairs *= static_cast<double>(k.size(-3));
   } else if (is_capturing(q.device())) {
-    const auto& longest = inputs[offsets + 3];
-    pairs *= static_cast<double>(longest.isInt() ? longest.toInt() : k.size(-3));
+    return NAN;
   } else {
     pairs = pairs_of_documents(q_ends, k_ends);
   }
@@ -278,6 +277,10 @@ at::ScalarType FlopCounter::dtype() const {
 
 bool FlopCounter::are_float_convolutions() const {
   return callback_ && index_of_most() == kNumTypes;
+}
+
+void note_uncounted_ops() {
+  has_unknown = has_unknown || is_counting;
 }
 
 // Autograd's threads have the callback of the thread that began the backward.

@@ -2,7 +2,8 @@
 // Counts the model FLOPs of a step, for MFU: matrix products, convolutions and attention, forward
 // and backward, 2 for each multiply-add. The rules are those of torch.utils.flop_counter, with two
 // differences. What is computed again for the backward does not count: a checkpoint's second run,
-// the scores of fused attention. A grouped convolution's weight gradient has no other groups.
+// the scores of fused attention. A grouped convolution's weight
+// gradient counts its own group only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +15,7 @@
 namespace ddp::ops::detail {
 
 /// Counts ops that this thread starts, and the backwards that it runs, also on autograd's threads.
-/// Only one counter of a process counts. A replay of a CUDA graph starts no ops. Destroy it on the
-/// thread that made it.
+/// Only one counter of a process counts. Destroy it on the thread that made it.
 class FlopCounter {
  public:
   FlopCounter();
@@ -25,7 +25,10 @@ class FlopCounter {
 
   /// Whether ops count from now on.
   void set_paused(bool on);
-  /// NaN if an op has no formula: LibTorch's kernels of recurrent layers.
+  /// Whether this counter counts: there was no other when it was made.
+  bool is_active() const { return callback_.has_value(); }
+  /// NaN if an op has no formula (LibTorch's kernels of recurrent layers), or was not seen (a
+  /// replay of a CUDA graph).
   double flops() const;
   /// Of most FLOPs: the dtype of the factors, or that to which autocast converts them. Undefined:
   /// none were counted.
@@ -49,6 +52,9 @@ class CountedOp {
   CountedOp(const CountedOp&) = delete;
   CountedOp& operator=(const CountedOp&) = delete;
 };
+
+/// Call it when ops run that no counter sees, or that it saw twice: the running sum is unknown.
+void note_uncounted_ops();
 
 /// Nothing that this thread calls counts while this object lives: it is no part of the model.
 class UncountedOps : CountedOp {

@@ -20,6 +20,7 @@ namespace {
 using ddp::ops::detail::CountedOp;
 using ddp::ops::detail::FlopCounter;
 using ddp::ops::detail::FlopKind;
+using ddp::ops::detail::note_uncounted_ops;
 using ddp::ops::detail::UncountedOps;
 
 torch::Tensor weights(std::vector<int64_t> sizes) {
@@ -148,6 +149,20 @@ TEST_CASE("a recurrent layer's kernel makes the number unknown") {
   torch::mm(torch::ones({2, 3}), torch::ones({3, 4}));
   REQUIRE(std::isnan(counter.flops()));
   REQUIRE(counter.dtype() == at::kFloat);
+}
+
+TEST_CASE("ops that no counter sees make the number unknown, and the dtype stays known") {
+  note_uncounted_ops();  // without a counter nothing is remembered
+  FlopCounter counter;
+  torch::mm(torch::ones({2, 3}), torch::ones({3, 4}));
+  CHECK(counter.flops() == 48);
+  counter.set_paused(true);
+  note_uncounted_ops();
+  CHECK(counter.flops() == 48);
+  counter.set_paused(false);
+  note_uncounted_ops();
+  CHECK(std::isnan(counter.flops()));
+  CHECK(counter.dtype() == torch::kFloat);
 }
 
 TEST_CASE("convolutions of float32 count apart from products") {

@@ -31,9 +31,9 @@ struct JoinOptions {
 /// Runs `loop` on every rank until all have run out. Collective. A rank that ran out makes no more
 /// optimizer steps and gets only parameters and buffers at the end. With momentum, Adam or a
 /// GradScaler use the overload below. Throws SettingsError with SyncBatchNorm (collective forward)
-/// and with optimizer.zero1. The same on several ranks if `loop` calls what all ranks must call,
-/// such as Metrics, Checkpointer or collectives with gradients, unless throw_on_early_termination:
-/// use the overload below.
+/// and with optimizer.zero1. On several ranks it also throws if `loop` calls what all ranks must
+/// call, such as Metrics, Checkpointer or collectives with gradients. The overload below takes such
+/// calls. So does throw_on_early_termination, between a backward and the next forward.
 void join(DataParallelModel& model, const std::function<void()>& loop,
           const JoinOptions& options = {});
 

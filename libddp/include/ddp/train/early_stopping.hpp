@@ -36,7 +36,7 @@ class EarlyStopping : public Stateful {
   bool should_stop(double metric);
 
   bool has_stopped() const { return has_stopped_; }  ///< should_stop() returned true
-  double best() const { return best_; }              ///< infinity before the first metric
+  double best() const { return best_; }              ///< ±infinity before the first metric
   int64_t num_waits() const { return num_waits_; }   ///< evaluations since the best one
 
   std::string state_name() const override { return "early_stopping"; }

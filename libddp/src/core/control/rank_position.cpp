@@ -45,9 +45,9 @@ UnevenLoop::~UnevenLoop() {
 void refuse_in_uneven_loop(const std::string& call) {
   if (num_uneven_loops > 0) {
     throw SettingsError(concat(
-        "join(model, loop) cannot contain a call that all ranks must make (", call,
-        "), such as those of Metrics, Checkpointer, StopPoll, EarlyStopping and collectives with "
-        "gradients, because ranks that ran out of batches only answer forwards; fix: use "
+        "join(model, loop) cannot contain a call that all ranks must make, here ", call,
+        ": ranks that ran out of batches only answer forwards, and would miss the calls of "
+        "Metrics, Checkpointer, StopPoll, EarlyStopping and collectives with gradients; fix: use "
         "join(model, step, has_batch), in which every rank makes every step "
         "(docs/recipes/uneven_data.md)"));
   }

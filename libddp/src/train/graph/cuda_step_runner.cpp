@@ -15,6 +15,7 @@
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/detail/trace_scope.hpp"
+#include "ops/shared/flop_counter.hpp"
 #include "reduce/reducer.hpp"
 #include "train/graph/graph_pool.hpp"
 #include "train/graph/step_cache.hpp"
@@ -170,7 +171,11 @@ class CudaStepRunner final : public StepRunner {
       }
       return replay(*kind, call);
     }
-    return kind->graph->gradients_match() ? replay(*kind, call) : run_eager(call);
+    if (!kind->graph->gradients_match()) {
+      return run_eager(call);
+    }
+    ops::detail::note_uncounted_ops();  // a replay after a capture runs what the capture started
+    return replay(*kind, call);
   }
 
   StepDone run_eager(StepCall& call) {
@@ -239,6 +244,7 @@ class CudaStepRunner final : public StepRunner {
                               step_bytes, &reason);
     if (graph == nullptr) {
       disable_captures(reason, /*logs=*/true);
+      ops::detail::note_uncounted_ops();  // the step runs a second time
       return false;
     }
     ++counts_.captures;

@@ -93,7 +93,9 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
   if (is_main() && !options_.run.settings_text.empty()) {
     files_.write_settings(options_.run.settings_text);
   }
-  write_run();
+  if (files_.is_first_start()) {
+    write_run();
+  }  // else the first step does: a start without a step must not replace a run's constants
 }
 
 void MetricsImpl::write_run() {

@@ -13,7 +13,6 @@ namespace {
 // cuBLAS computes products of float32 factors as TF32 if its setting allows that, and cuDNN
 // convolutions.
 std::optional<FactorType> factor_type(const ops::detail::FlopCounter& counter) {
-  const auto& context = at::globalContext();
   switch (counter.dtype()) {
     case at::kBFloat16:
       return FactorType::BFloat16;
@@ -23,9 +22,10 @@ std::optional<FactorType> factor_type(const ops::detail::FlopCounter& counter) {
     case at::kFloat8_e5m2:
       return FactorType::Fp8;
     case at::kFloat: {
-      const bool allows_tf32 =
-          counter.are_float_convolutions() ? context.allowTF32CuDNN() : context.allowTF32CuBLAS();
-      return allows_tf32 ? FactorType::Tf32 : FactorType::Float32;
+      const auto precision = at::globalContext().float32Precision(
+          at::Float32Backend::CUDA,
+          counter.are_float_convolutions() ? at::Float32Op::CONV : at::Float32Op::MATMUL);
+      return precision == at::Float32Precision::TF32 ? FactorType::Tf32 : FactorType::Float32;
     }
     default:
       return std::nullopt;
@@ -56,8 +56,10 @@ bool SampleFlops::end_step(int64_t num_samples, const std::string& gpu_name) {
   if (is_complete_) {
     return false;
   }
-  if (!counter_ || num_samples == 0) {
+  if (!counter_ || !counter_->is_active() || num_samples == 0) {
+    counter_.reset();
     counter_.emplace();  // for the next step
+    counter_->set_paused(is_paused_);
     return false;
   }
   is_complete_ = true;
@@ -81,6 +83,7 @@ bool SampleFlops::end_step(int64_t num_samples, const std::string& gpu_name) {
 }
 
 void SampleFlops::set_paused(bool on) {
+  is_paused_ = on;
   if (counter_) {
     counter_->set_paused(on);
   }

@@ -11,8 +11,9 @@
 
 namespace ddp::detail {
 
-/// Counts the ops of the second step of this start, or of the first later one with samples. With
-/// graph.warmup_steps=1 that step is a capture. `given_peak_tflops` of the program replaces the
+/// Counts the ops of the second step of this start, or of the first later one with samples while no
+/// other object counts. With graph.warmup_steps=1 that step is a capture. A replay leaves the FLOPs
+/// unknown. `given_peak_tflops` of the program replaces the
 /// table's; 0: none. Throws SettingsError if it is negative or not finite.
 class SampleFlops {
  public:
@@ -35,6 +36,7 @@ class SampleFlops {
   const double given_peak_;
   bool is_given_ = false;
   bool is_complete_ = false;
+  bool is_paused_ = false;
   std::optional<ops::detail::FlopCounter> counter_;  // between the first step and the count's end
   std::optional<double> per_sample_, peak_;
   std::string peak_source_;

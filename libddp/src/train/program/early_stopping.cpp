@@ -60,8 +60,8 @@ bool EarlyStopping::should_stop(double own_metric) {
   } else if (++num_waits_ >= options_.patience) {
     reason = concat("no improvement in ", num_waits_, " evaluations; the best was ", best_);
   }
-  has_stopped_ = !reason.empty();
-  if (has_stopped_ && context_.is_main()) {
+  has_stopped_ = has_stopped_ || !reason.empty();
+  if (!reason.empty() && context_.is_main()) {
     log_info("early stopping: " + reason);
   }
   return has_stopped_;

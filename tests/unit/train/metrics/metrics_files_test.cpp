@@ -113,38 +113,6 @@ TEST_CASE("run.json has the constants of the run and the versions, without unkno
   CHECK(second.at("started") == first.at("started"));
 }
 
-TEST_CASE("a start that makes no step keeps the constants of the same place") {
-  TemporaryFolder folder;
-  const auto read = [&] { return nlohmann::json::parse(read_file(folder.file("77/run.json"))); };
-  const MetricsFiles::Place place{.ranks = 2, .gpu_type = "H100", .uses_gpus = true};
-  {
-    MetricsFiles files(written_to(folder), job_77(), /*is_main=*/true);
-    files.write_run(place, {.num_steps = 40,
-                            .steps_per_epoch = 20,
-                            .flops_per_sample = 1.5,
-                            .peak_tflops = 2,
-                            .versions = "CUDA  12.8\n"});
-  }
-  auto options = written_to(folder);
-  options.run.precision = "";
-  {
-    MetricsFiles files(options, job_77(), /*is_main=*/true);
-    files.write_run(place, {.num_steps = 50});
-    const auto run = read();
-    CHECK(run.at("num_steps") == 50);
-    CHECK(run.at("steps_per_epoch") == 20);
-    CHECK(run.at("flops_per_sample") == 1.5);
-    CHECK(run.at("peak_tflops") == 2);
-    CHECK(run.at("precision") == "bf16");
-    CHECK(!run.contains("CUDA"));
-  }
-  MetricsFiles files(options, job_77(), /*is_main=*/true);
-  files.write_run({.ranks = 4, .gpu_type = "H100", .uses_gpus = true}, {});
-  for (const char* unknown : {"num_steps", "flops_per_sample", "precision"}) {
-    CHECK(!read().contains(unknown));
-  }
-}
-
 TEST_CASE("the name of the CPU is that of the first core") {
   CHECK(ddp::detail::cpu_name(
             "processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD EPYC 9654\nstepping\t: 1\n\n"

@@ -62,6 +62,22 @@ TEST_CASE("the library that computes float32 decides about the peak of TF32") {
   CHECK(peak_of(convolution, "NVIDIA H200") == 66.9);
 }
 
+TEST_CASE("LibTorch's newer settings of float32 decide, too") {
+  const Tf32 neither(false, false);
+  auto& context = at::globalContext();
+  const auto product_and_back = [&](at::Float32Precision precision) {
+    const auto set = [&](at::Float32Precision value) {
+      context.setFloat32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL, value);
+    };
+    set(precision);
+    const double peak = peak_of(product, "NVIDIA H200");
+    set(at::Float32Precision::IEEE);
+    return peak;
+  };
+  CHECK(product_and_back(at::Float32Precision::TF32) == 494.7);
+  CHECK(product_and_back(at::Float32Precision::IEEE) == 66.9);
+}
+
 TEST_CASE("a second step without samples leaves the count to the first that has some") {
   SampleFlops flops(1);
   product();
@@ -73,6 +89,40 @@ TEST_CASE("a second step without samples leaves the count to the first that has 
   product();
   CHECK_FALSE(flops.end_step(4, ""));
   CHECK(flops.per_sample() == 12);
+}
+
+TEST_CASE("a step counts once no other object counts") {
+  SampleFlops other(1), flops(1);
+  other.end_step(4, "");
+  flops.end_step(4, "");
+  product();
+  CHECK(other.end_step(4, ""));
+  CHECK_FALSE(flops.end_step(4, ""));
+  product();
+  CHECK(flops.end_step(4, ""));
+  CHECK(flops.per_sample() == 12);
+}
+
+TEST_CASE("a count that begins in a pause waits for its end") {
+  SampleFlops flops(1);
+  flops.set_paused(true);
+  flops.end_step(4, "");
+  product();
+  flops.set_paused(false);
+  product();
+  CHECK(flops.end_step(4, ""));
+  CHECK(flops.per_sample() == 12);
+}
+
+TEST_CASE("a recurrent layer alone has the peak of its dtype, for FLOPs that the program gives") {
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(4, 4));
+  SampleFlops flops(0);
+  flops.set(100);
+  flops.end_step(1, "NVIDIA H200");
+  const torch::NoGradGuard no_grad;
+  lstm->forward(torch::ones({2, 1, 4}));
+  CHECK(flops.end_step(1, "NVIDIA H200"));
+  CHECK(flops.peak_tflops() == 66.9);
 }
 
 TEST_CASE("impossible numbers of the program are refused") {

@@ -2,7 +2,6 @@
 #include "train/metrics/files/metrics_files.hpp"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -63,40 +62,6 @@ std::string separated_by_spaces(std::string arguments) {
   return arguments;
 }
 
-// The constants that steps, their settings or begin() make known.
-bool is_found_by_steps(const std::string& name) {
-  constexpr std::array kNames = {"precision",        "global_batch_size", "batch_size_per_gpu",
-                                 "bucket_cap_mb",    "num_steps",         "steps_per_epoch",
-                                 "flops_per_sample", "peak_tflops"};
-  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
-}
-
-// See write_run().
-void fill_unknown(Row& row, const std::string& earlier_text) {
-  const auto earlier = nlohmann::json::parse(earlier_text, nullptr, /*allow_exceptions=*/false);
-  const auto now = nlohmann::json::parse(json_line(row));
-  const auto is_equal = [&](const char* name) {
-    return earlier.contains(name) == now.contains(name) &&
-           (!now.contains(name) || earlier[name] == now[name]);
-  };
-  if (!earlier.is_object() || !is_equal("ranks") || !is_equal("gpu_type")) {
-    return;
-  }
-  for (auto& cell : row) {
-    if (!is_found_by_steps(cell.name) || now.contains(cell.name) || !earlier.contains(cell.name)) {
-      continue;
-    }
-    const auto& value = earlier[cell.name];
-    if (value.is_number_integer()) {
-      cell.integer = value.get<int64_t>();
-    } else if (value.is_number()) {
-      cell.number = value.get<double>();
-    } else if (value.is_string()) {
-      cell.text = value.get<std::string>();
-    }
-  }
-}
-
 // "LibTorch  2.11.0\n…" as name and rest of each line. Libraries that the build lacks are left out.
 std::vector<std::pair<std::string, std::string>> named_lines(const std::string& text) {
   std::vector<std::pair<std::string, std::string>> lines;
@@ -142,7 +107,6 @@ MetricsFiles::MetricsFiles(const MetricsOptions& options, const LaunchEnvironmen
       folder_(make_folder(options, launch, is_main)),
       is_main_(is_main),
       commit_(is_main ? read_git_commit(".") : ""),
-      earlier_run_(folder_.path().empty() ? "" : folder_.read("run.json")),
       started_(unix_time()) {
   if (folder_.path().empty()) {
     return;
@@ -251,6 +215,10 @@ Row MetricsFiles::constants(const Place& place) const {
           {.name = "repeat", .integer = options_.repeat}};
 }
 
+bool MetricsFiles::is_first_start() const {
+  return path().empty() || folder_.read("run.json").empty();
+}
+
 void MetricsFiles::write_run(const Place& place, const Start& start) {
   if (path().empty()) {
     return;
@@ -275,7 +243,6 @@ void MetricsFiles::write_run(const Place& place, const Start& start) {
       {.name = "command", .text = separated_by_spaces(arguments)},
       {.name = "started", .number = started_}};
   row.insert(row.end(), more.begin(), more.end());
-  fill_unknown(row, earlier_run_);
   for (const auto& [name, version] : named_lines(start.versions)) {
     row.push_back({.name = name, .text = version});
   }

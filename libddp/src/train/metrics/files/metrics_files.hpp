@@ -54,9 +54,11 @@ class MetricsFiles {
     std::optional<double> peak_tflops = {};  ///< of one rank's device
     std::string versions = {};               ///< of libraries, as --version prints them
   };
-  /// Replaces run.json. Call it at the start, and after the first step, which may have used more
-  /// sections of the settings. An unknown constant keeps the value of an earlier start on as many
-  /// ranks and the same type of GPU: a start of a finished run makes no step that finds it.
+  /// Whether there is no run.json of an earlier start.
+  bool is_first_start() const;
+  /// Replaces run.json. Call it on the first start, and after the first step, which may have used
+  /// more sections of the settings. A later start of a finished run makes no step, so it must not
+  /// call it before.
   void write_run(const Place& place, const Start& start);
   /// Call it before the first row of training, with the steps done so far. Removes rows of later
   /// steps: an earlier start wrote them, and this run repeats them. Later calls do nothing.
@@ -94,7 +96,6 @@ class MetricsFiles {
   RunFolder folder_;
   const bool is_main_;
   const std::string commit_;
-  const std::string earlier_run_;  // run.json of an earlier start
   std::vector<std::shared_ptr<MetricsWriter>> writers_;
   std::shared_ptr<TensorboardWriter> tensorboard_;  // also in writers_; null without event files
   const double started_;                            // Unix time
