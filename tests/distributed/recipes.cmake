@@ -61,6 +61,14 @@ foreach(_ranks 1 2 4)
   ddp_add_recipe(uneven_data uneven_data ${_ranks} ARGUMENTS ${_run} train.epochs=5 metrics.log_every=10
                  OUTPUT "0:step 10/20 | epoch 2.50 | loss 3.0203" "0:step 20/20 | epoch 5.00 | loss 0.1220")
 endforeach()
+# The rows of all ranks give the weights of one process.
+foreach(_ranks 1 2 4)
+  ddp_add_recipe(recommender recommender ${_ranks}
+                 ARGUMENTS ${_run} train.epochs=10 loader.global_batch_size=64 metrics.log_every=625
+                 OUTPUT "0:step 625/1250 | epoch 5.00 | loss 0.589" "0:step 1250/1250 | epoch 10.00 | loss 0.006")
+endforeach()
+ddp_add_recipe(recommender_refused recommender 1 ARGUMENTS ${_run} ddp.sparse=refuse train.max_steps=1 EXIT 64
+               OUTPUT "0:no parameter has sparse gradients" "0:fix: set ddp.sparse=gather")
 ddp_add_recipe(own_settings own_settings 1
                ARGUMENTS ${_images} train.max_steps=3 model.hidden=32,16 model.activation=tanh train.label_smoothing=0.1
                          optimizer.beta2=0.95

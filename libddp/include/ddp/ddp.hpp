@@ -16,6 +16,7 @@
 #include "ddp/optim/ema.hpp"
 #include "ddp/optim/lr_schedule.hpp"
 #include "ddp/optim/make_optimizer.hpp"
+#include "ddp/optim/sparse.hpp"
 #include "ddp/reduce/comm_hook.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/reduce/join.hpp"

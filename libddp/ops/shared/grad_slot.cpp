@@ -82,6 +82,11 @@ SlotRegistry& registry() {
   return slots;
 }
 
+// A parameter with sparse gradients has a slot without memory of its own.
+bool has_memory(const GradSlot& slot) {
+  return slot.memory.defined() && slot.memory.has_storage();
+}
+
 // Whether the running backward, if any, accumulates into `parameter`. torch::autograd::grad()
 // captures the gradient before the accumulator, whose hooks then never report a written slot.
 bool is_accumulated(torch::autograd::Node* accumulator) {
@@ -115,7 +120,8 @@ void remove_grad_slot(const at::Tensor& parameter, const GradSlot& slot) {
 GradSlot* find_grad_slot(const at::Tensor& parameter) {
   using Slots = std::vector<SlotRegistry::Registered>;
   GradSlot* slot = registry().with_slots(parameter, [&](const Slots& slots) -> GradSlot* {
-    const bool is_usable = slots.size() == 1 && slots[0].data == parameter.const_data_ptr();
+    const bool is_usable = slots.size() == 1 && slots[0].data == parameter.const_data_ptr() &&
+                           has_memory(*slots[0].slot);
     return is_usable ? slots[0].slot : nullptr;
   });
   if (slot == nullptr || !parameter.requires_grad()) {
@@ -134,13 +140,13 @@ bool has_several_grad_slots(const at::Tensor& parameter) {
 
 GradSlot* slot_of_grad(const at::Tensor& parameter) {
   const at::Tensor& grad = parameter.grad();
-  if (!grad.defined()) {
+  if (!grad.defined() || !grad.has_storage()) {
     return nullptr;
   }
   using Slots = std::vector<SlotRegistry::Registered>;
   return registry().with_slots(parameter, [&](const Slots& slots) -> GradSlot* {
     const auto found = std::find_if(slots.begin(), slots.end(), [&](const auto& registered) {
-      return grad.is_alias_of(registered.slot->memory);
+      return has_memory(*registered.slot) && grad.is_alias_of(registered.slot->memory);
     });
     return found != slots.end() ? found->slot : nullptr;
   });

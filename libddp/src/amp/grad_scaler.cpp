@@ -17,6 +17,7 @@
 #include "optim/capture.hpp"
 #include "optim/on_device.hpp"
 #include "optim/state_check.hpp"
+#include "optim/stored_values.hpp"
 #include "optim/tensor_groups.hpp"
 #include "optim/zero/sharded_gradients.hpp"
 #include "reduce/hooks/loss_scale.hpp"
@@ -195,13 +196,11 @@ std::vector<at::Tensor> GradScaler::State::check_and_unscale(Optimizer& optimize
   const at::NoGradGuard no_grad;
   const at::Tensor factor = inverse_scale();
   std::vector<at::Tensor> grads = optimizer.gradients();
-  for (const at::Tensor& grad : grads) {
+  for (at::Tensor& grad : grads) {
     if (grad.scalar_type() == at::kHalf) {
       refuse_fp16("leave out unscale_ and let the optimizer unscale in float32");
     }
-    if (grad.layout() != at::kStrided) {
-      fail("a gradient is sparse; use a dense layer");
-    }
+    grad = detail::stored_values(grad, "GradScaler", "a sparse parameter");
   }
   std::vector<at::Tensor> found_infs;
   for (const detail::TensorGroup& group : detail::group_tensors(grads)) {

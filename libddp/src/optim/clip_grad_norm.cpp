@@ -10,6 +10,7 @@
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "ops/shared/grad_slot.hpp"
 #include "optim/on_device.hpp"
+#include "optim/stored_values.hpp"
 #include "optim/tensor_groups.hpp"
 #include "optim/zero/shards.hpp"
 #include "reduce/reducer.hpp"
@@ -65,17 +66,14 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
     if (!grad.defined()) {
       continue;
     }
-    if (grad.layout() != at::kStrided) {
-      throw SettingsError(concat("clip_grad_norm_: the gradient of ", parameter.name,
-                                 " is sparse; use a dense layer"));
-    }
     if (ops::has_sharded_gradient(parameter.tensor)) {
       throw SettingsError(concat(
           "clip_grad_norm_: with optimizer.zero1=true each rank has a part of the gradient of ",
           parameter.name, ": give clip_grad_norm_ the model, not a list of parameters"));
     }
-    if (grad.numel() > 0) {  // an empty tensor has no infinity norm
-      grads.push_back(grad);
+    const at::Tensor values = detail::stored_values(grad, "clip_grad_norm_", parameter.name);
+    if (values.numel() > 0) {  // an empty tensor has no infinity norm
+      grads.push_back(values);
     }
   }
   if (grads.empty()) {

@@ -13,10 +13,19 @@
 #include "optim/parameter_settings.hpp"
 #include "optim/parameter_state.hpp"
 #include "optim/step_checks.hpp"
+#include "optim/stored_values.hpp"
 #include "optim/tensor_groups.hpp"
 
 namespace ddp {
 namespace {
+
+// The elements of the gradient that are stored, possibly undefined.
+at::Tensor values_of(const NamedParameter& parameter) {
+  const at::Tensor& grad = parameter.tensor.grad();
+  return grad.defined() && grad.layout() != at::kStrided
+             ? detail::stored_values(grad, "scan_gradients", parameter.name)
+             : detail::checked_gradient(parameter.name, parameter.tensor);
+}
 
 // The `order`-norm of every gradient as one float64 tensor [parameters] on `device`; 0 for
 // undefined and empty ones. Summed in float64 because the square of a gradient may overflow
@@ -25,20 +34,20 @@ at::Tensor norms_of(const NamedParameters& parameters, double order, at::Device 
   const at::Tensor zero = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device));
   std::vector<at::Tensor> norms(parameters.size(), zero);
   std::vector<at::Tensor> gradients;
-  for (const NamedParameter& parameter : parameters) {
-    const at::Tensor& grad = detail::checked_gradient(parameter.name, parameter.tensor);
-    if (grad.defined() && grad.numel() > 0) {
-      gradients.push_back(grad);
+  std::vector<size_t> owners;  // by gradient
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor values = values_of(parameters[i]);
+    if (values.defined() && values.numel() > 0) {
+      gradients.push_back(values);
+      owners.push_back(i);
     }
   }
   for (const detail::TensorGroup& group : detail::group_tensors(gradients)) {
     const std::vector<at::Tensor> found = at::_foreach_norm(group.tensors, order, at::kDouble);
     size_t next = 0;
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const at::Tensor& grad = parameters[i].tensor.grad();
-      if (grad.defined() && grad.numel() > 0 && grad.device() == group.device &&
-          grad.scalar_type() == group.dtype) {
-        norms[i] = detail::on_device(found[next++], device);
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      if (gradients[i].device() == group.device && gradients[i].scalar_type() == group.dtype) {
+        norms[owners[i]] = detail::on_device(found[next++], device);
       }
     }
   }

@@ -37,7 +37,8 @@ const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& le
   const at::Tensor& grad = leaf.grad();
   if (grad.defined() && grad.layout() != at::kStrided) {
     throw SettingsError(concat("optimizer: the gradient of ", name,
-                               " is sparse; use a dense layer or torch::optim"));
+                               " is sparse; fix: give the parameter to make_sparse_optimizer and "
+                               "dense_parameters(model) to make_optimizer, or use sparse(false)"));
   }
   if (ops::has_sharded_gradient(leaf)) {
     throw SettingsError(concat("optimizer: of the gradient of ", name,

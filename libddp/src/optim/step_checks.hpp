@@ -23,6 +23,11 @@ inline bool is_known_to_skip(const StepScalars& scalars) {
   return scalars.found_inf.value().value_or(0.0) != 0.0;
 }
 
+/// The number itself. The host waits for one of the device.
+inline double host_value(const StepScalar& scalar) {
+  return scalar.value() ? *scalar.value() : scalar.tensor(at::kCPU).item<double>();
+}
+
 /// Raises the version counters of the parameters with a gradient, as in-place operations do. A
 /// backward that saved their old values then throws instead of reading the new ones.
 inline void bump_versions(const NamedParameters& parameters) {

@@ -26,10 +26,6 @@ double base_lr_of(const std::vector<torch::optim::OptimizerParamGroup>& groups) 
   return base == groups.end() ? 0.0 : base->options().get_lr();
 }
 
-double host_value(const StepScalar& scalar) {
-  return scalar.value() ? *scalar.value() : scalar.tensor(at::kCPU).item<double>();
-}
-
 // Replaces each gradient by its product with the step's factors, until the object is destroyed.
 class ScaledGradients {
  public:

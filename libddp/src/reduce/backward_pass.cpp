@@ -13,6 +13,7 @@
 #include "ops/shared/timing_event.hpp"
 #include "reduce/hooks/loss_scale.hpp"
 #include "reduce/model/shared_parameters.hpp"
+#include "reduce/sparse_gradients.hpp"
 
 namespace ddp::detail {
 
@@ -63,18 +64,12 @@ void check_shared_parameters(const ReducerParts& parts, const std::vector<at::Te
 }
 
 void check_gradient(const ReducerParts& parts, int index) {
-  const auto& tensor = parts.gradients.parameters()[static_cast<size_t>(index)].tensor;
   if (at::GradMode::is_enabled()) {
     throw SettingsError("backward(create_graph=true) reached parameter " +
                         parts.parameter_name(index) +
                         ": gradients of gradients are not reduced; fix: use torch::autograd::grad");
   }
-  if (tensor.grad().defined() && tensor.grad().layout() != at::kStrided) {
-    throw SettingsError(
-        "parameter " + parts.parameter_name(index) +
-        " got a sparse gradient, and only dense ones are reduced; fix: for an embedding "
-        "set sparse(false)");
-  }
+  check_layout(parts, index);
 }
 
 }  // namespace
@@ -144,6 +139,7 @@ void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
         "captured in a CUDA graph; fix: set it to false, or set ddp.static_graph=true and capture "
         "after the first step");
   }
+  refuse_uses_of_sparse(parts_);
   check_shared_parameters(parts_, outputs);
   running_pass_.forget_thrown();
   forget_thrown_local();
@@ -396,9 +392,11 @@ void BackwardPass::finish() {
   parts_.timing.begin_wait();
   parts_.buffers.finish();
   parts_.reductions.finish();
+  const auto used = parts_.unused.finish_map();
+  reduce_sparse(parts_, used);
   parts_.gradients.add_set_aside();
   parts_.timing.end_wait();
-  parts_.gradients.publish(parts_.unused.finish_map());
+  parts_.gradients.publish(used);
   parts_.unused.end_pass(history_.num_passes == 0);
   parts_.tuner.end_backward();
   parts_.timing.end_pass();

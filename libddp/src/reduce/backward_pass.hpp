@@ -43,10 +43,10 @@ namespace ddp::detail {
 /// The parts of a Reducer. Each part knows only the parts above it.
 struct ReducerParts {
   ReducerParts(NamedParameters parameters, CommunicatorPtr communicator_in,
-               const DdpOptions& options_in)
+               const DdpOptions& options_in, std::vector<bool> sparse)
       : communicator(std::move(communicator_in)),
         options(options_in),
-        gradients(std::move(parameters), communicator, options),
+        gradients(std::move(parameters), communicator, options, std::move(sparse)),
         mean(communicator, gradients),
         reductions(communicator, gradients, mean),
         unused(communicator, options, gradients.parameters().size()),

@@ -68,6 +68,11 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "fp32_grads",
                  .doc = "Keep and reduce the gradients of bf16 and fp16 parameters in float32."},
                 options.fp32_grads);
+  visitor.field(
+      {.name = "sparse",
+       .doc = "Sparse gradients of embeddings. gather: the rows of all ranks are gathered "
+              "and averaged. refuse: they are an error."},
+      options.sparse, {{"refuse", SparseGradients::Refuse}, {"gather", SparseGradients::Gather}});
 }
 
 std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options) {

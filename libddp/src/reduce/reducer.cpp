@@ -12,6 +12,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
 #include "reduce/hooks/comm_hook_table.hpp"
+#include "reduce/sparse_gradients.hpp"
 
 namespace ddp {
 namespace {
@@ -48,8 +49,8 @@ void require_all_threw(Communicator& communicator, int64_t num_passes, bool runs
 }  // namespace
 
 Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
-                 const DdpOptions& options)
-    : parts_(std::move(parameters), std::move(communicator), options),
+                 const DdpOptions& options, std::vector<bool> sparse)
+    : parts_(std::move(parameters), std::move(communicator), options, std::move(sparse)),
       pass_(parts_),
       initial_bucket_bytes_(bucket_bytes(parts_.gradients)) {
   parts_.reductions.set_hook(detail::make_comm_hook(options));
@@ -127,6 +128,12 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
 }
 
 void Reducer::shard_gradients() {
+  if (detail::any_is_sparse(parts_.gradients)) {
+    throw SettingsError(
+        "optimizer.zero1=true: with ddp.sparse=gather the model has sparse gradients, whose rows "
+        "cannot be divided over the ranks; fix: set optimizer.zero1=false, or sparse(false) in the "
+        "embeddings");
+  }
   if (const auto& hook = parts_.reductions.hook()) {
     throw SettingsError("optimizer.zero1=true: gradients are reduced by the comm hook " +
                         hook->name() + ", which cannot reduce parts; fix: set ddp.comm_hook=none");
@@ -216,6 +223,10 @@ std::string Reducer::why_not_captured() const {
   if (parts_.options.find_unused_parameters && !parts_.options.static_graph) {
     return "ddp.find_unused_parameters=true reads on the host which parameters were used; set it "
            "to false, or ddp.static_graph=true";
+  }
+  if (detail::any_is_sparse(parts_.gradients)) {
+    return "ddp.sparse=gather reads on the host how many rows the ranks gather; set sparse(false) "
+           "in the embeddings";
   }
   const auto& hook = parts_.reductions.hook();
   if (hook != nullptr && !hook->capturable()) {

@@ -171,4 +171,12 @@ void WeightedMean::scale(const GradBucket& bucket) const {
   }
 }
 
+void WeightedMean::divide(const at::Tensor& sum) const {
+  if (counts_.is_weighted) {
+    scale_by(sum, sum_);
+  } else {
+    sum.div_(divisor());
+  }
+}
+
 }  // namespace ddp::detail

@@ -71,6 +71,8 @@ class WeightedMean {
   void finish();
   /// Turns the sum in the bucket's shard into the mean.
   void scale(const GradBucket& bucket) const;
+  /// Turns a sum of the ranks' gradients, which no collective divided, into the mean.
+  void divide(const at::Tensor& sum) const;
   /// Call when the backward that used the counts ended, or when their gradients were dropped.
   void reset() { counts_ = {}; }
   /// Drops a sum that start() began.

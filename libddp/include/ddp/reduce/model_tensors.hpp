@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "ddp/core/state_dict.hpp"
 
@@ -12,6 +14,9 @@ namespace ddp {
 struct ModelTensors {
   NamedParameters parameters = {};  ///< in registration order, also frozen parameters
   NamedParameters buffers = {};     ///< in registration order
+  /// Names of parameters whose gradients are sparse, for ddp.sparse=gather. Those of
+  /// torch::nn::Embedding and EmbeddingBag with sparse(true) are found in torch::nn modules.
+  std::vector<std::string> sparse_parameters = {};
   std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
   std::function<bool()> is_training{};                 ///< empty: always in training mode
   std::function<uint64_t()> training_modes{};          ///< hash of all submodules' training flags

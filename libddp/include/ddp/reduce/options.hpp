@@ -24,6 +24,13 @@ enum class BroadcastBuffers {
 /// of a program's own.
 enum class CommHookType { None, AllReduce, Fp16Compress, Bf16Compress, PowerSgd };
 
+/// What happens to gradients that are sparse tensors: those of torch::nn::Embedding and
+/// EmbeddingBag with sparse(true).
+enum class SparseGradients {
+  Refuse,  ///< the backward throws SettingsError
+  Gather,  ///< rows of all ranks are gathered; docs/semantics.md, "Sparse gradients"
+};
+
 inline constexpr NumberOrAuto kAutoBuckets = std::nullopt;  ///< ddp.bucket_cap_mb=auto
 
 /// Names and defaults are PyTorch's; docs/configuration.md describes each setting.
@@ -40,6 +47,7 @@ struct DdpOptions {
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
+  SparseGradients sparse = SparseGradients::Refuse;
   std::string name = "model";  ///< not a setting: names the model in messages and checkpoints
   bool logs_summary = false;   ///< not a setting, set by --summary: rank 0 logs model_summary()
   detail::UsageMark usage{};   ///< not a setting: set when a library object receives these options

@@ -44,9 +44,14 @@ bool aliases(const at::Tensor& grad, const at::Tensor& slot) {
          grad.is_alias_of(slot);
 }
 
+// AccumulateGrad adds to a sparse .grad in place, so it remains the same tensor.
 bool lies_in(const at::Tensor& parameter, const ops::GradSlot& slot) {
   const at::Tensor& grad = parameter.grad();
-  return grad.defined() && grad.is_alias_of(slot.memory);
+  if (!grad.defined() || !slot.memory.defined()) {
+    return false;
+  }
+  return grad.has_storage() && slot.memory.has_storage() ? grad.is_alias_of(slot.memory)
+                                                         : grad.is_same(slot.memory);
 }
 
 // The slot in which .grad lies: `own`, or that of another reducer of the same parameter. nullptr:
@@ -73,9 +78,10 @@ void clear_writes(ops::GradSlot& slot) {
 }  // namespace
 
 GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communicator,
-                             const DdpOptions& options)
+                             const DdpOptions& options, std::vector<bool> sparse)
     : parameters_(std::move(parameters)),
       communicator_(std::move(communicator)),
+      sparse_(std::move(sparse)),
       gradients_(parameters_.size()) {
   const auto device = communicator_->device();
   std::map<std::tuple<at::ScalarType, at::ScalarType>, int> keys;
@@ -88,7 +94,8 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
     const auto dtype = grad_dtype(tensor, options);
     const auto [found, inserted] =
         keys.try_emplace({tensor.scalar_type(), dtype}, static_cast<int>(keys.size()));
-    specs_.push_back({.numel = tensor.numel(),
+    const bool is_dense = !is_sparse(static_cast<int>(specs_.size()));
+    specs_.push_back({.numel = is_dense ? tensor.numel() : 1,
                       .element_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
                       .key = found->second});
     if (inserted) {
@@ -147,10 +154,13 @@ void GradientArena::cut(BucketLayout layout) {
       const auto parameter = static_cast<size_t>(bucket.parameters[i]);
       const at::Tensor& tensor = parameters_[parameter].tensor;
       auto& slot = gradients_[parameter].slot;
-      slot.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i]);
       slot.is_sharded = is_sharded_;
       clear_writes(slot);
       ops::add_grad_slot(tensor, slot);
+      if (is_sparse(bucket.parameters[i])) {
+        continue;
+      }
+      slot.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i]);
       view.gradients.push_back(slot.memory);
       view.parameters.push_back(tensor);
     }
@@ -171,7 +181,7 @@ void GradientArena::set_layout(BucketLayout layout) {
   const at::NoGradGuard no_grad;
   std::vector<std::pair<size_t, at::Tensor>> kept;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (lies_in(parameters_[i].tensor, gradients_[i].slot)) {
+    if (!is_sparse(static_cast<int>(i)) && lies_in(parameters_[i].tensor, gradients_[i].slot)) {
       kept.emplace_back(i, parameters_[i].tensor.grad().clone());
     }
   }
@@ -200,7 +210,8 @@ void GradientArena::gather(int index, const std::vector<bool>& used) {
   collect(parameters, used);
   for (const int parameter : parameters) {
     const auto i = static_cast<size_t>(parameter);
-    if (!parameters_[i].tensor.grad().defined() && !gradients_[i].slot.written) {
+    if (!is_sparse(parameter) && !parameters_[i].tensor.grad().defined() &&
+        !gradients_[i].slot.written) {
       gradients_[i].slot.memory.zero_();
     }
   }
@@ -216,6 +227,9 @@ void GradientArena::gather_local(std::vector<int> parameters) {
 }
 
 void GradientArena::keep_apart(int parameter, bool used) {
+  if (is_sparse(parameter)) {
+    return;  // no reduction overwrites a sparse .grad
+  }
   const at::NoGradGuard no_grad;
   const at::Tensor& tensor = parameters_[static_cast<size_t>(parameter)].tensor;
   auto& gradient = gradients_[static_cast<size_t>(parameter)];
@@ -244,6 +258,9 @@ void GradientArena::collect(const std::vector<int>& indices, const std::vector<b
       continue;
     }
     slot.reduced = held != nullptr ? held->reduced : gradient.is_apart && slot.reduced;
+    if (is_sparse(index)) {
+      continue;
+    }
     if (grad.defined() && !aliases(grad, slot.memory)) {
       if (slot.written && slot.stream) {
         wait_for(*slot.stream, current_stream(device));
@@ -340,7 +357,11 @@ void GradientArena::add_set_aside() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     auto& gradient = gradients_[i];
     const at::Tensor mean = std::exchange(gradient.set_aside, at::Tensor());
-    if (mean.defined()) {
+    if (mean.defined() && is_sparse(static_cast<int>(i))) {
+      gradient.slot.memory = (gradient.slot.memory + mean).coalesce();
+      at::Tensor& grad = parameters_[i].tensor.mutable_grad();
+      grad = grad.defined() ? gradient.slot.memory : grad;
+    } else if (mean.defined()) {
       gradient.slot.memory.add_(mean);
       use_until_freed(mean);
       if (gradient.is_apart && parameters_[i].tensor.grad().defined()) {
@@ -355,10 +376,11 @@ std::vector<GradientArena::Saved> GradientArena::save(bool copies) const {
   std::vector<Saved> saved;
   for (size_t i = 0; i < gradients_.size(); ++i) {
     const auto& gradient = gradients_[i];
+    // A later reduction writes other memory than that of a sparse mean.
+    const bool is_copied =
+        copies && !is_sparse(static_cast<int>(i)) && lies_in(parameters_[i].tensor, gradient.slot);
     saved.push_back({.grad = parameters_[i].tensor.grad(),
-                     .slot_values = copies && lies_in(parameters_[i].tensor, gradient.slot)
-                                        ? parameters_[i].tensor.grad().clone()
-                                        : at::Tensor(),
+                     .slot_values = is_copied ? parameters_[i].tensor.grad().clone() : at::Tensor(),
                      .set_aside = gradient.set_aside,
                      .slot = gradient.slot});
   }
@@ -370,13 +392,15 @@ void GradientArena::restore(const std::vector<Saved>& saved) {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     auto& gradient = gradients_[i];
     const auto& kept = saved[i];
-    const at::Tensor memory = gradient.slot.memory;  // the layout may have changed
+    at::Tensor memory = gradient.slot.memory;  // the layout may have changed
     gradient = {.slot = kept.slot, .set_aside = kept.set_aside};
-    gradient.slot.memory = memory;
-    gradient.slot.is_sharded = is_sharded_;
-    if (kept.slot_values.defined()) {
+    if (is_sparse(static_cast<int>(i))) {
+      memory = kept.slot.memory;
+    } else if (kept.slot_values.defined()) {
       memory.copy_(kept.slot_values);
     }
+    gradient.slot.memory = memory;
+    gradient.slot.is_sharded = is_sharded_;
     parameters_[i].tensor.mutable_grad() = kept.slot_values.defined() ? memory : kept.grad;
   }
 }

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddp/comm/communicator.hpp"
@@ -34,9 +35,12 @@ namespace ddp::detail {
 class GradientArena {
  public:
   /// Allocates the arenas once. Later layouts move offsets inside this memory, so its address stays
-  /// valid for captured graphs.
-  GradientArena(NamedParameters parameters, CommunicatorPtr communicator,
-                const DdpOptions& options);
+  /// valid for captured graphs. `sparse` marks the parameters whose gradients are sparse; empty:
+  /// none. A bucket has one unused element for each of them, so that they become ready, stay frozen
+  /// or unused as any other parameter. Their slot holds the mean as a sparse tensor
+  /// (set_sparse_sum), and no op may write to it.
+  GradientArena(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options,
+                std::vector<bool> sparse = {});
   ~GradientArena();
   GradientArena(const GradientArena&) = delete;
   GradientArena& operator=(const GradientArena&) = delete;
@@ -68,6 +72,14 @@ class GradientArena {
   bool is_sharded() const { return is_sharded_; }
   const ops::GradSlot& slot(int parameter) const {
     return gradients_[static_cast<size_t>(parameter)].slot;
+  }
+
+  bool is_sparse(int parameter) const {
+    return !sparse_.empty() && sparse_[static_cast<size_t>(parameter)];
+  }
+  /// Call before publish(): the coalesced sum of all ranks, which the caller divides.
+  void set_sparse_sum(int parameter, at::Tensor sum) {
+    gradients_[static_cast<size_t>(parameter)].slot.memory = std::move(sum);
   }
 
   /// Moves .grad out of its slot until publish(), because the reduction overwrites the slot. If
@@ -127,6 +139,7 @@ class GradientArena {
 
   NamedParameters parameters_;
   CommunicatorPtr communicator_;
+  const std::vector<bool> sparse_;
   std::vector<ParameterSpec> specs_;
   std::vector<at::Tensor> arenas_;  // one per key
   BucketLayout layout_;

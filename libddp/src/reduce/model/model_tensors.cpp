@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collects the tensors of a torch::nn or TorchScript module, each once.
+#include <torch/nn/modules/embedding.h>
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -41,6 +43,28 @@ NamedParameters collect_jit(const Entries& entries) {
   return list;
 }
 
+// PyTorch's DistributedDataParallel finds them in the same way.
+std::vector<std::string> find_sparse(
+    const NamedParameters& parameters,
+    const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  std::unordered_set<const void*> weights;
+  for (const auto& module : modules) {
+    if (const auto* table = module->as<torch::nn::Embedding>(); table && table->options.sparse()) {
+      weights.insert(table->weight.unsafeGetTensorImpl());
+    }
+    if (const auto* bag = module->as<torch::nn::EmbeddingBag>(); bag && bag->options.sparse()) {
+      weights.insert(bag->weight.unsafeGetTensorImpl());
+    }
+  }
+  std::vector<std::string> names;
+  for (const auto& parameter : parameters) {
+    if (weights.contains(parameter.tensor.unsafeGetTensorImpl())) {
+      names.push_back(parameter.name);
+    }
+  }
+  return names;
+}
+
 bool is_training(const std::shared_ptr<torch::nn::Module>& module) {
   return module->is_training();
 }
@@ -61,8 +85,11 @@ uint64_t hash_modes(const Modules& modules) {
 
 ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
   const auto modules = module->modules(/*include_self=*/true);
-  return {.parameters = collect_nn(module->named_parameters()),
+  auto parameters = collect_nn(module->named_parameters());
+  auto sparse = find_sparse(parameters, modules);
+  return {.parameters = std::move(parameters),
           .buffers = collect_nn(module->named_buffers()),
+          .sparse_parameters = std::move(sparse),
           .read_buffers = [module] { return collect_nn(module->named_buffers()); },
           .is_training = [module] { return module->is_training(); },
           .training_modes = [modules] { return hash_modes(modules); },

@@ -40,6 +40,9 @@ std::string fingerprint(const ModelTensors& tensors, const DdpOptions& options) 
   }
   describe_tensors(out, "parameter", tensors.parameters);
   describe_tensors(out, "buffer", tensors.buffers);
+  for (const auto& name : tensors.sparse_parameters) {
+    out << "sparse gradient of " << name << '\n';
+  }
   return out.str();
 }
 
