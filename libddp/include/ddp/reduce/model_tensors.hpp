@@ -14,13 +14,13 @@ namespace ddp {
 struct ModelTensors {
   NamedParameters parameters = {};  ///< in registration order, also frozen parameters
   NamedParameters buffers = {};     ///< in registration order
-  /// Names of parameters whose gradients are sparse, for ddp.sparse=gather. Those of
-  /// torch::nn::Embedding and EmbeddingBag with sparse(true) are found in torch::nn modules.
-  std::vector<std::string> sparse_parameters = {};
   std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
   std::function<bool()> is_training{};                 ///< empty: always in training mode
   std::function<uint64_t()> training_modes{};          ///< hash of all submodules' training flags
   bool has_collective_forward = false;                 ///< the model contains a SyncBatchNorm
+  /// Names of parameters whose gradients are sparse, for ddp.sparse=gather. Those of
+  /// torch::nn::Embedding and EmbeddingBag with sparse(true) are found in torch::nn modules.
+  std::vector<std::string> sparse_parameters = {};
 };
 
 }  // namespace ddp

@@ -89,16 +89,17 @@ ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
   auto sparse = find_sparse(parameters, modules);
   return {.parameters = std::move(parameters),
           .buffers = collect_nn(module->named_buffers()),
-          .sparse_parameters = std::move(sparse),
           .read_buffers = [module] { return collect_nn(module->named_buffers()); },
           .is_training = [module] { return module->is_training(); },
           .training_modes = [modules] { return hash_modes(modules); },
-          .has_collective_forward = std::any_of(
-              modules.begin(), modules.end(), [](const std::shared_ptr<torch::nn::Module>& child) {
-                const auto* exported = child->as<ExportedModuleImpl>();
-                return child->as<SyncBatchNormImpl>() != nullptr ||
-                       (exported != nullptr && exported->overrides("aten::batch_norm"));
-              })};
+          .has_collective_forward =
+              std::any_of(modules.begin(), modules.end(),
+                          [](const std::shared_ptr<torch::nn::Module>& child) {
+                            const auto* exported = child->as<ExportedModuleImpl>();
+                            return child->as<SyncBatchNormImpl>() != nullptr ||
+                                   (exported != nullptr && exported->overrides("aten::batch_norm"));
+                          }),
+          .sparse_parameters = std::move(sparse)};
 }
 
 ModelTensors tensors_of(const torch::jit::Module& module) {
