@@ -23,7 +23,7 @@ for section in "$@"; do
   esac
 done
 set -u -o pipefail  # a failure in front of `| tee` counts
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(CDPATH="" cd -- "$(dirname "$0")/.." && pwd)
 cd "$root" || exit 1
 build=$(cd "${BUILD:-build}" && pwd) || exit 1
 out=${OUT:-$root/runs/gpu_suite}

@@ -3,7 +3,7 @@
 # Prepares a shell for the commands of the pages: `source scripts/env.sh`, in bash or zsh, from any folder.
 # A variable that is already set keeps its value. The scripts source this file too.
 
-_ddp_env_root=$(cd "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd)
+_ddp_env_root=$(CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]:-$0}")/.." && pwd)
 
 # cmake, ninja, mpirun and torchrun, as far as the scripts installed them.
 _ddp_env_bin=${DDP_VENV:-$_ddp_env_root/.venv}/bin

@@ -42,7 +42,7 @@ check_golden() {
     warn "tests/golden/runs/$release is missing: copy the run folder of ten steps, as the older ones are (host node1)"
     return 1
   }
-  git diff --quiet "$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null || echo HEAD)" --diff-filter=MD -- \
+  git diff --quiet "$(git describe --tags --abbrev=0 --match 'v*' 2>/dev/null || echo HEAD)" --no-renames --diff-filter=MD -- \
     tests/golden/runs tests/golden/checkpoints || { warn "golden files of an earlier release were changed"; return 1; }
 }
 
@@ -54,9 +54,9 @@ check_slow() { ./test.sh -L slow; }
 check_licences() {
   local tree library absent=0
   tree=$(mktemp -d)
-  cmake --install "$DDP_BUILD" --prefix "$tree" >/dev/null || { warn "run ./test.sh first"; return 1; }
+  cmake --install "$DDP_BUILD" --prefix "$tree" >/dev/null || { rm -rf "$tree"; warn "run ./test.sh first"; return 1; }
   ls "$tree"/share/doc/*/licences
-  for library in spdlog fmt nlohmann xxhash yaml-cpp turbojpeg png; do
+  for library in spdlog fmt nlohmann xxhash yaml-cpp turbojpeg png webp; do
     compgen -G "$tree/share/doc/*/licences/*$library*.txt" >/dev/null || { warn "no licence of $library"; absent=1; }
   done
   [ -n "$(find "$tree/share/doc" -name LICENSE)" ] || { warn "no licence of libddp"; absent=1; }

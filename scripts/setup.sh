@@ -11,7 +11,7 @@
 #   DDP_BUILD           folder of the build (build)
 #   DDP_VENV            folder of the installed Python packages (.venv)
 
-DDP_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+DDP_ROOT=$(CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 DDP_BUILD=${DDP_BUILD:-$DDP_ROOT/build}
 DDP_VENV=${DDP_VENV:-$DDP_ROOT/.venv}
 export -n DDP_BUILD DDP_VENV  # tests call this file for other folders

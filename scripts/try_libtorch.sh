@@ -9,7 +9,7 @@
 #
 #   DDP_CMAKE_ARGS   more arguments for CMake's configuration
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")/.."
 version=${1:-}
 export DDP_TORCH_VERSION=$version DDP_BUILD=$PWD/build-torch-$version DDP_VENV=$PWD/build-torch-$version/.venv
 # shellcheck source=scripts/setup.sh

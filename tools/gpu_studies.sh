@@ -17,7 +17,7 @@ case ${1:-} in -h | --help) sed -n '3,14s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
 mkdir -p "$1" || exit 73
 out=$(cd "$1" && pwd)
 shift
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 [ $# -gt 0 ] || set -- slurm/studies/short_*.yaml
 build=${BUILD:-build} runs=${RUNS:-runs} begin=$SECONDS failed=0

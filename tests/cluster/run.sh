@@ -6,7 +6,7 @@
 # Prints a table of the cases; a case's logs stay in runs/<job id>/.
 set -uo pipefail
 case ${1:-} in -h | --help) sed -n '3,6s/^# \{0,1\}//p' "$0"; exit 0 ;; esac
-cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 nodes=${1:-4}
 tasks=${2:-1}
 failed=0

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Breaks the code on purpose, one mutation at a time, and expects a test to fail. run.py has usage and exit codes.
 set -euo pipefail
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # shellcheck source=scripts/setup.sh
 source "$here/../../scripts/setup.sh"
 
