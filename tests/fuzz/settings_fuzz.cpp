@@ -30,8 +30,9 @@ ddp::SettingRows read_all(ddp::Settings& settings) {
 
 // Of settings that no part of the program has read yet.
 void read_back(const ddp::SettingRows& rows) {
+  const auto text = ddp::settings_yaml(rows);  // may refuse to write
   ddp::Settings saved;
-  fuzz::read_back([&] { saved.add_yaml(ddp::settings_yaml(rows), "saved.yaml"); });
+  fuzz::read_back([&] { saved.add_yaml(text, "saved.yaml"); });
   fuzz::require(ddp::settings_canonical(saved.unread_rows()) == ddp::settings_canonical(rows),
                 "unread settings are read back");
 }
@@ -46,9 +47,10 @@ void read_settings(const std::vector<std::string>& parts) {
   const auto rows = read_all(settings);
   (void)fuzz::accepts([&] { settings.require_all_read(); });
 
+  const auto text = ddp::settings_yaml(rows);
   ddp::Settings saved;
   const auto again = fuzz::read_back([&] {
-    saved.add_yaml(ddp::settings_yaml(rows), "saved.yaml");
+    saved.add_yaml(text, "saved.yaml");
     auto all = read_all(saved);
     saved.require_all_read();
     return all;

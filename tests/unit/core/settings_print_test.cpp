@@ -51,6 +51,34 @@ TEST_CASE("unread settings read back, whatever their names are") {
   CHECK(settings_canonical(saved.unread_rows()) == settings_canonical(rows));
 }
 
+TEST_CASE("unread settings at the limits of keys read back") {
+  std::string deepest = "s";
+  for (int i = 1; i < 32; ++i) {
+    deepest += ".s";
+  }
+  const std::string longest(250, '\x1f');  // written as four bytes each
+  for (const std::string& yaml : {deepest + ": 1\n", deepest + ": [1, 2]\n", std::string()}) {
+    Settings settings;
+    settings.add_yaml(yaml, "run.yaml");
+    settings.add_override(longest + "=1");
+    const SettingRows rows = settings.unread_rows();
+    REQUIRE(rows.size() == (yaml.empty() ? 1 : 2));
+    Settings saved;
+    saved.add_yaml(settings_yaml(rows), "saved.yaml");
+    CHECK(settings_canonical(saved.unread_rows()) == settings_canonical(rows));
+  }
+}
+
+TEST_CASE("settings too large to be read back are not written") {
+  Settings settings;
+  settings.add_override("own.text=" + std::string(300'000, '\x1f'));
+  CHECK_THROWS_AS(settings_yaml(settings.unread_rows()), SettingsError);
+  settings.add_override("own.text=" + std::string(250'000, '\x1f'));
+  Settings saved;
+  saved.add_yaml(settings_yaml(settings.unread_rows()), "saved.yaml");
+  CHECK(settings_canonical(saved.unread_rows()) == settings_canonical(settings.unread_rows()));
+}
+
 TEST_CASE("settings copied as rows keep their values and are checked") {
   SettingRows rows = list_settings("s", strange());
   Settings settings;

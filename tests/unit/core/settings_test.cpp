@@ -48,6 +48,15 @@ void check_refused(const std::string& yaml, const std::vector<std::string>& over
   }
 }
 
+// Of that many parts.
+std::string nested_key(int levels) {
+  std::string key = "s";
+  for (int i = 1; i < levels; ++i) {
+    key += ".s";
+  }
+  return key;
+}
+
 constexpr const char* kFull = R"(# a comment
 s:
   shuffle: no
@@ -193,6 +202,12 @@ TEST_CASE("keys that no YAML file can hold are refused") {
   check_refused("", {"other.a.b=2", "other.a=1"},
                 {"other.a has a value, but other.a.b is also set"});
   check_refused("other: {a: 1, a.b: 2}\n", {}, {"run.yaml:1: other.a has a value"});
+  const std::string deep = nested_key(33);
+  check_refused("", {deep + "=1"}, {"argument: the key 's.s.s", "deeper than 32 levels"});
+  check_refused(deep + ": 1\n", {}, {"run.yaml:1: the key 's.s.s", "deeper than 32 levels"});
+  const std::string long_key = "s." + std::string(249, 'a');
+  check_refused("", {long_key + "=1"}, {"argument: the key 's.aaa", "longer than 250 bytes"});
+  check_refused("? " + long_key + "\n: 1\n", {}, {"run.yaml:1: ", "longer than 250 bytes"});
 }
 
 TEST_CASE("sections may be read later, and misspelled ones are refused") {

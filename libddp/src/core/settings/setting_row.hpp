@@ -32,7 +32,7 @@ struct SettingRow {
 
 using SettingRows = std::vector<SettingRow>;
 
-/// YAML that `--config` reads back to the same values; sections become nested keys.
+/// YAML with nested sections that `--config` reads back. Throws SettingsError above 1 MiB.
 std::string settings_yaml(const SettingRows& rows);
 /// One aligned line per key; a star marks values that differ from `defaults`.
 std::string settings_table(const SettingRows& rows, const SettingRows& defaults);

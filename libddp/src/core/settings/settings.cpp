@@ -53,11 +53,20 @@ void Settings::add_rows(const SettingRows& rows, const std::string& name) {
   }
 }
 
-// Only such keys can be written as YAML with nested sections.
+// Only such keys can be written as YAML with nested sections, and read again.
 void Settings::check_key(const std::string& key, const UserValue& given) const {
+  const auto refuse = [&](const std::string& why) {
+    throw SettingsError(concat(given.origin, ": the key '", key.substr(0, 120), "' ", why));
+  };
   if (key.starts_with('.') || key.ends_with('.') || key.find("..") != std::string::npos) {
-    throw SettingsError(concat(given.origin, ": the key '", key.substr(0, 120),
-                               "' has an empty part; fix: write section.key"));
+    refuse("has an empty part; fix: write section.key");
+  }
+  if (key.size() > detail::kMaxKeyBytes) {
+    refuse(concat("is longer than ", detail::kMaxKeyBytes, " bytes; fix: use shorter names"));
+  }
+  if (std::count(key.begin(), key.end(), '.') >= std::ptrdiff_t{detail::kMaxYamlDepth}) {
+    refuse(
+        concat("is nested deeper than ", detail::kMaxYamlDepth, " levels; fix: use fewer levels"));
   }
   const auto fail = [&](const std::string& value, const std::string& inner) {
     throw SettingsError(concat(given.origin, ": ", value.substr(0, 120), " has a value, but ",

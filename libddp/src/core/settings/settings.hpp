@@ -26,7 +26,7 @@ namespace ddp {
 class Settings {
  public:
   /// Accepts one document of at most 1 MiB and 32 levels. Refuses aliases, anchors, tags and
-  /// repeated keys or sections.
+  /// repeated keys or sections. Keys have at most 250 bytes and 32 levels, overrides' keys too.
   void add_yaml_file(const std::string& path);
   /// Messages show `name` as the file.
   void add_yaml(const std::string& text, const std::string& name);

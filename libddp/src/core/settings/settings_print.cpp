@@ -7,6 +7,8 @@
 
 #include "core/log/lower_case.hpp"
 #include "core/settings/setting_row.hpp"
+#include "core/settings/settings_reader.hpp"
+#include "ddp/core/error.hpp"
 #include "ddp/detail/text.hpp"
 
 namespace ddp {
@@ -138,7 +140,13 @@ std::string escape_markdown(const std::string& text) {
 std::string settings_yaml(const SettingRows& rows) {
   ddp::detail::TextStream out;
   write_yaml(rows, "", out);
-  return out.str();
+  std::string text = out.str();
+  if (text.size() > detail::kMaxYamlBytes) {
+    throw SettingsError(
+        "the settings are larger than 1 MiB as YAML, so they could not be read again; fix: give "
+        "fewer or shorter values");
+  }
+  return text;
 }
 
 SettingRows changed_settings(const SettingRows& rows, const SettingRows& defaults) {

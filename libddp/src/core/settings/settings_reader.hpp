@@ -13,6 +13,9 @@
 namespace ddp::detail {
 
 constexpr std::size_t kMaxYamlBytes = 1 << 20;
+constexpr std::size_t kMaxYamlDepth = 32;  ///< of sections; a list in the innermost is no level
+/// yaml-cpp reads keys of at most 1024 bytes, and yaml_text() may write four for one.
+constexpr std::size_t kMaxKeyBytes = 250;
 
 /// Parses YAML into values with dotted keys. Throws SettingsError with `name` and line.
 std::map<std::string, Settings::UserValue> read_yaml(const std::string& text,

@@ -13,8 +13,6 @@ namespace {
 
 using UserValue = Settings::UserValue;
 
-constexpr std::size_t kMaxYamlDepth = 32;
-
 // Handles parser events without yaml-cpp's node graph. Input that is too deep or shared is refused
 // during parsing, before it costs stack or memory.
 class SettingsHandler final : public YAML::EventHandler {
@@ -65,7 +63,7 @@ class SettingsHandler final : public YAML::EventHandler {
            "key: value lines; lists have plain values only");
     }
     require_key(mark);
-    enter(mark, {true, "", levels_.back().key, {}, levels_.back().line});
+    levels_.push_back({true, "", levels_.back().key, {}, levels_.back().line});
   }
   void OnSequenceEnd() override {
     Level level = std::move(levels_.back());
@@ -89,7 +87,10 @@ class SettingsHandler final : public YAML::EventHandler {
       begin(name, concat(name_, ":", levels_.back().line));
       prefix = name + ".";
     }
-    enter(mark, {false, prefix, "", {}, 0});
+    if (levels_.size() >= kMaxYamlDepth) {
+      fail(mark, concat("nested deeper than ", kMaxYamlDepth, " levels; fix: use fewer levels"));
+    }
+    levels_.push_back({false, prefix, "", {}, 0});
   }
   void OnMapEnd() override {
     levels_.pop_back();
@@ -121,13 +122,6 @@ class SettingsHandler final : public YAML::EventHandler {
     if (levels_.back().key.empty()) {
       fail(mark, "a key must be a plain string; fix: write key: value");
     }
-  }
-
-  void enter(const YAML::Mark& mark, Level level) {
-    if (levels_.size() >= kMaxYamlDepth) {
-      fail(mark, concat("nested deeper than ", kMaxYamlDepth, " levels; fix: use fewer levels"));
-    }
-    levels_.push_back(std::move(level));
   }
 
   // A key, a list item, or the value of the current key.

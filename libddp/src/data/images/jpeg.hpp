@@ -22,7 +22,8 @@ ImageHeader read_jpeg_header(const std::vector<uint8_t>& bytes, const DataSource
                              int64_t max_pixels);
 
 /// Decodes at 1 / `denominator` of the size (1, 2, 4 or 8), rounded up, into `out` (memory is
-/// reused). Call read_jpeg_header first.
+/// reused). Images of a few pixels are decoded with the largest factor that gives the same size.
+/// Call read_jpeg_header first.
 void decode_jpeg(const std::vector<uint8_t>& bytes, const DataSource& source, int denominator,
                  RgbImage& out);
 

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 #endif
 
 namespace ddp::detail {
@@ -99,6 +100,20 @@ bool has_parts(const jpeg_decompress_struct& info) {
                                       c[0].v_samp_factor <= 2 && is_one(c[1]) && is_one(c[2]));
 }
 
+// The factor of decode_jpeg() in eighths. turbojpeg takes the largest that gives an image of the
+// same size, which for images of a few pixels may exceed 1 / denominator.
+unsigned scale_eighths(const jpeg_decompress_struct& info, int denominator) {
+  const auto scaled = [&](unsigned eighths) {
+    return std::pair((info.image_width * eighths + 7) / 8, (info.image_height * eighths + 7) / 8);
+  };
+  const unsigned exact = 8 / static_cast<unsigned>(denominator);
+  unsigned eighths = exact;
+  while (scaled(eighths + 1) == scaled(exact)) {
+    ++eighths;
+  }
+  return eighths;
+}
+
 // Errors longjmp out of this function, so no local may have a destructor.
 Outcome decode(Decompressor& decoder, const std::vector<uint8_t>& bytes, int denominator,
                const CropBox& region, std::vector<uint8_t>& row_bytes, uint8_t* out) {
@@ -113,8 +128,8 @@ Outcome decode(Decompressor& decoder, const std::vector<uint8_t>& bytes, int den
     return Outcome::Unsupported;
   }
   info.out_color_space = JCS_RGB;
-  info.scale_num = 1;
-  info.scale_denom = static_cast<unsigned>(denominator);
+  info.scale_num = scale_eighths(info, denominator);
+  info.scale_denom = 8;
   (void)jpeg_start_decompress(&info);
   const auto limit = static_cast<int>(info.output_width);
   JDIMENSION x = static_cast<JDIMENSION>(std::max(region.x - kMargin, 0));

@@ -79,6 +79,29 @@ TEST_CASE("a decoded region has the bytes of the whole decoded image", "[jpeg]")
   }
 }
 
+TEST_CASE("a region of a tiny image has the bytes of the whole decoded image", "[jpeg]") {
+  // At 1/4 and at 1/8, for one, an image of 4 x 2 has one pixel, but not the same one.
+  const int subsampling = GENERATE(TJSAMP_444, TJSAMP_422, TJSAMP_420, TJSAMP_GRAY, TJSAMP_440);
+  const int denominator = GENERATE(1, 2, 4, 8);
+  const std::string path = "memory";
+  for (int width = 1; width <= 12; ++width) {
+    for (int height = 1; height <= 12; ++height) {
+      const auto seed = static_cast<uint64_t>(width * 100 + height);
+      const auto bytes = as_bytes(make_jpeg(width, height, subsampling, seed));
+      RgbImage whole;
+      ddp::detail::decode_jpeg(bytes, {path}, denominator, whole);
+      const CropBox all{.x = 0, .y = 0, .width = whole.width, .height = whole.height};
+      const CropBox last{.x = whole.width - 1, .y = whole.height - 1, .width = 1, .height = 1};
+      for (const CropBox& box : {all, last}) {
+        std::vector<uint8_t> part(static_cast<size_t>(box.width * box.height * 3));
+        ddp::detail::decode_jpeg_region(bytes, {path}, denominator, box, part.data());
+        CAPTURE(subsampling, denominator, width, height, box.x, box.y);
+        REQUIRE(part == cut(whole, box));
+      }
+    }
+  }
+}
+
 TEST_CASE("a truncated file is corrupt whichever region is requested", "[jpeg]") {
   const std::string path = "shard.tar";
   const std::string whole = make_jpeg(320, 240);
