@@ -3,13 +3,17 @@
 # The common part of all jobs; the sbatch files source it. A job begins with one of these:
 #
 #   start_job PROGRAM         training: run_dir=runs/<job id>, one folder for all restarts
-#   start_study_run NAME      run of a study: run_dir=$DDP_RUNS/NAME, measured again at each start.
-#                             Files of an earlier start move to run_dir/attempt-<n>/
+#   start_study_run NAME DEFAULTS…
+#                             run of a study: run_dir=$DDP_RUNS/NAME, measured again at each start. Files of an
+#                             earlier start move to run_dir/attempt-<n>/. Fills `defaults` for run_job
 #
 # and ends with `run_job SETTINGS…`, which starts the ranks, keeps their exit code, requeues and exits.
 # For a training, SETTINGS may contain checkpoint.dir, metrics.dir and metrics.run_name; otherwise the job sets them.
 # The words of the array `wrapper` precede the program on each rank. `measured` holds settings of measured runs. With
 # checkpoints=no (studies and profiles) the job saves no checkpoints and keeps all files in run_dir.
+#
+# tools/study.py sets DDP_WORK_DIR for a program that was given by its path. The ranks run there, and the job adds no
+# settings that such a program may lack: tools/study.py gives all of them.
 
 wrapper=()
 measured=(lr_schedule.warmup_steps=0 train.eval_first=false train.eval_every=0 train.eval_every_steps=0)
@@ -93,6 +97,11 @@ start_study_run() {
   _enter_job
   checkpoints=no
   run_name=$1
+  shift
+  # shellcheck disable=SC2034  # the sbatch files use it
+  defaults=()
+  # shellcheck disable=SC2034
+  [ -n "${DDP_WORK_DIR:-}" ] || defaults=("$@" "${measured[@]}")
   program=${DDP_PROGRAM:-$(_find_program build/examples/resnet_ddp)}
   DDP_RUNS=${DDP_RUNS:-runs/$SLURM_JOB_NAME}
   # Figures of one start must not be mixed with those of another.
@@ -105,7 +114,7 @@ start_study_run() {
   fi
   _log_to "$DDP_RUNS/$run_name"
   if [ ! -e "$DDP_RUNS/SYSTEM.md" ]; then
-    run_tool system_report --build "$(dirname "$(dirname "$program")")" --output "$DDP_RUNS/SYSTEM.md" ||
+    run_tool system_report --build "${DDP_PROGRAM_BUILD:-$(dirname "$(dirname "$program")")}" --output "$DDP_RUNS/SYSTEM.md" ||
       echo "warning: tools/system_report.py could not describe the machine"
   fi
 }
@@ -189,7 +198,8 @@ run_job() {
     _leaves_open metrics.dir "$@" && set -- "$@" "metrics.dir=$(dirname "$run_dir")"
     _leaves_open metrics.run_name "$@" && set -- "$@" "metrics.run_name=$run_name"
   else  # measured: figures are read from run_dir, whatever SETTINGS say
-    set -- "$@" checkpoint.dir= "metrics.dir=$(dirname "$run_dir")" "metrics.run_name=$run_name"
+    [ -n "${DDP_WORK_DIR:-}" ] || set -- "$@" checkpoint.dir=
+    set -- "$@" "metrics.dir=$(dirname "$run_dir")" "metrics.run_name=$run_name"
   fi
   printf '%q ' "${wrapper[@]}" "$program" "$@" >"$run_dir/command.txt"
 
@@ -199,7 +209,7 @@ run_job() {
   # The ranks share their secret through MPI (pmix) or a 0600 file (DDP_SRUN_MPI=none): no DDP_SECRET is needed.
   # --wait: the ranks end each other and log the cause, so Slurm must not kill them early.
   srun --mpi="${DDP_SRUN_MPI:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=120 \
-    "${wrapper[@]}" "$program" "$@"
+    ${DDP_WORK_DIR:+"--chdir=$DDP_WORK_DIR"} "${wrapper[@]}" "$program" "$@"
   code=$?
 
   case $code in

@@ -7,9 +7,11 @@
     tools/study.py slurm/studies/resnet50_strong.yaml --status     what became of each run
     tools/study.py slurm/studies/resnet50_strong.yaml --local      run it on this host instead
 
-The same command again submits what is missing by then: a run is done when it ended with 0 and wrote its
-CSV files, and is otherwise begun anew; what an earlier start left is kept in its attempt-<n>/. Everything
-lands in runs/<name of the study>/; tools/plot_scaling.py makes the report from there.
+`program` in the file is one of libddp's trainers, or the path of a program of your own. Paths in such a file
+are seen from the folder of the call. The same command again submits what is missing by then: a run is done
+when it ended with 0 and wrote its CSV files, and is otherwise begun anew; what an earlier start left is kept
+in its attempt-<n>/. Everything lands in runs/<name of the study>/; tools/plot_scaling.py makes the report
+from there.
 
 Exit codes: 0 done (submitted, for Slurm), 1 a run failed (--local), 64 a mistake in the study or the call,
 65 a file in its folder that cannot be used, 73 the study's folder cannot be written.
@@ -45,6 +47,12 @@ def parse(arguments):
     )
     parser.add_argument(
         "--repeat", type=int, help="only runs of this repeat, for example to alternate with other studies"
+    )
+    parser.add_argument(
+        "--max-ranks",
+        type=int,
+        default=plan.MAX_RANKS,
+        help="only points of at most so many ranks, for example the GPUs of this host",
     )
     parser.add_argument(
         "--launcher",
@@ -150,6 +158,8 @@ def start(options, study, folder, command):
     for key in ("output", "build"):
         if getattr(options, f"given_{key}"):
             again += [f"--{key}", getattr(options, key)]
+    if options.max_ranks != plan.MAX_RANKS:
+        again += ["--max-ranks", str(options.max_ranks)]
     print(f"status: {shown_tool('study')} {shlex.join(again)} --status; report: {report}")
     return 0
 
@@ -162,12 +172,18 @@ def main(arguments):
     options.study = from_root(options.study)
     options.output = from_root(options.output) if options.output else None
     options.build = from_root(options.build or (ROOT if IS_INSTALLED else os.path.join(ROOT, "build")))
-    runs = os.path.abspath("runs") if IS_INSTALLED else "runs"
+    caller, runs = os.getcwd(), os.path.abspath("runs") if IS_INSTALLED else "runs"
     os.chdir(ROOT)  # paths in studies, sbatch files and folders are seen from there
-    study = plan.load(options.study, ROOT)
+    study = plan.load(options.study, ROOT, caller, options.max_ranks)
+    if study.work_dir:  # but those of a program given by its path from the folder of the call
+        runs = os.path.join(caller, "runs")
+        options.build = os.path.abspath(options.build)
+        options.output = options.output and os.path.abspath(options.output)
     if options.repeat is not None and not 1 <= options.repeat <= study.repeats:
         raise plan.StudyError(f"--repeat {options.repeat}: {study.path} has the repeats 1 to {study.repeats}")
     folder = study_folder.StudyFolder(study, options.output or os.path.join(runs, study.name))
+    if not options.status:
+        launch.fit_to_program(study, options.build)
     if options.dry_run:
         print_plan(options, study, folder)
         return 0

@@ -15,6 +15,7 @@ from .files import make_own_folder, regular, replace_file
 from .folder import DONE
 from .numbers import read_optional
 from .plan import SBATCH_FILES, StudyError
+from .study_file import SETTING_NAME, setting_names
 
 # What Open MPI needs to start as root, and more ranks than cores (scripts/env.sh).
 MPI_SETTINGS = {
@@ -28,13 +29,22 @@ MPI_SETTINGS = {
 }
 
 
+# Which key of a study names another setting of the program for one of these.
+NAMED_BY = {
+    "train.max_steps": "steps_setting",
+    "train.batch_size": "batch_size_setting",
+    "loader.global_batch_size": "global_batch_size_setting or batch_size_setting",
+}
+
+
 def program_path(study, build):
+    if study.work_dir:
+        return os.path.join(study.work_dir, study.program)
     return os.path.join(build, "examples", study.program)
 
 
-def check_settings(study, build):
-    """Settings that the program does not have are told before anything waits in a queue. Where the program
-    does not start here (a login node without its libraries) each run itself will tell."""
+def program_settings(study, build):
+    """({name: default} of the program's settings, why there are none)."""
     try:
         done = subprocess.run(
             [program_path(study, build), "--help", "all"],
@@ -42,35 +52,64 @@ def check_settings(study, build):
             text=True,
             timeout=120,
             check=False,
+            stdin=subprocess.DEVNULL,
+            cwd=study.work_dir or None,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except OSError as error:
+        return {}, error.strerror
+    except subprocess.TimeoutExpired:
+        return {}, "no answer in 120 s"
+    if done.returncode != 0:
+        return {}, (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    found = re.findall(rf"^ *({SETTING_NAME.pattern})=(.*)$", done.stdout, re.MULTILINE)
+    return {name: default.strip() for name, _, default in found}, "" if found else "it prints no settings"
+
+
+def fit_to_program(study, build):
+    """A program given by its path may lack settings that libddp's trainers have. So it is asked for them."""
+    if not study.work_dir:
         return
-    known = re.findall(r"^ *([a-z0-9_]+(?:\.[a-z0-9_]+)+)=", done.stdout, re.MULTILINE)
-    if done.returncode != 0 or not known:
-        return
-    for key in [word.split("=")[0] for word in study.settings] + list(study.vary):
-        if key not in known:
+    check_program(study, build)
+    known, why = program_settings(study, build)
+    if not known:
+        raise StudyError(
+            f"{study.path}: {program_path(study, build)} --help all: {why}; fix: give a program of ddp::run "
+            "that starts on this host"
+        )
+    configuration = os.path.join(study.work_dir, study.config)
+    study.fit(known, setting_names(configuration) if study.config else [])
+
+
+def check_settings(study, build):
+    """Settings that the program does not have are told before anything waits in a queue. Where the program
+    does not start here (a login node without its libraries) each run itself will tell."""
+    known, _ = program_settings(study, build)
+    words = study.settings + [word for group in study.groups for word in group.settings]
+    for key in [word.split("=")[0] for word in words] + list(study.vary):
+        if known and key not in known:
             near = difflib.get_close_matches(key, known, 1)
+            named_by = f"; fix: {NAMED_BY[key]} names the program's own" if key in NAMED_BY else ""
             raise StudyError(
                 f"{study.path}: {study.program} has no setting "
-                f"{key}{f', did you mean {near[0]}?' if near else ''}"
+                f"{key}{f', did you mean {near[0]}?' if near else ''}{named_by}"
             )
 
 
 def prepare(study):
     """Makes what the study needs and is not there yet, as its data."""
     for path, command in study.prepare.items():
-        if os.path.exists(path):
+        file = os.path.join(study.work_dir, path)
+        if os.path.exists(file):
             continue
         print(f"{path} is missing: {command}", flush=True)
         try:
-            code = subprocess.run(shlex.split(command), check=False).returncode
+            code = subprocess.run(shlex.split(command), check=False, cwd=study.work_dir or None).returncode
         except OSError as error:
             raise StudyError(f"{study.path}: prepare: {command}: {error.strerror}") from None
-        if code != 0 or not os.path.exists(path):
+        if code != 0 or not os.path.exists(file):
             raise StudyError(
                 f"{study.path}: prepare: {command} ended with {code} and left "
-                f"{'' if os.path.exists(path) else 'no '}{path}"
+                f"{'' if os.path.exists(file) else 'no '}{path}"
             )
 
 
@@ -87,7 +126,11 @@ def task_list(tasks):
 
 
 def slurm_environment(study, folder_path, build):
-    return {"DDP_PROGRAM": program_path(study, build), "DDP_RUNS": folder_path}
+    environment = {"DDP_PROGRAM": program_path(study, build), "DDP_RUNS": folder_path}
+    if study.work_dir:
+        environment["DDP_WORK_DIR"] = study.work_dir
+        environment["DDP_PROGRAM_BUILD"] = build_folder(study, build)
+    return environment
 
 
 def slurm_command(study, group, runs, folder_path):
@@ -221,19 +264,19 @@ def local_command(study, group, run, folder_path, build, launcher):
         + [program_path(study, build)]
         + study.arguments(group)
         + run.settings
-        + [
-            f"metrics.repeat={run.repeat}",
-            "checkpoint.dir=",
-            f"metrics.dir={folder_path}",
-            f"metrics.run_name={run.name}",
-        ]
+        + [f"metrics.repeat={run.repeat}"]
+        + ([] if study.work_dir else ["checkpoint.dir="])
+        + [f"metrics.dir={folder_path}", f"metrics.run_name={run.name}"]
     )
 
 
 def local_environment(study, run):
-    cores = len(os.sched_getaffinity(0))
+    """CPU ranks get equally many threads at every point, as from Slurm. Otherwise one rank has all cores."""
+    threads = study.cpus_per_rank
+    if study.device == "cuda":
+        threads = max(1, len(os.sched_getaffinity(0)) // run.ranks)
     return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(max(1, cores // run.ranks))),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "NCCL_NVLS_ENABLE": os.environ.get("NCCL_NVLS_ENABLE", "0"),
         **MPI_SETTINGS,
     }
@@ -280,6 +323,7 @@ def run_here(study, folder, group, run, build, launcher):
             stdin=subprocess.DEVNULL,
             env={**os.environ, **environment},
             start_new_session=True,
+            cwd=study.work_dir or None,
         )
         try:
             code = process.wait(timeout=seconds(study.time))
@@ -305,6 +349,16 @@ def _end(process):
             continue
 
 
+def build_folder(study, build):
+    """The folder that a program given by its path was built in, if one is above it; otherwise `build`."""
+    folder = os.path.dirname(program_path(study, build)) if study.work_dir else ""
+    while folder not in ("", "/"):
+        if os.path.exists(os.path.join(folder, "CMakeCache.txt")):
+            return folder
+        folder = os.path.dirname(folder)
+    return build
+
+
 def describe_system(folder, build):
     report = os.path.join(folder.path, "SYSTEM.md")
     if not os.path.exists(report):
@@ -315,8 +369,8 @@ def describe_system(folder, build):
 def check_program(study, build):
     if not os.access(program_path(study, build), os.X_OK):
         raise StudyError(
-            f"there is no program {program_path(study, build)}; fix: build it, or give the build folder "
-            "(--build)"
+            f"there is no program {program_path(study, build)}; fix: build it, or give "
+            + ("its path from the folder of this call" if study.work_dir else "the build folder (--build)")
         )
 
 
@@ -374,7 +428,7 @@ def run_local(study, folder, runs, build, launcher):
         if beyond:
             print(f"skipped: {', '.join(map(str, beyond))} GPUs, this host has {available}")
         todo = [run for run in todo if run.ranks <= available]
-    describe_system(folder, build)
+    describe_system(folder, build_folder(study, build))
     failed = 0
     for number, run in enumerate(todo, 1):
         code, took = run_here(study, folder, groups[id(run)], run, build, launcher)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from . import study_file
-from .study_file import StudyError
+from .study_file import MAX_RANKS, StudyError
 
 SBATCH_FILES = {
     "strong": "slurm/strong_scaling.sbatch",
@@ -17,6 +17,18 @@ SBATCH_FILES = {
 }
 
 LR_WARMUP = "lr_schedule.warmup_steps"
+
+# Settings that only switch something off. A program that lacks them has nothing to switch off.
+SWITCHED_OFF = {
+    "train.eval_first": "false",
+    "train.eval_every": "0",
+    "train.eval_every_steps": "0",
+    LR_WARMUP: "0",
+    "train.epochs": "0",
+    "loader.global_batch_size": "0",
+    "train.grad_accum_steps": "1",
+    "checkpoint.dir": "",
+}
 
 
 @dataclass
@@ -48,6 +60,7 @@ class Study:
     kind: str
     program: str
     config: str
+    work_dir: str  # where a program given by its path runs; empty for libddp's trainers
     device: str  # "cuda" or "cpu"
     batch: int  # of all ranks (strong), of a rank (weak), 0 (sensitivity)
     repeats: int
@@ -68,6 +81,20 @@ class Study:
         the machine meets all points alike."""
         return sorted((run for group in self.groups for run in group.runs), key=lambda run: run.repeat)
 
+    def fit(self, known, configured):
+        """Leaves out what switches off something that the program lacks, or has switched off by default.
+        `known`: the program's settings with their defaults; `configured`: those in its configuration."""
+
+        def is_needed(word):
+            name, _, value = word.partition("=")
+            if SWITCHED_OFF.get(name) != value or name in configured:
+                return True
+            return name in known and known[name] != value
+
+        self.settings = list(filter(is_needed, self.settings))
+        for group in self.groups:
+            group.settings = list(filter(is_needed, group.settings))
+
     def arguments(self, group):
         """What the program is started with, but for what varies and what names the run."""
         return (["--config", self.config] if self.config else []) + self.settings + group.settings
@@ -81,27 +108,44 @@ def placement(ranks, per_node):
     return nodes, ranks // nodes
 
 
-def _strong_settings(batch, ranks, micro, fail):
-    """The global batch as one shared batch, or as the fewest equal micro-batches of at most `micro` a
-    rank."""
+def _strong_settings(values, batch, ranks, fail):
+    """The global batch as one shared batch, or as the fewest equal micro-batches of at most
+    micro_batch_size samples a rank."""
+    micro = values.get("micro_batch_size", batch)
+    each = values.get("batch_size_setting")  # a rank's share, which then is equal on all ranks
     if batch < ranks:
         fail(
             "global_batch_size",
             f"{batch} samples are fewer than the {ranks} ranks that share them; "
             f"fix: at least {ranks}, or fewer ranks",
         )
-    if micro is None:
-        return [f"loader.global_batch_size={batch}", "train.grad_accum_steps=1"]
-    for parts in range(1, batch + 1):
-        if batch % parts == 0 and math.ceil(batch / parts / ranks) <= micro:
-            if batch // parts < ranks:
-                break
-            return [f"loader.global_batch_size={batch // parts}", f"train.grad_accum_steps={parts}"]
+    for parts in range(1, batch // ranks + 1):
+        shared = batch // parts
+        if batch % parts == 0 and math.ceil(shared / ranks) <= micro and not (each and shared % ranks):
+            name = values.get("global_batch_size_setting", "loader.global_batch_size")
+            word = f"{each}={shared // ranks}" if each else f"{name}={shared}"
+            return [word, f"train.grad_accum_steps={parts}"]
+        if parts == 1 and "micro_batch_size" not in values:
+            fail(
+                "batch_size_setting",
+                f"{each} is the batch of one rank, and {batch} samples are no equal shares of {ranks} ranks; "
+                "fix: another global_batch_size, or global_batch_size_setting",
+            )
     fail(
         "micro_batch_size",
         f"{batch} samples cannot be cut into equal micro-batches of at least one and at most "
         f"{micro} sample(s) on each of {ranks} ranks; fix: a larger micro_batch_size",
     )
+
+
+def _weak_settings(values, batch, ranks):
+    if "batch_size_setting" in values:
+        own = [f"{values['batch_size_setting']}={batch}"]
+    elif "global_batch_size_setting" in values:
+        own = [f"{values['global_batch_size_setting']}={batch * ranks}"]
+    else:
+        own = [f"train.batch_size={batch}", "loader.global_batch_size=0"]
+    return [*own, "train.grad_accum_steps=1"]
 
 
 def _require(values, fail, key):
@@ -139,6 +183,7 @@ def _check(values, fail):
             "train.grad_accum_steps": "batch_size_per_gpu",
         },
     }.get(kind, {})
+    _check_own_settings(values, fail)
     for key in values.get("settings", {}):
         if key in tied:
             fail("settings", f"{tied[key]} sets {key} in a {kind} study; fix: use {tied[key]}")
@@ -156,6 +201,27 @@ def _check(values, fail):
             f"{values['log_every']}: no interval of that many steps fits after the warm-up; fix: at most "
             f"{values['steps'] - warmup}",
         )
+
+
+def _check_own_settings(values, fail):
+    """The program's names for its batch and its length."""
+    own = {
+        key: values[key]
+        for key in ("batch_size_setting", "global_batch_size_setting", "steps_setting")
+        if key in values
+    }
+    if values["kind"] == "sensitivity":
+        for key in own.keys() - {"steps_setting"}:
+            fail(key, "a key of strong and weak studies, but this study's kind is sensitivity")
+    if {"batch_size_setting", "global_batch_size_setting"} <= own.keys():
+        fail(
+            "batch_size_setting",
+            "give either batch_size_setting (of one rank) or global_batch_size_setting (of all ranks)",
+        )
+    for owner in ("settings", "vary"):
+        for key, name in own.items():
+            if name in values.get(owner, {}):
+                fail(owner, f"the study sets {name}, which {key} names; fix: leave it out of {owner}")
 
 
 def _check_schedule(values, fail):
@@ -193,18 +259,34 @@ def run_name(ranks, varied, repeat):
     return re.sub(r"[^A-Za-z0-9._-]", "-", name) + f"_r{repeat}"
 
 
-def load(path, root="."):
-    """Reads and checks a study; `root` is the repository's top, where configurations lie."""
+def _own_settings(values):
+    """The settings of the study's file, after what it leaves switched off."""
+    own = values.get("settings", {})
+    # A configuration's warm-up is made for a whole training and would be longer than a run, which is refused.
+    settings = [
+        f"{name}={SWITCHED_OFF[name]}"
+        for name in ("train.eval_first", "train.eval_every", "train.eval_every_steps", LR_WARMUP)
+        if name not in {**values.get("vary", {}), **own}
+    ]
+    return settings + [f"{key}={value}" for key, value in own.items()]
+
+
+def load(path, root=".", caller=".", max_ranks=MAX_RANKS):
+    """Reads and checks a study. `root` is the repository's top, where configurations lie, and `caller` the
+    folder of the call, where a program given by its path runs. Points of more than `max_ranks` stay out."""
     values, fail = study_file.read(path)
     _check(values, fail)
     _check_schedule(values, fail)
     kind = values["kind"]
     config = values.get("config", "")
-    if config and not os.path.isfile(os.path.join(root, config)):
-        fail("config", f"there is no file {config} (seen from the top of the repository)")
-    if not config and "settings" not in values:
+    work_dir = os.path.abspath(caller) if "/" in values["program"] else ""
+    if config and not os.path.isfile(os.path.join(work_dir or root, config)):
+        fail("config", f"there is no file {config} (seen from {work_dir or 'the top of the repository'})")
+    if not work_dir and not config and "settings" not in values:
         fail("config", "missing; fix: name a configuration (examples/configs/), or give settings")
     all_ranks = values.get("gpus") or values["cpu_ranks"]
+    if min(all_ranks) > max_ranks:
+        raise StudyError(f"--max-ranks {max_ranks}: the smallest point of {path} has {min(all_ranks)} ranks")
     steps, warmup = values["steps"], values.get("warmup_steps", 1)
     batch = (
         values.get("global_batch_size", 512) if kind == "strong" else values.get("batch_size_per_gpu", 128)
@@ -212,20 +294,14 @@ def load(path, root="."):
     device = "cuda" if "gpus" in values else "cpu"
     log_every = values.get("log_every", max(1, (steps - warmup) // 5))
     name = os.path.splitext(os.path.basename(path))[0]
-    # A configuration's warm-up is made for a whole training and would be longer than a run, which is refused.
-    first = ["train.eval_first=false", "train.eval_every=0", "train.eval_every_steps=0", f"{LR_WARMUP}=0"]
-    settings = [
-        word
-        for word in first
-        if word.split("=")[0] not in {**values.get("vary", {}), **values.get("settings", {})}
-    ]
-    settings += [f"{key}={value}" for key, value in values.get("settings", {}).items()]
-    settings += [
+    settings = _own_settings(values) + [
         f"context.device={device}",
-        f"train.max_steps={steps}",
+        f"{values.get('steps_setting', 'train.max_steps')}={steps}",
         "train.epochs=0",
         f"metrics.log_every={log_every}",
     ]
+    if work_dir:  # libddp's trainers get it from the job file, or from local_command()
+        settings.append("checkpoint.dir=")
     study = Study(
         path=path,
         name=name,
@@ -233,6 +309,7 @@ def load(path, root="."):
         kind=kind,
         program=values["program"],
         config=config,
+        work_dir=work_dir,
         device=device,
         batch=0 if kind == "sensitivity" else batch,
         repeats=values.get("repeats", 3),
@@ -247,7 +324,7 @@ def load(path, root="."):
         groups=[],
         prepare=values.get("prepare", {}),
     )
-    _add_groups(study, values, all_ranks, batch, fail)
+    _add_groups(study, values, [ranks for ranks in all_ranks if ranks <= max_ranks], batch, fail)
     return study
 
 
@@ -257,9 +334,9 @@ def _add_groups(study, values, all_ranks, batch, fail):
         nodes, per_node = placement(ranks, values.get("per_node", 8))
         own = []
         if study.kind == "strong":
-            own = _strong_settings(batch, ranks, values.get("micro_batch_size"), fail)
+            own = _strong_settings(values, batch, ranks, fail)
         elif study.kind == "weak":
-            own = [f"train.batch_size={batch}", "loader.global_batch_size=0", "train.grad_accum_steps=1"]
+            own = _weak_settings(values, batch, ranks)
         study.groups.append(Group(ranks, nodes, per_node, own))
         _add_runs(study, study.groups[-1])
 

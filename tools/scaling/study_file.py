@@ -12,7 +12,9 @@ try:
 except ImportError:  # said where a file is to be read
     yaml = None
 
-PROGRAMS = ("resnet_ddp", "gpt2_ddp", "lora_ddp")
+# Trainers in the build folder's examples/. They have every setting that a study can set.
+PROGRAMS = ("resnet_ddp", "vit_ddp", "bert_ddp", "gpt2_ddp", "lora_ddp", "exported_ddp")
+SETTING_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 KINDS = ("strong", "weak", "sensitivity")
 MAX_RANKS = 65536
 
@@ -43,13 +45,13 @@ class _Value:
             self.fail("give one value")
         return self.node.value
 
-    def one_of(self, choices):
+    def one_of(self, choices, other=""):
         value = self.text()
         if value not in choices:
             near = difflib.get_close_matches(value, choices, 1)
             self.fail(
                 f"unknown value {value!r}{f', did you mean {near[0]}?' if near else ''}; one of "
-                f"{', '.join(choices)}"
+                f"{', '.join(choices)}{other}"
             )
         return value
 
@@ -101,11 +103,26 @@ def _root(path):
 
 
 def _setting_name(value):
-    if not re.fullmatch(r"[a-z0-9_]+(\.[a-z0-9_]+)+", value.key):
+    if not SETTING_NAME.fullmatch(value.key):
         value.key_node.fail("not a setting: its name is section.name, as docs/configuration.md lists them")
     if value.key in RESERVED:
         value.key_node.fail(f"a study sets this itself; fix: use {RESERVED[value.key]}")
     return value.key
+
+
+def _one_setting(value):
+    """A setting of the program that the study sets itself."""
+    name = value.text()
+    if not SETTING_NAME.fullmatch(name):
+        value.fail(f"{name!r} is not a setting: give its full name, section.name")
+    return name
+
+
+def _program(value):
+    """One of PROGRAMS, or a path, which has a slash."""
+    if "/" in value.text():
+        return value.text()
+    return value.one_of(PROGRAMS, " or a path with a slash")
 
 
 def _setting_values(value):
@@ -124,7 +141,7 @@ def _setting_values(value):
 _READERS = {
     "title": lambda v: v.text(),
     "kind": lambda v: v.one_of(KINDS),
-    "program": lambda v: v.one_of(PROGRAMS),
+    "program": _program,
     "config": lambda v: v.text(),
     "gpus": lambda v: _ranks(v, "GPUs"),
     "cpu_ranks": lambda v: _ranks(v, "ranks"),
@@ -132,6 +149,9 @@ _READERS = {
     "global_batch_size": lambda v: v.whole(1),
     "batch_size_per_gpu": lambda v: v.whole(1),
     "micro_batch_size": lambda v: v.whole(1),
+    "batch_size_setting": _one_setting,
+    "global_batch_size_setting": _one_setting,
+    "steps_setting": _one_setting,
     "vary": lambda v: {_setting_name(x): _setting_values(x) for x in v.mapping().values()},
     "repeats": lambda v: v.whole(1, 1000),
     "steps": lambda v: v.whole(2),
@@ -196,6 +216,22 @@ def _sbatch_option(value):
     if re.match(r"--[^=]*\s", text):
         value.fail(f"{text!r} holds a blank: give --name=value")
     return text
+
+
+def setting_names(path):
+    """The full names of the settings in a program's configuration."""
+    names = []
+
+    def visit(node, prefix):
+        if isinstance(node, yaml.MappingNode):
+            for key, child in node.value:
+                visit(child, [*prefix, str(key.value)])
+        else:
+            names.append(".".join(prefix))
+
+    for key, value in _root(path).items():
+        visit(value.node, [key])
+    return names
 
 
 def read(path):

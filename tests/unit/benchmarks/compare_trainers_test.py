@@ -204,5 +204,34 @@ class WholeCall(ToolTest):
             self.assertIn(said, done.stderr)
 
 
+class OtherPrograms(unittest.TestCase):
+    def test_the_gpu_suite_refuses_sections_it_lacks(self):
+        done = subprocess.run(
+            ["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "lm", "loar"],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 64, done.stdout + done.stderr)
+        self.assertIn("there is no section loar", done.stderr)
+        done = subprocess.run(
+            ["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "--help"],
+            capture_output=True,
+            text=True,
+        )
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("usage: benchmarks/run_gpu_suite.sh", done.stdout)
+        self.assertTrue(done.stdout.rstrip().endswith("and named"), done.stdout)
+
+    def test_help_of_the_comparisons_ends_well(self):
+        for name in ("compare.py", "pytorch_lm.py"):
+            done = subprocess.run(
+                [sys.executable, os.path.join(ROOT, "benchmarks", name), "--help"],
+                capture_output=True,
+                text=True,
+            )
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("PyTorch", done.stdout)
+
+
 if __name__ == "__main__":
     unittest.main()

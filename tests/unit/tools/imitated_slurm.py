@@ -42,7 +42,10 @@ done
 echo "$job"
 """
 SRUN = r"""#!/usr/bin/env bash
-while [[ $1 == --* ]]; do shift; done
+while [[ $1 == --* ]]; do
+  case $1 in --chdir=*) cd "${1#*=}" ;; esac
+  shift
+done
 exec "$@"
 """
 SQUEUE = r"""#!/usr/bin/env bash

@@ -2,6 +2,7 @@
 """Reading of studies: every mistake names file, line, key and fix; the shipped studies print their golden
 jobs. `study_file_test.py --write` makes the golden files anew."""
 
+import array
 import os
 import subprocess
 import sys
@@ -68,6 +69,41 @@ MISTAKES = {
         GOOD.replace("resnet_ddp", "resnet_dpp"),
         2,
         "program: unknown value 'resnet_dpp', did you mean resnet_ddp.; one of",
+    ),
+    "a path that is no file's": (
+        GOOD.replace("resnet_ddp", "./train").replace(CONFIG, "none.yaml"),
+        3,
+        "config: there is no file none.yaml .seen from /",
+    ),
+    "two ways to set the batch": (
+        GOOD + "batch_size_setting: a.b\nglobal_batch_size_setting: a.c\n",
+        6,
+        "give either batch_size_setting .of one rank. or global_batch_size_setting .of all ranks.",
+    ),
+    "the batch of a sensitivity study": (
+        GOOD.replace("strong", "sensitivity") + "batch_size_setting: a.b\nvary:\n  amp.dtype: [bf16]\n",
+        6,
+        "batch_size_setting: a key of strong and weak studies, but this study's kind is sensitivity",
+    ),
+    "no setting that sets the batch": (
+        GOOD + "batch_size_setting: batch\n",
+        6,
+        "'batch' is not a setting: give its full name",
+    ),
+    "the batch's own setting": (
+        GOOD + "batch_size_setting: a.b\nsettings:\n  a.b: 3\n",
+        8,
+        "the study sets a.b, which batch_size_setting names; fix: leave it out of settings",
+    ),
+    "the length's own setting": (
+        GOOD.replace("strong", "sensitivity") + "steps_setting: a.n\nvary:\n  a.n: [3]\n",
+        8,
+        "the study sets a.n, which steps_setting names; fix: leave it out of vary",
+    ),
+    "unequal shares": (
+        GOOD + "global_batch_size: 6\nbatch_size_setting: a.b\n",
+        7,
+        "a.b is the batch of one rank, and 6 samples are no equal shares of 4 ranks; fix: another",
     ),
     "unknown kind": (
         GOOD.replace("strong", "string"),
@@ -247,6 +283,36 @@ class Plans(unittest.TestCase):
             ["train.batch_size=4", "loader.global_batch_size=0", "train.grad_accum_steps=1"],
         )
 
+    def test_a_program_has_names_of_its_own_for_batch_and_length(self):
+        each, shared = "batch_size_setting: a.b\n", "global_batch_size_setting: a.b\n"
+        strong, weak = (
+            GOOD + "global_batch_size: 8\n",
+            GOOD.replace("strong", "weak") + "batch_size_per_gpu: 3\n",
+        )
+        for text, parts in (
+            (strong + each, [("8", "1"), ("4", "1"), ("2", "1")]),
+            (strong + shared, [("8", "1")] * 3),
+            (strong + each + "micro_batch_size: 2\n", [("2", "4"), ("2", "2"), ("2", "1")]),
+            (weak + each, [("3", "1")] * 3),
+            (weak + shared, [("3", "1"), ("6", "1"), ("12", "1")]),
+        ):
+            study = self.load(text + "steps_setting: a.n\n")
+            self.assertEqual(
+                [group.settings for group in study.groups],
+                [[f"a.b={batch}", f"train.grad_accum_steps={number}"] for batch, number in parts],
+            )
+            self.assertIn("a.n=100", study.settings)
+            self.assertFalse([word for word in study.settings if "max_steps" in word])
+
+    def test_points_of_more_ranks_than_asked_stay_out(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "study.yaml")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(GOOD)
+            self.assertEqual([group.ranks for group in plan.load(path, ROOT, max_ranks=2).groups], [1, 2])
+            with self.assertRaisesRegex(plan.StudyError, "--max-ranks 0: the smallest point .* has 1 rank"):
+                plan.load(path, ROOT, max_ranks=0)
+
     def test_the_warm_up_of_the_learning_rate_is_the_studys_own(self):
         self.assertIn("lr_schedule.warmup_steps=0", self.load(GOOD).settings)
         own = self.load(GOOD + "settings:\n  lr_schedule.warmup_steps: 7\n").settings
@@ -293,32 +359,23 @@ class OtherTools(unittest.TestCase):
                 subprocess.run([sys.executable, program, "--tokens", "x"], capture_output=True).returncode, 64
             )
 
-    def test_the_gpu_suite_refuses_sections_it_lacks(self):
-        done = subprocess.run(
-            ["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "lm", "loar"],
-            capture_output=True,
-            text=True,
-        )
-        self.assertEqual(done.returncode, 64, done.stdout + done.stderr)
-        self.assertIn("there is no section loar", done.stderr)
-        done = subprocess.run(
-            ["bash", os.path.join(ROOT, "benchmarks", "run_gpu_suite.sh"), "--help"],
-            capture_output=True,
-            text=True,
-        )
-        self.assertEqual(done.returncode, 0)
-        self.assertIn("usage: benchmarks/run_gpu_suite.sh", done.stdout)
-        self.assertTrue(done.stdout.rstrip().endswith("and named"), done.stdout)
-
-    def test_help_of_the_comparisons_ends_well(self):
-        for name in ("compare.py", "pytorch_lm.py"):
-            done = subprocess.run(
-                [sys.executable, os.path.join(ROOT, "benchmarks", name), "--help"],
-                capture_output=True,
-                text=True,
-            )
+    def test_random_tokens_for_masking_are_whole_texts_of_bert(self):
+        program = os.path.join(ROOT, "tools", "random_tokens.py")
+        words = ["--vocab-size", "9", "--tokens", "300", "--document-length", "100", "--masked"]
+        with tempfile.TemporaryDirectory() as folder:
+            done = subprocess.run([sys.executable, program, folder, *words], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertIn("PyTorch", done.stdout)
+            with open(os.path.join(folder, "train.safetensors"), "rb") as file:
+                tokens = array.array("H", file.read()[-600:])
+            with open(os.path.join(folder, "vocabulary.safetensors"), "rb") as file:
+                self.assertIn(b"[PAD][UNK][CLS][SEP][MASK]<5><6><7><8>", file.read())
+            for begin in (0, 100, 200):
+                self.assertEqual((tokens[begin], tokens[begin + 99]), (2, 3))  # [CLS], [SEP]
+                self.assertEqual(set(tokens[begin + 1 : begin + 99]), {5, 6, 7, 8})
+            words[1] = "5"
+            done = subprocess.run([sys.executable, program, folder, *words], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 64)
+            self.assertIn("--vocab-size 5: --masked needs at least 6 ids", done.stderr)
 
 
 # random_tokens.py with a small block of drawn ids.

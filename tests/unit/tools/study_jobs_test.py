@@ -5,6 +5,7 @@ program."""
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import unittest
@@ -26,6 +27,124 @@ steps: 8
 settings:
   model.layers: 2
 """
+
+
+# A program of the user's own: in a folder of theirs, with few settings, some of them off by default.
+OWN = """kind: weak
+program: build/train
+config: own.yaml
+cpu_ranks: [1, 2]
+batch_size_per_gpu: 4
+batch_size_setting: loop.batch
+steps_setting: loop.steps
+repeats: 1
+steps: 8
+settings:
+  data.path: here
+"""
+OWN_HELP = """loop
+  loop.batch=1
+  loop.steps=5
+  data.path=
+  train.eval_every=1
+      Epochs between evaluations.
+  train.epochs=0
+  lr_schedule.warmup_steps=0
+  metrics.log_every=10
+  context.device=auto
+  checkpoint.dir=
+"""
+
+
+class OwnProgram(StudyCase):
+    def setUp(self):
+        super().setUp()
+        os.makedirs(os.path.join(self.folder, "project/build"))
+        self.write("project/build/CMakeCache.txt", "CMAKE_BUILD_TYPE:STRING=Debug\n")
+        self.write("project/own.yaml", "lr_schedule:\n  warmup_steps: 3\n")
+        with open(os.path.join(self.folder, "build/examples/resnet_ddp"), encoding="utf-8") as file:
+            self.write(
+                "project/build/train", file.read() + 'open(folder + "/cwd.txt", "w").write(os.getcwd())\n'
+            )
+        os.chmod(os.path.join(self.folder, "project/build/train"), 0o755)
+        self.write("bin/mpirun", '#!/bin/sh\nshift 2\nexec "$@"\n')
+        os.chmod(os.path.join(self.folder, "bin/mpirun"), 0o755)
+        self.write("project/study.yaml", OWN)
+        self.write("fake/help", OWN_HELP)
+
+    def own(self, *options, code=0):
+        """Calls the tool in the folder of the project, as its user does."""
+        environment = {
+            **os.environ,
+            "PATH": os.path.join(self.folder, "bin") + ":" + os.environ["PATH"],
+            "FAKE": self.fake,
+        }
+        for name in ("DDP_RUNS", "DDP_PROGRAM", "SLURM_JOB_ID"):
+            environment.pop(name, None)
+        done = subprocess.run(
+            [sys.executable, TOOL, "study.yaml", *options],
+            cwd=os.path.join(self.folder, "project"),
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stdout + done.stderr
+
+    def check_runs(self):
+        project = os.path.join(self.folder, "project")
+        for name in ("n001_r1", "n002_r1"):
+            run = f"project/runs/study/{name}"
+            self.assertEqual(
+                self.read(f"{run}/arguments.txt").split(),
+                [
+                    "--config",
+                    "own.yaml",
+                    "train.eval_every=0",  # it evaluates by default
+                    "lr_schedule.warmup_steps=0",  # its configuration has one
+                    "data.path=here",
+                    "context.device=cpu",
+                    "loop.steps=8",
+                    "metrics.log_every=1",
+                    "loop.batch=4",
+                    "metrics.repeat=1",
+                    f"metrics.dir={project}/runs/study",
+                    f"metrics.run_name={name}",
+                ],
+            )
+            self.assertEqual(self.read(f"{run}/cwd.txt"), os.path.realpath(project))
+        self.assertIn("| build type | Debug |", self.read("project/runs/study/SYSTEM.md"))
+
+    def test_a_program_given_by_its_path_gets_the_settings_it_has(self):
+        self.assertIn("report: ", self.own("--local"))
+        self.check_runs()
+        shutil.rmtree(os.path.join(self.folder, "project/runs"))
+        self.own()
+        self.check_runs()
+        self.assertIn("# 2 done", self.own("--status"))
+
+    def test_an_absolute_path_and_what_the_program_lacks(self):
+        program = os.path.join(self.folder, "project/build/train")
+        self.write("project/study.yaml", OWN.replace("build/train", program))
+        self.assertIn(f"mpirun -n 2 {program} --config", self.own("--local", "--dry-run"))
+        self.write("project/study.yaml", OWN.replace("steps_setting: loop.steps\n", ""))
+        self.assertRegex(
+            self.own("--local", code=64), "has no setting train.max_steps.*; fix: steps_setting names"
+        )
+        self.write("project/study.yaml", OWN.replace("build/train", "./nothing"))
+        self.assertIn("fix: build it, or give its path from the folder", self.own("--local", code=64))
+        self.write("project/study.yaml", OWN)
+        self.write("fake/help", "no settings\n")
+        self.assertRegex(
+            self.own(code=64), "build/train --help all: it prints no settings; fix: give a program"
+        )
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "project/runs")))
+
+    def test_data_is_prepared_in_the_folder_of_the_call(self):
+        self.write("project/study.yaml", OWN + "prepare:\n  here: mkdir here\n")
+        self.own("--local", "--max-ranks", "1")
+        self.assertTrue(os.path.isdir(os.path.join(self.folder, "project/here")))
+        self.assertEqual(list(json.loads(self.read("project/runs/study/study.json"))["runs"]), ["n001_r1"])
 
 
 class Jobs(StudyCase):
@@ -216,6 +335,7 @@ class Jobs(StudyCase):
             "metrics.log_every",
             "loader.num_workers",
             "lr_schedule.warmup_steps",
+            "train.grad_accum_steps",
         ]
         self.write("fake/help", "loader\n" + "".join(f"  {key}=1\n      a text\n" for key in known))
         self.assertRegex(
@@ -224,6 +344,13 @@ class Jobs(StudyCase):
         )
         self.assertFalse(os.path.exists(self.out))
         self.write("study.yaml", STUDY + "settings:\n  loader.num_workers: 1\n")
+        self.assertRegex(
+            self.study(code=64),
+            "has no setting loader.global_batch_size.*; fix: global_batch_size_setting or batch_size_setting "
+            "names the program's own",
+        )
+        known.append("loader.global_batch_size")
+        self.write("fake/help", "loader\n" + "".join(f"  {key}=1\n      a text\n" for key in known))
         self.study()
 
     def test_what_is_missing_is_prepared_once(self):

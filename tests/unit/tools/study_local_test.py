@@ -24,6 +24,15 @@ class Local(StudyCase):
         self.assertEqual(self.read("out/n001_r1/attempt-1/exit_code"), "7\n")
         self.assertIn("# Machine", self.read("out/SYSTEM.md"))
 
+    def test_each_cpu_rank_has_as_many_threads_at_every_point(self):
+        self.write("bin/mpirun", '#!/bin/sh\nshift 2\nexec "$@"\n')
+        os.chmod(os.path.join(self.folder, "bin/mpirun"), 0o755)
+        self.write("study.yaml", STUDY + "cpus_per_rank: 3\n")
+        os.environ.pop("OMP_NUM_THREADS", None)
+        self.study("--local")
+        for name in ("n001_r1", "n004_r1"):
+            self.assertRegex(self.read(f"out/{name}/command.txt"), "^OMP_NUM_THREADS=3 ")
+
     def failed_run(self, log):
         """What is printed of a run that failed with this log."""
         self.write("study.yaml", STUDY.replace("[1, 4]", "[1]").replace("repeats: 2", "repeats: 1"))
