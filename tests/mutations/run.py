@@ -173,7 +173,7 @@ def tests_of(mutation, registered):
 
 
 def starts_programs(command, build):
-    return any(word.startswith(f"{build}/") for word in command)
+    return any(word.startswith(f"{build.resolve()}/") for word in command)
 
 
 def is_compiled(mutation):
