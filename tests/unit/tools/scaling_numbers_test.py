@@ -144,12 +144,13 @@ class Runs(unittest.TestCase):
         with open(path, "w", encoding="utf-8") as file:
             file.write(f"{header},time\n" + "".join(f"{row},{1000.5}\n" for row in rows))
         expected = self.read()
-        for started, ranks, precision in ((1000, 2, expected.precision), (1001, 4, "bf16")):
+        # The constants of one start are taken together: the other start may have had other GPUs.
+        last = (2, expected.precision, expected.commit, expected.gpu_type)
+        for started, constants in ((1000, last), (1001, (4, "bf16", "", ""))):
             with open(os.path.join(self.folder, "run", "run.json"), "w", encoding="utf-8") as file:
                 json.dump({"ranks": 4, "precision": "bf16", "commit": "", "started": started}, file)
             run = self.read()
-            self.assertEqual((run.ranks, run.precision), (ranks, precision))
-            self.assertEqual((run.commit, run.gpu_type), (expected.commit, expected.gpu_type))
+            self.assertEqual((run.ranks, run.precision, run.commit, run.gpu_type), constants)
         with open(os.path.join(self.folder, "run", "run.json"), "w", encoding="utf-8") as file:
             file.write("{")  # damaged
         self.assertEqual(self.read(), expected)
