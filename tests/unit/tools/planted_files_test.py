@@ -12,7 +12,7 @@ import sys
 import unittest
 from unittest import mock
 
-from study_support import ToolTest, need, write_run
+from study_support import ToolTest, write_run
 
 import ddp_top
 import export_metrics
@@ -198,7 +198,7 @@ class Runs(Planted):
 
 class Studies(Planted):
     def test_plot_scaling_reads_and_writes_through_no_planted_file(self):
-        need("pandas", "matplotlib")
+        self.need("pandas", "matplotlib")
         import plot_scaling
 
         def make_study(name):
@@ -251,7 +251,7 @@ class Starts(StudyCase, Planted):
     plants = ("link",)  # a start takes half a second
 
     def test_no_file_of_a_study_is_a_planted_one(self):
-        need("yaml")
+        self.need("yaml")
         text = STUDY.replace("[1, 4]", "[1]").replace("repeats: 2", "repeats: 1")
         self.write("study.yaml", text)
         names = (
@@ -278,7 +278,7 @@ class Starts(StudyCase, Planted):
         self.each(("lock", "n001_r1/log.txt"), check)
 
     def test_the_folder_of_another_user_is_refused(self):
-        need("yaml")
+        self.need("yaml")
         self.write("study.yaml", STUDY.replace("[1, 4]", "[1]"))
         os.makedirs(self.folder + "/target")
         os.symlink(self.folder + "/target", self.folder + "/linked")
@@ -342,7 +342,7 @@ class Terminal(ToolTest):
         self.assertIn("note: " + printable(bad), self.call(plot_run.main, bad))
 
     def test_a_study_that_names_controls(self):
-        need("yaml")
+        self.need("yaml")
         import study
 
         self.write("bad.yaml", '"a\\e[31m": 1\n')

@@ -2,6 +2,7 @@
 """What the tests of the study tools share."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import sys
@@ -43,6 +44,12 @@ class ToolTest(unittest.TestCase):
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = temporary.name
+
+    def need(self, *modules):
+        """Skips this test alone where one of the packages is missing."""
+        for module in modules:
+            if importlib.util.find_spec(module) is None:
+                self.skipTest(f"{module} is not installed")
 
     def call(self, main, *arguments, code=0):
         """What the tool prints. In this process: importing pandas and matplotlib again costs seconds."""
