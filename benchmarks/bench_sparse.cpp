@@ -26,8 +26,8 @@ constexpr char kUsage[] =
 Milliseconds of one training step (zero_grad, forward, backward with its reductions, SGD step) of an
 embedding [ROWS, 64] with 4,096 ids a rank, drawn uniformly. Sparse (ddp.sparse=gather) and dense
 take turns in one process; a time is the median over STEPS (default 20) of the slowest rank. ROWS:
-default 1000000. The sparse side needs the table's memory, the dense side three times that (weights,
-bucket, gradient).
+default 1000000. The program needs five times the table's memory: once for the sparse side, three
+times for the dense side (weights, bucket, gradient), and once to compare the weights at the end.
 )";
 constexpr int64_t kDim = 64;
 constexpr int64_t kIds = 4096;
@@ -98,7 +98,7 @@ void run(const ddp::Context& context, int64_t rows, int64_t steps) {
     }
   }
   // The mean of the ranks' gradients may be rounded once more on one of the sides.
-  const double difference = (sparse.weight() - dense.weight()).abs().max().item<double>();
+  const double difference = (sparse.weight() - dense.weight()).detach().abs_().max().item<double>();
   if (context.is_main()) {
     std::printf("%s, %d ranks, %lld rows: sparse %.2f ms, dense %.2f ms, largest difference %.1e\n",
                 context.communicator()->backend(), context.world_size(),

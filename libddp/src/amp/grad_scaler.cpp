@@ -17,7 +17,6 @@
 #include "optim/capture.hpp"
 #include "optim/on_device.hpp"
 #include "optim/state_check.hpp"
-#include "optim/stored_values.hpp"
 #include "optim/tensor_groups.hpp"
 #include "optim/zero/sharded_gradients.hpp"
 #include "reduce/hooks/loss_scale.hpp"
@@ -200,7 +199,7 @@ std::vector<at::Tensor> GradScaler::State::check_and_unscale(Optimizer& optimize
     if (grad.scalar_type() == at::kHalf) {
       refuse_fp16("leave out unscale_ and let the optimizer unscale in float32");
     }
-    grad = detail::stored_values(grad, "GradScaler", "a sparse parameter");
+    grad = grad.layout() == at::kStrided ? grad : grad._values();
   }
   std::vector<at::Tensor> found_infs;
   for (const detail::TensorGroup& group : detail::group_tensors(grads)) {

@@ -86,8 +86,7 @@ class SparseOptimizer final : public Optimizer {
     if (parameters_.empty()) {
       throw SettingsError(
           "make_sparse_optimizer: no parameter has sparse gradients; fix: set ddp.sparse=gather "
-          "and "
-          "make the embedding with sparse(true), or use make_optimizer");
+          "and make the embedding with sparse(true), or use make_optimizer");
     }
   }
 
@@ -108,6 +107,7 @@ class SparseOptimizer final : public Optimizer {
   };
 
   std::vector<at::Tensor> make_slots(const at::Tensor& leaf) const;
+  void check(size_t index) const;
   std::map<StateKey, at::Tensor> tensors_of(size_t index, const Member& member) const;
   void update(Member& member, const at::Tensor& leaf, const Rows& rows, double lr) const;
 
@@ -127,6 +127,25 @@ std::vector<at::Tensor> SparseOptimizer::make_slots(const at::Tensor& leaf) cons
   return slots;
 }
 
+void SparseOptimizer::check(size_t index) const {
+  const auto& [name, leaf] = parameters_[index];
+  const at::Tensor& grad = leaf.grad();
+  if (!grad.defined()) {
+    return;
+  }
+  if (grad.layout() != at::kSparse || grad.sparse_dim() != 1) {
+    throw SettingsError(concat("sparse optimizer: the gradient of ", name, " has layout ",
+                               grad.layout(),
+                               ", but this optimizer updates rows; fix: make the embedding with "
+                               "sparse(true), or give the parameter to make_optimizer"));
+  }
+  const Member& member = members_[index];
+  if (!member.slots.empty() &&
+      (leaf.device() != member.memory.device || leaf.sizes() != member.slots[0].sizes())) {
+    detail::refuse_replaced(name);
+  }
+}
+
 void SparseOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
   const at::NoGradGuard no_grad;
@@ -136,22 +155,17 @@ void SparseOptimizer::step(const StepScalars& scalars) {
   }
   const double lr = detail::host_value(scalars.lr);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const auto& [name, leaf] = parameters_[i];
+    check(i);  // all before the first update
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& leaf = parameters_[i].tensor;
     if (!leaf.grad().defined()) {
       continue;
-    }
-    if (leaf.grad().layout() != at::kSparse || leaf.grad().sparse_dim() != 1) {
-      throw SettingsError(concat("sparse optimizer: the gradient of ", name, " has layout ",
-                                 leaf.grad().layout(),
-                                 ", but this optimizer updates rows; fix: make the embedding with "
-                                 "sparse(true), or give the parameter to make_optimizer"));
     }
     Member& member = members_[i];
     if (member.slots.empty()) {
       member.memory = detail::memory_of(leaf);
       member.slots = make_slots(leaf);
-    } else if (leaf.device() != member.memory.device || leaf.sizes() != member.slots[0].sizes()) {
-      detail::refuse_replaced(name);
     }
     const at::Tensor grad = leaf.grad().coalesce();
     const auto factor = detail::factor_of(scalars, leaf.device(), leaf.scalar_type());
@@ -163,7 +177,7 @@ void SparseOptimizer::step(const StepScalars& scalars) {
   }
 }
 
-// The sequence of operations is that of torch.optim, so float32 results are equal to the bit.
+// The order of operations is that of torch.optim.
 void SparseOptimizer::update(Member& member, const at::Tensor& leaf, const Rows& rows,
                              double lr) const {
   const auto num_steps = static_cast<double>(member.num_steps);

@@ -391,9 +391,7 @@ void BackwardPass::finish() {
   const TraceScope trace("wait for reductions", "compute");
   parts_.timing.begin_wait();
   parts_.buffers.finish();
-  parts_.reductions.finish();
-  const auto used = parts_.unused.finish_map();
-  reduce_sparse(parts_, used);
+  const auto used = finish_reductions(parts_);
   parts_.gradients.add_set_aside();
   parts_.timing.end_wait();
   parts_.gradients.publish(used);

@@ -128,11 +128,11 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
 }
 
 void Reducer::shard_gradients() {
-  if (detail::any_is_sparse(parts_.gradients)) {
+  if (const auto sparse = detail::first_sparse(parts_.gradients)) {
     throw SettingsError(
-        "optimizer.zero1=true: with ddp.sparse=gather the model has sparse gradients, whose rows "
-        "cannot be divided over the ranks; fix: set optimizer.zero1=false, or sparse(false) in the "
-        "embeddings");
+        "optimizer.zero1=true: with ddp.sparse=gather parameter " + parts_.parameter_name(*sparse) +
+        " has sparse gradients, whose rows cannot be divided over the ranks; fix: set "
+        "optimizer.zero1=false, or sparse(false) in the embeddings");
   }
   if (const auto& hook = parts_.reductions.hook()) {
     throw SettingsError("optimizer.zero1=true: gradients are reduced by the comm hook " +
@@ -161,6 +161,7 @@ void Reducer::join_broken_backward() {
   if (compares_first) {
     require_all_threw(communicator, num_passes, runs_in_graphs_);
   }
+  detail::drop_sparse(parts_.gradients);
   pass_.complete();
   restore(before);
   drop_local();
@@ -224,7 +225,7 @@ std::string Reducer::why_not_captured() const {
     return "ddp.find_unused_parameters=true reads on the host which parameters were used; set it "
            "to false, or ddp.static_graph=true";
   }
-  if (detail::any_is_sparse(parts_.gradients)) {
+  if (detail::first_sparse(parts_.gradients)) {
     return "ddp.sparse=gather reads on the host how many rows the ranks gather; set sparse(false) "
            "in the embeddings";
   }

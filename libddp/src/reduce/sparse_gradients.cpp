@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <exception>
+#include <numeric>
 #include <utility>
 
 #include "ddp/core/error.hpp"
@@ -19,70 +21,166 @@ bool is_rows(const at::Tensor& grad) {
   return grad.layout() == at::kSparse && grad.sparse_dim() == 1;
 }
 
+/// Coalesced. `indices`: [rows], ascending.
 at::Tensor make_rows(const at::Tensor& indices, const at::Tensor& values,
                      const at::Tensor& parameter) {
   // Without a check of the indices: the host would wait for their extremes.
-  return at::_sparse_coo_tensor_unsafe(
-      indices, values, parameter.sizes(),
-      at::TensorOptions().dtype(values.scalar_type()).device(values.device()).layout(at::kSparse));
+  return at::_sparse_coo_tensor_unsafe(indices.unsqueeze(0), values, parameter.sizes(),
+                                       values.options().layout(at::kSparse),
+                                       /*is_coalesced=*/true);
 }
 
 at::Tensor no_rows(const at::Tensor& parameter) {
   auto sizes = parameter.sizes().vec();
   sizes[0] = 0;
   const auto options = parameter.options().requires_grad(false);
-  return make_rows(at::empty({1, 0}, options.dtype(at::kLong)), at::empty(sizes, options),
-                   parameter);
+  return make_rows(at::empty({0}, options.dtype(at::kLong)), at::empty(sizes, options), parameter);
+}
+
+/// Coalesced; undefined if .grad is not rows. A rank that did not use the parameter has 0 rows.
+at::Tensor own_rows(const at::Tensor& parameter, bool is_used) {
+  const at::Tensor& grad = parameter.grad();
+  if (!is_used || !grad.defined()) {
+    return no_rows(parameter);
+  }
+  return is_rows(grad) ? grad.coalesce() : at::Tensor();
 }
 
 /// The rows of one parameter on this rank and, while they are gathered, on all ranks.
 struct Rows {
   int parameter = 0;
-  at::Tensor own = {};      // coalesced
-  at::Tensor indices = {};  // [total]
-  at::Tensor values = {};   // [total, …]
+  at::Tensor own = {};               // own_rows()
+  std::vector<int64_t> counts = {};  // of rows, by rank
+  at::Tensor indices = {};           // [total], rank after rank
+  at::Tensor values = {};            // [total, …]
   std::vector<WorkPtr> works = {};
 };
 
-// Returns the number of rows of each parameter on each rank: [world_size, parameters] on the host.
-at::Tensor gather_counts(const std::vector<Rows>& all, Communicator& communicator) {
+constexpr int64_t kNotRows = -1;  // a count: the rank has another gradient
+
+void gather_counts(std::vector<Rows>& all, Communicator& communicator) {
   std::vector<int64_t> counts;
   for (const auto& rows : all) {
-    counts.push_back(rows.own._nnz());
+    counts.push_back(rows.own.defined() ? rows.own._nnz() : kNotRows);
   }
   const auto mine = at::tensor(counts, at::kLong).to(communicator.device());
   auto gathered = at::empty({communicator.world_size(), mine.size(0)}, mine.options());
   communicator.all_gather(gathered, mine)->wait();
-  return gathered.cpu();
+  const auto by_parameter = gathered.cpu().t().contiguous();
+  const auto* begin = by_parameter.const_data_ptr<int64_t>();
+  for (auto& rows : all) {
+    rows.counts.assign(begin, begin + communicator.world_size());
+    begin += communicator.world_size();
+  }
 }
 
-void start_gather(Rows& rows, Communicator& communicator, const std::vector<int64_t>& counts) {
-  int64_t total = 0;
-  for (const int64_t count : counts) {
-    total += count;
+// All ranks throw, so none waits for another.
+void check_all_have_rows(const ReducerParts& parts, const std::vector<Rows>& all) {
+  for (const auto& rows : all) {
+    const auto other = std::find(rows.counts.begin(), rows.counts.end(), kNotRows);
+    if (other != rows.counts.end()) {
+      check_layout(parts, rows.parameter);
+      throw SettingsError(concat("rank ", other - rows.counts.begin(),
+                                 " has a gradient of parameter ",
+                                 parts.parameter_name(rows.parameter),
+                                 " that is not rows (ddp.sparse=gather); its message has the fix"));
+    }
   }
+}
+
+void start_gather(Rows& rows, Communicator& communicator) {
+  const auto total = std::accumulate(rows.counts.begin(), rows.counts.end(), int64_t{0});
   const auto own_indices = rows.own._indices().reshape({-1});
   const auto own_values = rows.own._values().contiguous();
   auto sizes = own_values.sizes().vec();
   sizes[0] = total;
   rows.indices = at::empty({total}, own_indices.options());
   rows.values = at::empty(sizes, own_values.options());
-  rows.works = {communicator.all_gather(rows.indices, own_indices.contiguous(), counts),
-                communicator.all_gather(rows.values, own_values, counts)};
+  rows.works = {communicator.all_gather(rows.indices, own_indices.contiguous(), rows.counts),
+                communicator.all_gather(rows.values, own_values, rows.counts)};
+}
+
+// coalesce() would add the rows of an index in an order that depends on the other rows: on CPUs its
+// sort is not stable.
+at::Tensor sum_in_rank_order(const Rows& rows, const at::Tensor& parameter) {
+  const auto [indices, places] =
+      at::_unique(rows.indices, /*sorted=*/true, /*return_inverse=*/true);
+  auto sizes = rows.values.sizes().vec();
+  sizes[0] = indices.numel();
+  const auto sum = at::zeros(sizes, rows.values.options());
+  int64_t begin = 0;
+  for (const int64_t count : rows.counts) {
+    // One rank has no index twice, so a GPU's atomic additions have an order, too.
+    sum.index_add_(0, places.narrow(0, begin, count), rows.values.narrow(0, begin, count));
+    begin += count;
+  }
+  return make_rows(indices, sum, parameter);
+}
+
+void check_names(const ModelTensors& tensors, const DdpOptions& options) {
+  const auto& ignored = options.parameters_to_ignore;
+  for (const auto& name : tensors.sparse_parameters) {
+    const auto matches = [&](const NamedParameter& entry) { return entry.name == name; };
+    if (std::none_of(tensors.parameters.begin(), tensors.parameters.end(), matches) &&
+        std::find(ignored.begin(), ignored.end(), name) == ignored.end()) {
+      throw SettingsError("ModelTensors::sparse_parameters names " + name +
+                          ", which is not in ModelTensors::parameters");
+    }
+  }
+}
+
+void reduce_sparse(ReducerParts& parts, const std::vector<bool>& used) {
+  auto& gradients = parts.gradients;
+  auto& communicator = *parts.communicator;
+  if (!first_sparse(gradients)) {
+    return;
+  }
+  const TraceScope trace("gather sparse gradients", "compute");
+  const auto& parameters = gradients.parameters();
+  std::vector<Rows> all;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const int index = static_cast<int>(i);
+    if (gradients.is_sparse(index)) {
+      all.push_back({.parameter = index, .own = own_rows(parameters[i].tensor, used[i])});
+    }
+  }
+  gather_counts(all, communicator);
+  check_all_have_rows(parts, all);
+  for (auto& rows : all) {
+    start_gather(rows, communicator);
+  }
+  for (auto& rows : all) {
+    for (const auto& work : rows.works) {
+      work->wait();
+    }
+    const auto i = static_cast<size_t>(rows.parameter);
+    if (used[i]) {
+      auto sum = sum_in_rank_order(rows, parameters[i].tensor);
+      parts.mean.divide(sum._values());
+      gradients.set_sparse_sum(rows.parameter, std::move(sum));
+    }
+    rows = {};  // frees memory for the sums of the others
+  }
 }
 
 }  // namespace
 
-std::vector<bool> find_sparse(const NamedParameters& parameters,
-                              const std::vector<std::string>& sparse, const DdpOptions& options) {
+std::vector<bool> find_sparse(const NamedParameters& trained, const ModelTensors& tensors,
+                              const DdpOptions& options) {
+  const auto& sparse = tensors.sparse_parameters;
   if (options.sparse == SparseGradients::Refuse || sparse.empty()) {
     return {};
   }
-  std::vector<bool> found(parameters.size(), false);
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const auto& [name, tensor] = parameters[i];
+  check_names(tensors, options);
+  std::vector<bool> found(trained.size(), false);
+  for (size_t i = 0; i < trained.size(); ++i) {
+    const auto& [name, tensor] = trained[i];
     found[i] = std::find(sparse.begin(), sparse.end(), name) != sparse.end();
     const auto dtype = tensor.scalar_type();
+    if (found[i] && tensor.dim() == 0) {
+      throw SettingsError("ModelTensors::sparse_parameters names " + name +
+                          ", which is a scalar and has no rows; fix: leave it out");
+    }
     if (found[i] && dtype != at::kFloat && dtype != at::kDouble) {
       throw SettingsError(concat("ddp.sparse=gather: parameter ", name, " has sparse gradients of ",
                                  dtype,
@@ -94,13 +192,13 @@ std::vector<bool> find_sparse(const NamedParameters& parameters,
   return found;
 }
 
-bool any_is_sparse(const GradientArena& gradients) {
-  for (size_t i = 0; i < gradients.parameters().size(); ++i) {
-    if (gradients.is_sparse(static_cast<int>(i))) {
-      return true;
+std::optional<int> first_sparse(const GradientArena& gradients) {
+  for (int i = 0; i < static_cast<int>(gradients.parameters().size()); ++i) {
+    if (gradients.is_sparse(i)) {
+      return i;
     }
   }
-  return false;
+  return std::nullopt;
 }
 
 void check_layout(const ReducerParts& parts, int index) {
@@ -113,9 +211,8 @@ void check_layout(const ReducerParts& parts, int index) {
   if (grad.layout() == at::kStrided) {
     throw SettingsError(
         "parameter " + name +
-        " is gathered as rows (ddp.sparse=gather), but an operation gave it a dense gradient, for "
-        "example a layer that shares the embedding's weight; fix: set sparse(false) in the "
-        "embedding");
+        " is gathered as rows (ddp.sparse=gather), but it has a dense gradient, for example of a "
+        "layer that shares the embedding's weight; fix: set sparse(false) in the embedding");
   }
   if (parts.options.sparse == SparseGradients::Refuse) {
     throw SettingsError(
@@ -133,7 +230,7 @@ void check_layout(const ReducerParts& parts, int index) {
 
 void refuse_uses_of_sparse(const ReducerParts& parts) {
   const auto& gradients = parts.gradients;
-  if (!any_is_sparse(gradients)) {
+  if (!first_sparse(gradients)) {
     return;
   }
   if (ops::detail::is_capturing(parts.communicator->device())) {
@@ -151,43 +248,27 @@ void refuse_uses_of_sparse(const ReducerParts& parts) {
   }
 }
 
-void reduce_sparse(ReducerParts& parts, const std::vector<bool>& used) {
-  auto& gradients = parts.gradients;
-  auto& communicator = *parts.communicator;
-  if (!any_is_sparse(gradients)) {
-    return;
-  }
-  const TraceScope trace("gather sparse gradients", "compute");
-  const auto& parameters = gradients.parameters();
-  std::vector<Rows> all;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const int index = static_cast<int>(i);
-    if (gradients.is_sparse(index)) {
-      const at::Tensor& grad = parameters[i].tensor.grad();
-      // A backward that threw may have left any gradient, and this rank still takes part.
-      const bool has_rows = used[i] && grad.defined() && is_rows(grad);
-      all.push_back(
-          {.parameter = index, .own = has_rows ? grad.coalesce() : no_rows(parameters[i].tensor)});
+void drop_sparse(const GradientArena& gradients) {
+  for (int i = 0; i < static_cast<int>(gradients.parameters().size()); ++i) {
+    if (gradients.is_sparse(i)) {
+      gradients.parameters()[static_cast<size_t>(i)].tensor.mutable_grad() = at::Tensor();
     }
   }
-  const auto counts = gather_counts(all, communicator);
-  for (size_t s = 0; s < all.size(); ++s) {
-    const auto column = counts.select(1, static_cast<int64_t>(s)).contiguous();
-    const auto* begin = column.const_data_ptr<int64_t>();
-    start_gather(all[s], communicator, {begin, begin + column.numel()});
+}
+
+std::vector<bool> finish_reductions(ReducerParts& parts) {
+  std::exception_ptr problem;
+  try {
+    parts.reductions.finish();
+  } catch (...) {
+    problem = std::current_exception();
   }
-  for (auto& rows : all) {
-    for (const auto& work : rows.works) {
-      work->wait();
-    }
-    const auto i = static_cast<size_t>(rows.parameter);
-    if (used[i]) {
-      auto sum =
-          make_rows(rows.indices.view({1, -1}), rows.values, parameters[i].tensor).coalesce();
-      parts.mean.divide(sum._values());
-      gradients.set_sparse_sum(rows.parameter, std::move(sum));
-    }
+  auto used = parts.unused.finish_map();
+  reduce_sparse(parts, used);
+  if (problem) {
+    std::rethrow_exception(problem);
   }
+  return used;
 }
 
 }  // namespace ddp::detail

@@ -116,9 +116,15 @@ TEST_CASE("uses of sparse gradients that cannot be are refused by name") {
   SECTION("dense and sparse gradients of one parameter") {
     Tables module(true);
     DistributedDataParallel model(module, group(), gather());
+    {
+      auto guard = model.no_sync();
+      model.forward(ids_of(rank(), 0)).sum().backward();
+    }
     auto loss = model.forward(ids_of(rank(), 0)).sum() + module->users->weight.square().sum();
     REQUIRE_THROWS_WITH(loss.backward(), Catch::Contains("users.weight is gathered as rows") &&
                                              Catch::Contains("dense gradient"));
+    model.forward(ids_of(rank(), 0)).sum().backward();  // after all ranks caught the error
+    REQUIRE(module->users->weight.grad().is_coalesced());
   }
   SECTION("a parameter that no module names") {
     auto table = torch::zeros({kRows, 4}, on_device().requires_grad(true));
@@ -141,6 +147,23 @@ TEST_CASE("uses of sparse gradients that cannot be are refused by name") {
     loss.backward();
     REQUIRE(table.grad().is_coalesced());
   }
+  SECTION("names that are no tables") {
+    const auto wrap = [](const std::string& name, const std::vector<std::string>& ignored = {}) {
+      const auto trained = on_device().requires_grad(true);
+      auto options = gather();
+      options.parameters_to_ignore = ignored;
+      DataParallelModel({.parameters = {{"table", torch::zeros({kRows, 4}, trained)},
+                                        {"scale", torch::zeros({}, trained)},
+                                        {"frozen", torch::zeros({kRows, 4}, on_device())}},
+                         .sparse_parameters = {name}},
+                        group(), options);
+    };
+    REQUIRE_THROWS_WITH(wrap("tabel"), Catch::Contains("sparse_parameters names tabel") &&
+                                           Catch::Contains("not in ModelTensors::parameters"));
+    REQUIRE_THROWS_WITH(wrap("scale"), Catch::Contains("names scale, which is a scalar"));
+    REQUIRE_NOTHROW(wrap("frozen"));
+    REQUIRE_NOTHROW(wrap("scale", {"scale"}));
+  }
   SECTION("half precision") {
     Tables module(true, true, at::kBFloat16);
     REQUIRE_THROWS_WITH(
@@ -153,7 +176,8 @@ TEST_CASE("uses of sparse gradients that cannot be are refused by name") {
     OptimizerOptions options;
     options.zero1 = true;
     REQUIRE_THROWS_WITH(make_optimizer(sides.model, options),
-                        Catch::Contains("optimizer.zero1=true: with ddp.sparse=gather"));
+                        Catch::Contains("optimizer.zero1=true: with ddp.sparse=gather") &&
+                            Catch::Contains("parameter users.weight"));
   }
   SECTION("dense optimizers") {
     Sides sides;

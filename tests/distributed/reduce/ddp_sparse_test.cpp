@@ -31,6 +31,34 @@ TEST_CASE("sparse gradients are those of one process with the ids of all ranks")
   }
 }
 
+TEST_CASE("rows are added in the order of the ranks") {
+  constexpr int64_t kMany = 199;  // with few, a sort that is not stable keeps their order
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(kMany, 3).sparse(true));
+  table->to(context().device());
+  DistributedDataParallel model(table, group(), gather());
+  // Every rank lacks other ids, and all share more than a half.
+  const auto ids = [](int r) {
+    const auto all = torch::arange(kMany, on_device().dtype(torch::kLong));
+    return all.index({all.remainder(11) != r});
+  };
+  const auto upstream = [&](int r) {
+    auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(r));
+    return torch::randn({ids(r).numel(), 3}, generator, torch::kFloat).to(context().device());
+  };
+  (model.forward(ids(rank())) * upstream(rank())).sum().backward();
+  auto expected = torch::zeros({kMany, 3}, on_device());
+  for (int r = 0; r < world(); ++r) {
+    expected.index_add_(0, ids(r), upstream(r));
+  }
+  const auto& grad = table->weight.grad();
+  REQUIRE(grad.is_coalesced());
+  REQUIRE(torch::equal(grad.to_dense(), expected / world()));
+  const auto mine = fingerprint_of({{"indices", grad.indices()}, {"values", grad.values()}});
+  for (const auto& other : context().control_plane().all_gather(mine)) {
+    REQUIRE(other == mine);
+  }
+}
+
 TEST_CASE("the gradient memory holds no rows of a sparse parameter") {
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(100000, 8).sparse(true));
   table->to(context().device());
@@ -86,22 +114,27 @@ TEST_CASE("weighted_backward divides sparse gradients by the sum of the counts")
   }
 }
 
+namespace {
+
+struct TwoTablesImpl : torch::nn::Module {
+  TwoTablesImpl() {
+    for (auto* table : {&first, &second}) {
+      *table =
+          register_module(table == &first ? "first" : "second",
+                          torch::nn::Embedding(torch::nn::EmbeddingOptions(kRows, 4).sparse(true)));
+    }
+    to(context().device());
+  }
+  torch::Tensor forward(bool uses_second) {
+    const auto ids = torch::tensor({1, 2, 2}, on_device().dtype(torch::kLong));
+    return uses_second ? first(ids) + second(ids) : first(ids);
+  }
+  torch::nn::Embedding first{nullptr}, second{nullptr};
+};
+
+}  // namespace
+
 TEST_CASE("a sparse parameter without gradient follows the rules of all parameters") {
-  struct TwoTablesImpl : torch::nn::Module {
-    TwoTablesImpl() {
-      for (auto* table : {&first, &second}) {
-        *table = register_module(
-            table == &first ? "first" : "second",
-            torch::nn::Embedding(torch::nn::EmbeddingOptions(kRows, 4).sparse(true)));
-      }
-      to(context().device());
-    }
-    torch::Tensor forward(bool uses_second) {
-      const auto ids = torch::tensor({1, 2, 2}, on_device().dtype(torch::kLong));
-      return uses_second ? first(ids) + second(ids) : first(ids);
-    }
-    torch::nn::Embedding first{nullptr}, second{nullptr};
-  };
   auto options = gather();
   options.find_unused_parameters = true;
   {
@@ -120,6 +153,56 @@ TEST_CASE("a sparse parameter without gradient follows the rules of all paramete
   DistributedDataParallel model(module, group(), gather());
   model.forward(false).sum().backward();
   REQUIRE_THROWS_WITH(model.forward(false), Catch::Contains("without a gradient: second.weight"));
+}
+
+TEST_CASE("a dense gradient that one rank assigned is an error on all") {
+  auto options = gather();
+  options.find_unused_parameters = true;
+  auto module = std::make_shared<TwoTablesImpl>();
+  DistributedDataParallel model(module, group(), options);
+  const bool is_first = rank() == 0;
+  if (is_first) {
+    module->second->weight.mutable_grad() = torch::ones_like(module->second->weight);
+  }
+  auto loss = model.forward(!is_first).sum();
+  if (world() == 1) {  // used on no rank: stays as it was
+    loss.backward();
+    REQUIRE(!module->second->weight.grad().is_sparse());
+    return;
+  }
+  REQUIRE_THROWS_WITH(
+      loss.backward(),
+      Catch::Contains(is_first ? "second.weight is gathered as rows"
+                               : "rank 0 has a gradient of parameter second.weight that is not"));
+  model.forward(is_first).sum().backward();  // its gradients are those of this backward alone
+  REQUIRE(module->second->weight.grad().to_dense().sum().item<double>() == 12.0 / world());
+}
+
+TEST_CASE("a hook that throws on one rank leaves no other waiting for its rows") {
+  struct Throwing : CommHook {
+    std::string name() const override { return "throwing"; }
+    void start(GradBucket& bucket) override {
+      work = bucket.communicator->all_reduce(bucket.buffer, ReduceOp::Avg);
+    }
+    void finish(GradBucket&) override {
+      work->wait();
+      if (rank() == world() - 1) {
+        throw std::runtime_error("the hook threw");
+      }
+    }
+    WorkPtr work;
+  };
+  Sides sides;
+  sides.model.register_comm_hook(std::make_shared<Throwing>());
+  auto loss = sides.loss(0);
+  if (rank() == world() - 1) {
+    REQUIRE_THROWS_WITH(loss.backward(), Catch::Contains("the hook threw"));
+    return;
+  }
+  loss.backward();
+  require_equal(sides.dense_grads(), mean_reference(sides.reference, [](Tables& plain) {
+                  return plain->forward(all_ids(0)).sum();
+                }));
 }
 
 TEST_CASE("a sparse parameter may be frozen between steps") {

@@ -76,14 +76,38 @@ TEST_CASE("Twenty sparse steps have the weights and the state of torch.optim", "
   }
 }
 
-TEST_CASE("A step reads and writes only the rows of the gradient", "[optim]") {
+TEST_CASE("A step uses and changes only the rows of the gradient", "[optim]") {
   const std::string name = GENERATE("sgd", "adagrad", "sparse_adam");
   Table table(name);
   table.run(0, 1);
+  const auto has_gradient = at::tensor({0, 1, 0, 1, 1, 0, 0}).to(at::kBool);  // in step 1
+  auto state = deep_copy(table.optimizer->state_dict());
+  for (auto& [key, tensor] : state.tensors) {
+    if (tensor.dim() > 0) {
+      tensor.masked_fill_(~has_gradient.unsqueeze(1), std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+  table.optimizer->load_state_dict(state);
   const auto before = table.weight().clone();
-  table.run(1, 2);  // rows 1, 3 and 4
-  const auto moved = table.weight().ne(before).any(1);
-  CHECK(at::equal(moved, at::tensor({0, 1, 0, 1, 1, 0, 0}).to(at::kBool)));
+  table.run(1, 2);
+  CHECK(at::equal(table.weight().ne(before).any(1), has_gradient));
+  CHECK(table.weight().isfinite().all().item<bool>());
+  for (const auto& [key, tensor] : table.optimizer->state_dict().tensors) {
+    INFO(key);
+    CHECK((tensor.dim() == 0 || at::equal(tensor.isfinite().all(1), has_gradient)));
+  }
+}
+
+TEST_CASE("A refused sparse step changes nothing", "[optim]") {
+  const ddp::NamedParameters tables{{"first", weights({kRows, kWidth}, 0)},
+                                    {"second", weights({kRows, kWidth}, 1)}};
+  const auto optimizer = ddp::make_sparse_optimizer(tables, {});
+  tables[0].tensor.mutable_grad() = rows_of(0);
+  tables[1].tensor.mutable_grad() = at::ones({kRows, kWidth});
+  const auto before = tables[0].tensor.detach().clone();
+  CHECK(contains(message_of([&] { optimizer->step(0.1); }), "gradient of second has layout"));
+  CHECK(at::equal(tables[0].tensor.detach(), before));
+  CHECK(optimizer->state_dict().tensors.empty());
 }
 
 TEST_CASE("A sparse optimizer resumes bit for bit", "[optim]") {
@@ -125,12 +149,22 @@ TEST_CASE("A sparse step takes factors and found_inf", "[optim]") {
   CHECK_FALSE(plain.optimizer->supports_found_inf());
 }
 
-TEST_CASE("clip_grad_norm_, scans and a GradScaler read coalesced rows", "[optim]") {
+TEST_CASE("clip_grad_norm_, scans and a GradScaler read rows", "[optim]") {
   Table table("sgd");
   auto& grad = table.parameters[0].tensor.mutable_grad();
   grad = rows_of(1);
   CHECK(contains(message_of([&] { ddp::clip_grad_norm_(table.parameters, 1.0); }),
                  "gradient of table.weight is of layout Sparse and not coalesced"));
+  CHECK(contains(message_of([&] { table.optimizer->scan_gradients(); }),
+                 "gradient of table.weight is of layout Sparse and not coalesced"));
+  {  // each part of a sum is divided
+    ddp::GradScaler scaler({.grad_scaling = ddp::GradScaling::On, .init_scale = 4});
+    scaler.scale(at::ones({}));
+    grad = rows_of(1) + rows_of(1);
+    REQUIRE(!grad.is_coalesced());
+    scaler.unscale_(*table.optimizer);
+    CHECK(at::equal(grad.to_dense(), rows_of(1).to_dense() / 2));
+  }
   grad = rows_of(1).coalesce();
   const double norm = grad.to_dense().norm().item<double>();
   CHECK(table.optimizer->scan_gradients().norm.item<double>() == Approx(norm));

@@ -28,7 +28,7 @@ enum class SparseRule {
 
 /// Names and defaults are those of torch.optim.
 struct SparseOptimizerOptions {
-  SparseRule rule = SparseRule::Adagrad;   ///< of a row that has a gradient
+  SparseRule rule = SparseRule::Adagrad;   ///< the formula of the step
   double lr_decay = 0.0;                   ///< Adagrad: the rate is lr / (1 + steps * lr_decay)
   double initial_accumulator_value = 0.0;  ///< Adagrad: of `sum`
   double beta1 = 0.9;                      ///< SparseAdam

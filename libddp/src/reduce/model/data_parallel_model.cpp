@@ -117,7 +117,7 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   detail::check_equal_across_ranks(*parts_->communicator, own, options);
   detail::check_supported(own);
   auto trained = trainable(own.parameters);
-  auto sparse = detail::find_sparse(trained, own.sparse_parameters, options);
+  auto sparse = detail::find_sparse(trained, own, options);
   if (trained.empty()) {
     throw SettingsError(
         "DistributedDataParallel needs a parameter that requires a gradient, and this module has "
