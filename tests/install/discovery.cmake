@@ -117,13 +117,13 @@ if(NOT _of_shared MATCHES "^ddp_pch_" OR NOT _of_defines MATCHES "^ddp_pch_" OR 
   message(FATAL_ERROR "targets of other flags share a precompiled header: ${_lines}")
 endif()
 if(NOT _of_lender STREQUAL "own" OR NOT _of_borrower STREQUAL "lender" OR NOT _of_without STREQUAL ""
-   OR NOT _of_mixed STREQUAL "own")
+   OR NOT _of_mixed STREQUAL "own" OR NOT _of_flagged STREQUAL "own")
   message(FATAL_ERROR "targets have another precompiled header than they ask for: ${_lines}")
 endif()
 execute_process(COMMAND ${CMAKE_COMMAND} --build ${WORK_DIR}/build_user
                 RESULT_VARIABLE _result OUTPUT_VARIABLE _output ERROR_VARIABLE _output)
 file(GLOB_RECURSE _files ${WORK_DIR}/build_user/*.gch ${WORK_DIR}/build_user/*.pch)
 list(LENGTH _files _num_files)
-if(NOT _result EQUAL 0 OR NOT _num_files EQUAL 5)
+if(NOT _result EQUAL 0 OR NOT _num_files EQUAL 6)
   message(FATAL_ERROR "the project does not build (${_result}), or with ${_num_files} precompiled headers:\n${_output}")
 endif()
