@@ -128,9 +128,10 @@ void Reducer::register_comm_hook(std::shared_ptr<CommHook> hook) {
 }
 
 void Reducer::shard_gradients() {
-  if (const auto sparse = detail::first_sparse(parts_.gradients)) {
+  if (const auto sparse = detail::sparse_indices(parts_.gradients); !sparse.empty()) {
     throw SettingsError(
-        "optimizer.zero1=true: with ddp.sparse=gather parameter " + parts_.parameter_name(*sparse) +
+        "optimizer.zero1=true: with ddp.sparse=gather parameter " +
+        parts_.parameter_name(sparse[0]) +
         " has sparse gradients, whose rows cannot be divided over the ranks; fix: set "
         "optimizer.zero1=false, or sparse(false) in the embeddings");
   }
@@ -225,7 +226,7 @@ std::string Reducer::why_not_captured() const {
     return "ddp.find_unused_parameters=true reads on the host which parameters were used; set it "
            "to false, or ddp.static_graph=true";
   }
-  if (detail::first_sparse(parts_.gradients)) {
+  if (!detail::sparse_indices(parts_.gradients).empty()) {
     return "ddp.sparse=gather reads on the host how many rows the ranks gather; set sparse(false) "
            "in the embeddings";
   }

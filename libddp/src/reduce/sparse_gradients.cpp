@@ -132,17 +132,16 @@ void check_names(const ModelTensors& tensors, const DdpOptions& options) {
 void reduce_sparse(ReducerParts& parts, const std::vector<bool>& used) {
   auto& gradients = parts.gradients;
   auto& communicator = *parts.communicator;
-  if (!first_sparse(gradients)) {
+  const auto sparse = sparse_indices(gradients);
+  if (sparse.empty()) {
     return;
   }
   const TraceScope trace("gather sparse gradients", "compute");
   const auto& parameters = gradients.parameters();
   std::vector<Rows> all;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const int index = static_cast<int>(i);
-    if (gradients.is_sparse(index)) {
-      all.push_back({.parameter = index, .own = own_rows(parameters[i].tensor, used[i])});
-    }
+  for (const int index : sparse) {
+    const auto i = static_cast<size_t>(index);
+    all.push_back({.parameter = index, .own = own_rows(parameters[i].tensor, used[i])});
   }
   gather_counts(all, communicator);
   check_all_have_rows(parts, all);
@@ -192,13 +191,14 @@ std::vector<bool> find_sparse(const NamedParameters& trained, const ModelTensors
   return found;
 }
 
-std::optional<int> first_sparse(const GradientArena& gradients) {
+std::vector<int> sparse_indices(const GradientArena& gradients) {
+  std::vector<int> indices;
   for (int i = 0; i < static_cast<int>(gradients.parameters().size()); ++i) {
     if (gradients.is_sparse(i)) {
-      return i;
+      indices.push_back(i);
     }
   }
-  return std::nullopt;
+  return indices;
 }
 
 void check_layout(const ReducerParts& parts, int index) {
@@ -230,7 +230,8 @@ void check_layout(const ReducerParts& parts, int index) {
 
 void refuse_uses_of_sparse(const ReducerParts& parts) {
   const auto& gradients = parts.gradients;
-  if (!first_sparse(gradients)) {
+  const auto sparse = sparse_indices(gradients);
+  if (sparse.empty()) {
     return;
   }
   if (ops::detail::is_capturing(parts.communicator->device())) {
@@ -239,8 +240,8 @@ void refuse_uses_of_sparse(const ReducerParts& parts) {
         "captured in a CUDA graph; fix: run the step eagerly, or set sparse(false) in the "
         "embeddings");
   }
-  for (int i = 0; i < static_cast<int>(gradients.parameters().size()); ++i) {
-    if (gradients.is_sparse(i) && is_shared(gradients, i)) {
+  for (const int i : sparse) {
+    if (is_shared(gradients, i)) {
       throw SettingsError("ddp.sparse=gather: parameter " + parts.parameter_name(i) +
                           " has sparse gradients and belongs to several wrapped models, which is "
                           "not supported; fix: wrap the models as one, or set sparse(false)");
@@ -249,10 +250,8 @@ void refuse_uses_of_sparse(const ReducerParts& parts) {
 }
 
 void drop_sparse(const GradientArena& gradients) {
-  for (int i = 0; i < static_cast<int>(gradients.parameters().size()); ++i) {
-    if (gradients.is_sparse(i)) {
-      gradients.parameters()[static_cast<size_t>(i)].tensor.mutable_grad() = at::Tensor();
-    }
+  for (const int i : sparse_indices(gradients)) {
+    gradients.parameters()[static_cast<size_t>(i)].tensor.mutable_grad() = at::Tensor();
   }
 }
 

@@ -10,7 +10,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <vector>
 
 #include "ddp/core/state_dict.hpp"
@@ -28,8 +27,8 @@ struct ReducerParts;
 std::vector<bool> find_sparse(const NamedParameters& trained, const ModelTensors& tensors,
                               const DdpOptions& options);
 
-/// The index of the first sparse parameter, if there is one.
-std::optional<int> first_sparse(const GradientArena& gradients);
+/// The indices of the sparse parameters.
+std::vector<int> sparse_indices(const GradientArena& gradients);
 /// Throws SettingsError if .grad of parameter `index` is not dense, or of a sparse parameter not
 /// rows.
 void check_layout(const ReducerParts& parts, int index);
