@@ -14,11 +14,6 @@
 namespace ddp::detail {
 namespace {
 
-std::string text_of(const std::string& path) {
-  std::string why;
-  return read_start(path, 256, why).value_or("");
-}
-
 int leading_number(const std::string& text, int otherwise) {
   return parse_number<int>(text.substr(0, text.find_first_not_of("0123456789")))
       .value_or(otherwise);
@@ -30,7 +25,7 @@ int count_cores(const cpu_set_t& cpus) {
     if (CPU_ISSET(cpu, &cpus)) {
       // "0,8" or "0-1"
       const auto siblings =
-          text_of(concat("/sys/devices/system/cpu/cpu", cpu, "/topology/thread_siblings_list"));
+          kernel_text(concat("/sys/devices/system/cpu/cpu", cpu, "/topology/thread_siblings_list"));
       num_cores += leading_number(siblings, cpu) == cpu ? 1 : 0;
     }
   }
@@ -44,10 +39,10 @@ CpuRoom find_room() {
   }
   CpuRoom room{.num_cores = count_cores(cpus),
                .is_bound = CPU_COUNT(&cpus) != sysconf(_SC_NPROCESSORS_ONLN)};
-  std::string quota = text_of("/sys/fs/cgroup/cpu.max");
+  std::string quota = kernel_text("/sys/fs/cgroup/cpu.max");
   if (quota.empty()) {  // the first version of cgroups
-    quota = concat(text_of("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), " ",
-                   text_of("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
+    quota = concat(kernel_text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), " ",
+                   kernel_text("/sys/fs/cgroup/cpu/cpu.cfs_period_us"));
   }
   if (const int limit = cores_of_quota(quota); limit > 0) {
     room.num_cores = std::min(room.num_cores, limit);

@@ -230,6 +230,11 @@ std::optional<std::string> detail::read_start(const std::string& path, std::size
   return text;
 }
 
+std::string detail::kernel_text(const std::string& path) {
+  std::string why;
+  return read_start(path, 1u << 16, why).value_or("");
+}
+
 std::unique_ptr<detail::AppendedFile> detail::AppendedFile::open(const std::string& path,
                                                                  std::string& why) {
   const int fd = open_regular(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW, why);

@@ -23,6 +23,10 @@ int open_to_read(const std::string& path, std::string& why, Links links = Links:
 std::optional<std::string> read_start(const std::string& path, std::size_t limit, std::string& why,
                                       Links links = Links::Follow);
 
+/// At most 64 KiB of a file of the kernel, such as /proc/cpuinfo. Empty: this host has no such
+/// file.
+std::string kernel_text(const std::string& path);
+
 /// A file that grows by whole pieces. Any thread, one at a time.
 class AppendedFile {
  public:

@@ -47,13 +47,6 @@ RunInfo constants_of(const MetricsOptions& options) {
   return run;
 }
 
-// Of a file of the kernel, which may be missing.
-std::string kernel_text(const std::string& path) {
-  constexpr std::size_t kMostBytes = 1u << 16;
-  std::string why;
-  return read_start(path, kMostBytes, why).value_or("");
-}
-
 std::string separated_by_spaces(std::string arguments) {
   while (arguments.ends_with('\0')) {
     arguments.pop_back();
