@@ -22,7 +22,7 @@ KNOWN_COLUMNS = set(
     "interval_seconds energy_j tflops_per_rank mfu time eval_loss eval_accuracy".split()
 )
 # The same of rows of epochs.
-EPOCH_COLUMNS = KNOWN_COLUMNS | set(
+KNOWN_EPOCH_COLUMNS = KNOWN_COLUMNS | set(
     "job_id commit gpu_type nodes gpus ranks precision global_batch_size batch_size_per_gpu bucket_cap_mb "
     "repeat steps_per_epoch epoch_steps train_loss train_accuracy test_loss test_accuracy epoch_seconds "
     "gpu_utilisation_percent power_w memory_gib".split()

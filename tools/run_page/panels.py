@@ -4,7 +4,7 @@
 import re
 from dataclasses import dataclass, field
 
-from .files import EPOCH_COLUMNS
+from .files import KNOWN_EPOCH_COLUMNS
 
 SECTIONS = ("Curves", "Own metrics", "Rates", "Time of a step", "Resources")
 LIBRARY_TABLES = ("steps", "evals", "epochs")
@@ -75,7 +75,7 @@ def place(table, column):
         return "Resources", f"{words(column)} ({table})", unit
     if unit in ("GiB", "W") or column.startswith("gpu_"):
         return "Resources", words(shared), unit
-    if table in LIBRARY_TABLES and column in EPOCH_COLUMNS:
+    if table in LIBRARY_TABLES and column in KNOWN_EPOCH_COLUMNS:
         return "Curves", words(shared), unit
     return "Own metrics", own_quantity(shared), unit
 

@@ -10,7 +10,16 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
-from run_page.files import EPOCH_COLUMNS, FIX, KNOWN_COLUMNS, add_row, constants_of, json_row, number, numbers
+from run_page.files import (
+    FIX,
+    KNOWN_COLUMNS,
+    KNOWN_EPOCH_COLUMNS,
+    add_row,
+    constants_of,
+    json_row,
+    number,
+    numbers,
+)
 from scaling.files import regular
 from scaling.numbers import DataError
 
@@ -304,7 +313,7 @@ class Follower:
         """Of the last evaluation between epochs, else of the last epoch."""
         evaluations, epochs = self._evaluations.read(), self._epochs.read()
         row = (evaluations or epochs or [{}])[-1]
-        known = KNOWN_COLUMNS if evaluations else EPOCH_COLUMNS
+        known = KNOWN_COLUMNS if evaluations else KNOWN_EPOCH_COLUMNS
         rates = {column for column in row if not evaluations and column.endswith("_per_second")}
         return {
             **{
