@@ -18,7 +18,7 @@ import subprocess
 # run's pages holds all values of a group: two rows with exchanged values do not pass.
 GROUPS = {
     "hardware": (("value",),),
-    "results": (("libddp", "eager", "compile", "graph"), ("peak_libddp",), ("peak_peer",)),
+    "results": (("libddp", "eager", "compile", "graph", "compile_graph"), ("peak_libddp",), ("peak_peer",)),
     "scaling": (("base_low", "base_high"), ("time", "exposed_ms"), ("alone",), ("peer_base", "peer_time")),
     "profiles": (
         ("ms", "host_us", "mhz", "watts"),
