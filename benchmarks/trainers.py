@@ -2,9 +2,9 @@
 """The rows of compare_trainers: a trainer with one of examples/configs, and the benchmark of the same step. A
 row has the name of its configuration. This module also prepares data and reads step times from run folders.
 
-These configurations have no row. vit_sample, bert_sample, gpt2_sample, lora_small, lora_tiny and quickstart
-are for laptops. gpt2_medium, gpt2_large, gpt2_xl, qwen2_1_5b_full and llama_full are larger sizes of programs
-that have a row.
+These configurations have no row. vit_sample, cnn_sample, bert_sample, gpt2_sample, lora_small, lora_tiny and
+quickstart are for laptops. gpt2_medium, gpt2_large, gpt2_xl, qwen2_1_5b_full and llama_full are larger sizes
+of programs that have a row.
 """
 
 import array

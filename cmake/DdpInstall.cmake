@@ -69,7 +69,7 @@ if(DDP_BUILD_EXAMPLES)
   install(DIRECTORY examples/configs DESTINATION ${_share} OPTIONAL)
   _ddp_install_link(${_share}/configs examples/configs)
   # Where find_data_path() looks.
-  install(DIRECTORY data/chat-sample data/exported-sample data/masked-text-sample data/text-sample
+  install(DIRECTORY data/chat-sample data/exported-sample data/masked-text-sample data/text-sample data/waveform-sample
           DESTINATION ${_share}/data)
   if(NOT DDP_TORCH_BESIDE)  # wheels and images are passed on, and these images' terms are others than this library's
     install(DIRECTORY data/cifar10-sample DESTINATION ${_share}/data)

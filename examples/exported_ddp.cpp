@@ -138,10 +138,10 @@ void train_tensors(ddp::Context& ctx, const ddp::Config& cfg, const Run& run,
   using Arguments = std::map<std::string, c10::IValue>;
   const auto report = examples::train_tensors(
       ctx, cfg, data, {.model = model, .module = *module, .ema_decay = settings.ema_decay},
-      settings,
       {.wrapper = [&](const Arguments& arguments) { return model.forward(arguments); },
        .module = [&](const Arguments& arguments) { return module->forward(arguments); },
-       .check = [&](const Arguments& arguments) { module->check_call({}, arguments); }});
+       .check = [&](const Arguments& arguments) { module->check_call({}, arguments); },
+       .output = settings.output});
   if (ctx.is_main()) {
     std::cout << examples::sample_report(
                      report, data.facts.num_per_sample > 1 ? "labels" : "samples", "", ctx, cfg)

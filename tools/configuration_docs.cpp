@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/cnn_settings.hpp"
 #include "common/exported_settings.hpp"
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
@@ -49,8 +50,8 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   `mixup`, `cutmix`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
 - A program may declare its own sections, `ddp::declare_section<T>("mine")`, and reads them by `cfg.section<T>("mine")`.
-  `model` below belongs to examples/resnet_ddp. The sections of vit_ddp, lora_ddp, gpt2_ddp, bert_ddp and exported_ddp
-  (examples/) follow at the end, with the library's settings whose default differs there.
+  `model` below belongs to examples/resnet_ddp. The sections of vit_ddp, cnn_ddp, lora_ddp, gpt2_ddp, bert_ddp and
+  exported_ddp (examples/) follow at the end, with the library's settings whose default differs there.
 - At the start, rank 0 prints the settings that differ from their defaults, with `--show-settings` all. The run folder
   and every checkpoint store all of them. They must be equal on all ranks.
 - `--summary` prints the parameters of each model that is wrapped with `cfg.ddp`: modules, shapes, numbers, memory.
@@ -132,6 +133,7 @@ int main(int argc, char** argv) {
       kIntroduction +
       ddp::settings_markdown(ddp::Config::default_rows(examples::resnet_sections())) +
       program_sections("vit_ddp", examples::vit_sections()) +
+      program_sections("cnn_ddp", examples::cnn_sections()) +
       program_sections("lora_ddp", examples::lora_sections()) +
       program_sections("gpt2_ddp", examples::gpt2_sections()) +
       program_sections("bert_ddp", examples::bert_sections()) +

@@ -60,15 +60,6 @@ void refuse(bool is_set, const char* setting, const std::string& why, const char
   }
 }
 
-std::string name_of(LossKind kind) {
-  for (const auto& [name, value] : loss_names()) {
-    if (value == kind) {
-      return name;
-    }
-  }
-  return "";
-}
-
 }  // namespace
 
 void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
@@ -118,23 +109,6 @@ ExportedTokens::ExportedTokens() {
   layout = models::TokenLayout::Stream;
 }
 
-void describe_fields(TensorFiles& f, ddp::FieldVisitor& v) {
-  v.field({.name = "path",
-           .doc = "Training data: a safetensors file with forward's arguments by name and the "
-                  "target. Sample i is row i of each tensor.",
-           .common = true},
-          f.path);
-  v.field({.name = "eval_path", .doc = "Evaluation data: a file of the same tensors."},
-          f.eval_path);
-  v.field({.name = "eval_rows",
-           .doc = "Without eval_path: the last rows of `path`, which training leaves out.",
-           .min = 0},
-          f.eval_rows);
-  v.field({.name = "target",
-           .doc = "Name of the target. With model.loss=in_graph all tensors are arguments."},
-          f.target);
-}
-
 std::vector<ddp::Section> exported_sections() {
   return {ddp::declare_section<ExportedSettings>("model", "The exported program and its loss."),
           ddp::declare_section<ExportedTokens>("tokens",
@@ -168,13 +142,9 @@ ExportedData choose_data(const ddp::Config& cfg, const ExportedSettings& model,
   const bool mixes = cfg.train.mixup > 0 || cfg.train.cutmix > 0;
   refuse(mixes && (data != ExportedData::Images || !has_classes), "train.mixup or train.cutmix",
          data == ExportedData::Images ? loss : "without images", "set it to 0");
-  refuse(cfg.train.label_smoothing > 0 && (data == ExportedData::Tokens || !has_classes),
-         "train.label_smoothing", data == ExportedData::Tokens ? "with tokens" : loss,
-         "set it to 0");
-  if (cfg.checkpoint.keep_best == ddp::KeepBest::Max && !has_classes) {
-    throw SettingsError(concat("checkpoint.keep_best=max is for an accuracy, which ",
-                               loss.substr(5), " does not have; fix: checkpoint.keep_best=min"));
-  }
+  refuse(cfg.train.label_smoothing > 0 && data == ExportedData::Tokens, "train.label_smoothing",
+         "with tokens", "set it to 0");
+  check_loss_settings(model.loss, cfg);
   if (data == ExportedData::Tokens && model.ema_decay > 0) {
     throw SettingsError("model.ema_decay is not available for tokens; fix: set it to 0");
   }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/sample_loss.hpp"
+#include "common/tensor_files.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/comm/context.hpp"
 #include "ddp/core/fields.hpp"
@@ -36,15 +37,6 @@ void describe_fields(ExportedSettings& settings, ddp::FieldVisitor& visitor);
 struct ExportedTokens : models::TokenDataOptions {
   ExportedTokens();
 };
-
-/// Section tensors.
-struct TensorFiles {
-  std::string path = "";
-  std::string eval_path = "";
-  int64_t eval_rows = 0;
-  std::string target = "target";
-};
-void describe_fields(TensorFiles& files, ddp::FieldVisitor& visitor);
 
 /// The sections that exported_ddp adds: model, tokens, tensors, lora.
 std::vector<ddp::Section> exported_sections();

@@ -62,6 +62,30 @@ const std::vector<std::pair<std::string, LossKind>>& loss_names() {
   return kNames;
 }
 
+std::string name_of(LossKind kind) {
+  for (const auto& [name, value] : loss_names()) {
+    if (value == kind) {
+      return name;
+    }
+  }
+  return "";
+}
+
+void check_loss_settings(LossKind kind, const ddp::Config& cfg) {
+  if (kind == LossKind::CrossEntropy) {
+    return;
+  }
+  const auto loss = "model.loss=" + name_of(kind);
+  if (cfg.train.label_smoothing > 0) {
+    throw ddp::SettingsError("train.label_smoothing has no effect with " + loss +
+                             "; fix: set it to 0");
+  }
+  if (cfg.checkpoint.keep_best == ddp::KeepBest::Max) {
+    throw ddp::SettingsError("checkpoint.keep_best=max is for an accuracy, which " + loss +
+                             " does not have; fix: checkpoint.keep_best=min");
+  }
+}
+
 TargetFacts check_target(LossKind kind, const at::Tensor& target, const std::string& source) {
   if (kind == LossKind::Bce && target.numel() > 0 &&
       (target.min().item<double>() < 0 || target.max().item<double>() > 1)) {
@@ -103,14 +127,10 @@ ddp::ops::CrossEntropyResult sample_loss(LossKind kind, const at::Tensor& output
     return cross_entropy(output, target, facts, label_smoothing);
   }
   if (without_ones(output.sizes()) != without_ones(target.sizes())) {
-    throw ddp::SettingsError(
-        concat("model.loss=",
-               kind == LossKind::Mse  ? "mse"
-               : kind == LossKind::L1 ? "l1"
-                                      : "bce",
-               " needs an output of the target's shape, but the output is ", output.sizes(),
-               " and the target ", target.sizes(),
-               "; fix: choose another output by model.output, or another model.loss"));
+    throw ddp::SettingsError(concat(
+        "model.loss=", name_of(kind), " needs an output of the target's shape, but the output is ",
+        output.sizes(), " and the target ", target.sizes(),
+        "; fix: choose another output by model.output, or another model.loss"));
   }
   // float32 at least: a loss of bf16 would have 8 bits.
   const auto wide = at::promote_types(output.scalar_type(), torch::kFloat32);

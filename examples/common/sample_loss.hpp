@@ -10,12 +10,17 @@
 #include <vector>
 
 #include "ddp/ops/vision.hpp"
+#include "ddp/train/config.hpp"
 
 namespace examples {
 
 enum class LossKind { CrossEntropy, Mse, L1, Bce, InGraph };
+std::string name_of(LossKind kind);  ///< "mse"
 /// The values of model.loss.
 const std::vector<std::pair<std::string, LossKind>>& loss_names();
+
+/// Throws SettingsError for settings that need classes, which only cross entropy has.
+void check_loss_settings(LossKind kind, const ddp::Config& cfg);
 
 /// Label of elements that are not in the cross entropy, as in PyTorch.
 inline constexpr int64_t kIgnoredTarget = -100;

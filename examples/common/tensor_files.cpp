@@ -95,6 +95,21 @@ TargetFacts checked_target(LossKind loss, const std::string& target, const std::
 
 }  // namespace
 
+void describe_fields(TensorFiles& f, ddp::FieldVisitor& v) {
+  v.field({.name = "path",
+           .doc = "Training data: a safetensors file with the model's inputs by name and the "
+                  "target. Sample i is row i of each tensor.",
+           .common = true},
+          f.path);
+  v.field({.name = "eval_path", .doc = "Evaluation data: a file of the same tensors."},
+          f.eval_path);
+  v.field({.name = "eval_rows",
+           .doc = "Without eval_path: the last rows of `path`, which training leaves out.",
+           .min = 0},
+          f.eval_rows);
+  v.field({.name = "target", .doc = "Name of the target."}, f.target);
+}
+
 TensorRows TensorRowsDataset::get_batch(const std::vector<int64_t>& indices) const {
   TensorRows rows{.tensors = rows_.get_batch(indices)};
   rows.num_targets = count_targets(facts_, rows.tensors.back());
@@ -113,6 +128,7 @@ TensorData open_tensors(const TensorFiles& files, LossKind loss) {
   auto eval = eval_path.empty() ? take_last_rows(train, files.eval_rows) : read(eval_path);
   require_same_tensors(train, eval, eval_path.empty() ? path : eval_path);
   TensorData data;
+  data.loss = loss;
   if (loss != LossKind::InGraph) {
     data.facts = checked_target(loss, files.target, path, train);
     const auto facts =

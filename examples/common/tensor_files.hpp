@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The files of section tensors as data sets.
+// Section tensors, and its files as data sets.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,21 @@
 #include <utility>
 #include <vector>
 
-#include "common/exported_settings.hpp"
 #include "common/sample_loss.hpp"
+#include "ddp/core/fields.hpp"
 #include "ddp/core/visit_tensors.hpp"
 #include "ddp/data/tensor_dataset.hpp"
 
 namespace examples {
+
+/// Section tensors.
+struct TensorFiles {
+  std::string path = "";
+  std::string eval_path = "";
+  int64_t eval_rows = 0;
+  std::string target = "target";
+};
+void describe_fields(TensorFiles& files, ddp::FieldVisitor& visitor);
 
 /// Rows of files: the arguments, and the target at the end.
 struct TensorRows {
@@ -44,6 +53,7 @@ struct TensorData {
   std::shared_ptr<TensorRowsDataset> eval;
   std::vector<std::string> names;  ///< of a row's tensors
   TargetFacts facts{};             ///< of both files
+  LossKind loss = LossKind::CrossEntropy;
 };
 
 /// Opens both files, independent of the working folder. Without a target (model.loss=in_graph) all

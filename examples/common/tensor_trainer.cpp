@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "common/exported_settings.hpp"
 #include "common/tensor_task.hpp"
 
 namespace examples {
@@ -48,6 +49,12 @@ void check_program(const TensorForwards& forwards,
       arguments);
 }
 
+TensorRows first_rows(const TensorRowsDataset& data, int64_t size) {
+  std::vector<int64_t> indices(static_cast<std::size_t>(size));
+  std::iota(indices.begin(), indices.end(), 0);
+  return data.get_batch(indices);
+}
+
 // A program that fails on the first rows does not fit the data.
 void rehearse_data(const std::function<void()>& evaluate) {
   try {
@@ -64,8 +71,7 @@ void rehearse_data(const std::function<void()>& evaluate) {
 }  // namespace
 
 SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& data,
-                        const SampleModel& wrapped, const ExportedSettings& settings,
-                        const TensorForwards& forwards) {
+                        const SampleModel& wrapped, const TensorForwards& forwards) {
   ddp::DistributedSampler sampler(data.train->size(), ctx.communicator(), cfg.sampler);
   TensorLoader train_loader(data.train, sampler, ctx.device(), cfg.loader);
   ddp::DistributedSampler eval_sampler(data.eval->size(), ctx.communicator(),
@@ -73,7 +79,7 @@ SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& da
   TensorLoader eval_loader(data.eval, eval_sampler, ctx.device(), eval_loader_options(cfg));
 
   const auto dtype = wrapped.module.parameters().front().scalar_type();
-  const bool has_target = settings.loss != LossKind::InGraph;
+  const bool has_target = data.loss != LossKind::InGraph;
   const auto arguments_of = [&](const TensorRows& rows) {
     std::map<std::string, c10::IValue> arguments;
     for (std::size_t i = 0; i + (has_target ? 1 : 0) < rows.tensors.size(); ++i) {
@@ -86,26 +92,23 @@ SampleRun train_tensors(ddp::Context& ctx, ddp::Config cfg, const TensorData& da
     const auto& tensors = rows.tensors;
     const auto outputs = call_program(forward, arguments_of(rows));
     if (!has_target) {
-      return {.loss = loss_in_graph(outputs, settings.output), .num_correct = {}};
+      return {.loss = loss_in_graph(outputs, forwards.output), .num_correct = {}};
     }
-    return sample_loss(settings.loss, select_output(outputs, settings.output), tensors.back(),
+    return sample_loss(data.loss, select_output(outputs, forwards.output), tensors.back(),
                        data.facts, is_training ? cfg.train.label_smoothing : 0);
   };
   rehearse_evaluation(ctx, cfg, wrapped.module, data.eval->size(), [&](int64_t size) {
-    std::vector<int64_t> indices(static_cast<std::size_t>(size));
-    std::iota(indices.begin(), indices.end(), 0);
-    auto rows = data.eval->get_batch(indices);
+    auto rows = first_rows(*data.eval, size);
     for (auto& tensor : rows.tensors) {
       tensor = tensor.to(ctx.device());
     }
     rehearse_data([&] { loss_by(forwards.module, rows, /*is_training=*/false); });
   });
-  check_training_batches(ctx, cfg, data.train->size(), [&](int64_t size) {
-    std::vector<int64_t> indices(static_cast<std::size_t>(size));
-    std::iota(indices.begin(), indices.end(), 0);
-    const auto rows = data.train->get_batch(indices);
-    check_program(forwards, arguments_of(rows));
-  });
+  if (forwards.check) {
+    check_training_batches(ctx, cfg, data.train->size(), [&](int64_t size) {
+      check_program(forwards, arguments_of(first_rows(*data.train, size)));
+    });
+  }
   const auto loss = [&](const TensorRows& rows, bool is_training) {
     return loss_by(forwards.wrapper, rows, is_training);
   };

@@ -54,9 +54,10 @@ foreach(_recipe ${_recipes})
 endforeach()
 
 # `./examples/resnet_ddp` is a trainer in the build folder and in share/ddp.
-set(_training context.device=cpu train.max_steps=2 data.num_samples=64 metrics.dir=)
+set(_training context.device=cpu train.max_steps=2 metrics.dir=)
+set(_of_resnet_ddp data.num_samples=64)
 foreach(run_in ${BUILD_DIR} ${_share})
-  run(./examples/resnet_ddp ${_training})
+  run(./examples/resnet_ddp ${_training} ${_of_resnet_ddp})
   if(NOT output MATCHES "step +2/2")
     message(FATAL_ERROR "./examples/resnet_ddp did not train in ${run_in}:\n${output}")
   endif()
@@ -65,12 +66,16 @@ set(run_in "")
 # Programs find their data from any folder. Below this repository they would also find its data.
 execute_process(COMMAND mktemp -d OUTPUT_VARIABLE _outside OUTPUT_STRIP_TRAILING_WHITESPACE)
 run(cp -r ${WORK_DIR}/moved ${_outside}/tree)
-execute_process(COMMAND ${_outside}/tree/bin/resnet_ddp ${_training} WORKING_DIRECTORY ${_outside}
-                RESULT_VARIABLE _result OUTPUT_VARIABLE _output ERROR_VARIABLE _output)
+foreach(_program resnet_ddp cnn_ddp)
+  execute_process(COMMAND ${_outside}/tree/bin/${_program} ${_training} ${_of_${_program}}
+                  WORKING_DIRECTORY ${_outside}
+                  RESULT_VARIABLE _result OUTPUT_VARIABLE _output ERROR_VARIABLE _output)
+  if(NOT _result EQUAL 0 OR NOT _output MATCHES "step +2/2")
+    file(REMOVE_RECURSE ${_outside})
+    message(FATAL_ERROR "the installed ${_program} does not train (${_result}):\n${_output}")
+  endif()
+endforeach()
 file(REMOVE_RECURSE ${_outside})
-if(NOT _result EQUAL 0 OR NOT _output MATCHES "step +2/2")
-  message(FATAL_ERROR "the installed resnet_ddp does not train (${_result}):\n${_output}")
-endif()
 
 file(MAKE_DIRECTORY ${WORK_DIR}/elsewhere)
 set(run_in ${WORK_DIR}/elsewhere)

@@ -13,7 +13,7 @@ except ImportError:  # said where a file is to be read
     yaml = None
 
 # Trainers in the build folder's examples/. They have every setting that a study can set.
-PROGRAMS = ("resnet_ddp", "vit_ddp", "bert_ddp", "gpt2_ddp", "lora_ddp", "exported_ddp")
+PROGRAMS = ("resnet_ddp", "vit_ddp", "cnn_ddp", "bert_ddp", "gpt2_ddp", "lora_ddp", "exported_ddp")
 SETTING_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 KINDS = ("strong", "weak", "sensitivity")
 MAX_RANKS = 65536

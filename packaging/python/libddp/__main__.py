@@ -111,6 +111,7 @@ def run(program):
 
 resnet = functools.partial(run, "resnet_ddp")
 vit = functools.partial(run, "vit_ddp")
+cnn = functools.partial(run, "cnn_ddp")
 lora = functools.partial(run, "lora_ddp")
 gpt2 = functools.partial(run, "gpt2_ddp")
 bert = functools.partial(run, "bert_ddp")
@@ -130,7 +131,17 @@ def main():
         description="Prints where libddp is. Its programs are "
         + ", ".join(
             f"libddp-{name}"
-            for name in ("resnet", "vit", "lora", "gpt2", "bert", "exported", "cluster-check", "selftest")
+            for name in (
+                "resnet",
+                "vit",
+                "cnn",
+                "lora",
+                "gpt2",
+                "bert",
+                "exported",
+                "cluster-check",
+                "selftest",
+            )
         )
         + ".",
     )

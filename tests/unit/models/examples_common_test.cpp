@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/cnn_settings.hpp"
 #include "common/data_path.hpp"
 #include "common/exported_settings.hpp"
 #include "common/image_trainer.hpp"
@@ -107,6 +108,9 @@ TEST_CASE("the configs that ship are accepted by their program") {
     if (name.starts_with("exported_")) {
       return examples::exported_sections();
     }
+    if (name.starts_with("cnn_")) {
+      return examples::cnn_sections();
+    }
     if (name.starts_with("bert_")) {
       return examples::bert_sections();
     }
@@ -130,7 +134,7 @@ TEST_CASE("the configs that ship are accepted by their program") {
     CHECK_NOTHROW(ddp::LrSchedule(schedule));
     ++count;
   }
-  CHECK(count >= 23);
+  CHECK(count >= 24);
 }
 
 TEST_CASE("language programs refuse settings of images, and train text without a file") {

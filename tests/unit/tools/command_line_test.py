@@ -18,7 +18,16 @@ import unittest
 from study_support import ROOT
 
 BUILD = os.path.abspath(sys.argv.pop(1)) if len(sys.argv) > 1 else os.path.join(ROOT, "build")
-TRAINERS = ["resnet_ddp", "vit_ddp", "gpt2_ddp", "bert_ddp", "lora_ddp", "exported_ddp", "quickstart"]
+TRAINERS = [
+    "resnet_ddp",
+    "vit_ddp",
+    "cnn_ddp",
+    "gpt2_ddp",
+    "bert_ddp",
+    "lora_ddp",
+    "exported_ddp",
+    "quickstart",
+]
 
 
 def is_program(path):
