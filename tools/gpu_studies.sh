@@ -21,6 +21,8 @@ root=$(CDPATH="" cd -- "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 [ $# -gt 0 ] || set -- slurm/studies/short_*.yaml
 build=${BUILD:-build} runs=${RUNS:-runs} begin=$SECONDS failed=0
+gpus=$(nvidia-smi -L | wc -l)
+[ "$gpus" -gt 0 ] || { echo "error: nvidia-smi lists no GPU" >&2; exit 69; }
 launcher=${LAUNCHER:-auto}
 [ -n "${LAUNCHER:-}" ] || [ ! -x "$build/tests/support/ddp_test_launch" ] || launcher=ddp_test_launch
 
@@ -40,7 +42,7 @@ for repeat in 1 2 3; do
       continue
     fi
     echo "== $name, repeat $repeat ($((SECONDS - begin)) s)"
-    timeout -k 15 $left tools/study.py "$study" --local --launcher "$launcher" --build "$build" --output "$runs/$name" --repeat $repeat || failed=1
+    timeout -k 15 $left tools/study.py "$study" --local --max-ranks "$gpus" --launcher "$launcher" --build "$build" --output "$runs/$name" --repeat $repeat || failed=1
   done
 done
 
