@@ -115,6 +115,7 @@ void ListOptimizer::make_state(ParameterState& member) const {
 
 void ListOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
+  require_means();
   require_lr(scalars);
   if (is_known_to_skip(scalars)) {
     return;

@@ -5,6 +5,7 @@
 
 #include "ddp/detail/check.hpp"
 #include "optim/on_device.hpp"
+#include "reduce/step_guard.hpp"
 
 namespace ddp {
 
@@ -26,6 +27,10 @@ std::vector<at::Tensor> Optimizer::gradients() const {
     }
   }
   return gradients;
+}
+
+void Optimizer::require_means() const {
+  detail::StepGuard::check_all(named_parameters());
 }
 
 void Optimizer::zero_grad() {

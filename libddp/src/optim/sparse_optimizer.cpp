@@ -148,6 +148,7 @@ void SparseOptimizer::check(size_t index) const {
 
 void SparseOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
+  require_means();
   const at::NoGradGuard no_grad;
   detail::require_lr(scalars);
   if (scalars.found_inf.defined() && detail::host_value(scalars.found_inf) != 0.0) {

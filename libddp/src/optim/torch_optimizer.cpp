@@ -118,6 +118,7 @@ void TorchOptimizer::set_lr(double lr) {
 
 void TorchOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
+  require_means();
   const at::NoGradGuard no_grad;
   check_groups();
   if (scalars.found_inf.defined() && host_value(scalars.found_inf) != 0.0) {

@@ -88,11 +88,11 @@ BackwardPass::~BackwardPass() {
   sequencer().end_pass(model_id_);
 }
 
-void BackwardPass::check_complete() {
+std::string BackwardPass::why_incomplete() {
   const std::lock_guard lock(mutex_);
   const auto& scheduler = pass_.scheduler;
   if (!pass_.is_expected || scheduler.num_ready() == 0 || scheduler.all_ready()) {
-    return;
+    return "";
   }
   const auto& parameters = parts_.gradients.parameters();
   std::string missing;
@@ -102,13 +102,14 @@ void BackwardPass::check_complete() {
       missing += (count > 1 ? ", " : "") + parameters[i].name;
     }
   }
-  throw MismatchError(concat(
+  return concat(
       "the previous backward", parts_.of_model(), " left ", count, " of ", parameters.size(),
       " parameters without a gradient: ", missing, count > 10 ? ", …" : "",
       parts_.options.static_graph
           ? "; the graph changed although ddp.static_graph=true; fix: set it to false"
           : "; fix: set ddp.find_unused_parameters=true, or use all outputs of the model in the "
-            "loss"));
+            "loss. A loss that uses outputs and still skips parameters, as a gradient penalty does, "
+            "needs \"+ 0 * output.sum()\"");
 }
 
 void BackwardPass::start() {
@@ -130,7 +131,9 @@ void BackwardPass::follow_layout() {
 }
 
 void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
-  check_complete();
+  if (const auto why = why_incomplete(); !why.empty()) {
+    throw MismatchError(why);
+  }
   hooks_.check_attached();
   const std::lock_guard lock(mutex_);
   if (parts_.unused.reads_map() && is_capturing(parts_.communicator->device())) {
@@ -337,8 +340,9 @@ void BackwardPass::mark_ready(int index) {
   if (mark == Mark::Twice) {
     throw MismatchError(concat(
         "parameter ", parts_.parameter_name(index),
-        " got its gradient twice in one backward (re-entrant checkpointing, or a parameter used by "
-        "several backwards of one forward); fix: set ddp.static_graph=true if every step does so"));
+        " got its gradient twice before the others had theirs; fix: if several backwards follow "
+        "one forward, sum their losses and call backward once; if a block is computed again "
+        "(re-entrant checkpointing) in every step, set ddp.static_graph=true"));
   }
   pass_.ready_order.push_back(index);
   const int bucket = layout().places[static_cast<size_t>(index)].bucket;

@@ -87,8 +87,8 @@ class BackwardPass {
   void expect(const std::vector<at::Tensor>& outputs);
   /// Call after a forward under no_sync(). Its backward will not be reduced.
   void record_local_forward(const std::vector<at::Tensor>& outputs);
-  /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
-  void check_complete();
+  /// Names the parameters that the previous backward left without a gradient; empty if none.
+  std::string why_incomplete();
   /// Call after the buckets were cut again.
   void follow_layout();
   /// Takes part in a backward of the other ranks with zeros. Collective.

@@ -83,8 +83,8 @@ void OpenForwards::watch(const std::vector<at::Tensor>& outputs,
       throw SettingsError(
           "this is the second backward after a forward or after several: with "
           "ddp.find_unused_parameters=true or ddp.static_graph=true, and inside a join, one "
-          "backward must follow; fix: sum the losses and call backward once, or set both to false "
-          "and use no join");
+          "backward must follow; fix: sum the losses and call backward once (means over different "
+          "counts: docs/recipes/uneven_data.md), or set both to false and use no join");
     }
     const auto synchronised = before == State::Ended ? Backward::Repeated : Backward::Synchronised;
     (*on_reached)(forward->is_local ? Backward::Local : synchronised);

@@ -10,6 +10,7 @@
 #include "core/fnv_hash.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
 #include "reduce/hooks/comm_hook_table.hpp"
 #include "reduce/sparse_gradients.hpp"
@@ -46,6 +47,13 @@ void require_all_threw(Communicator& communicator, int64_t num_passes, bool runs
   }
 }
 
+bool share_a_tensor(const NamedParameters& own, const NamedParameters& updated) {
+  return std::any_of(own.begin(), own.end(), [&](const auto& a) {
+    return std::any_of(updated.begin(), updated.end(),
+                       [&](const auto& b) { return a.tensor.is_same(b.tensor); });
+  });
+}
+
 }  // namespace
 
 Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
@@ -56,8 +64,39 @@ Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
   parts_.reductions.set_hook(detail::make_comm_hook(options));
 }
 
+void Reducer::check_complete() {
+  if (const auto why = pass_.why_incomplete(); !why.empty()) {
+    throw MismatchError(why);
+  }
+}
+
+void Reducer::check_step(const NamedParameters& updated) {
+  drop_stale_counts();
+  const auto& counts = parts_.mean.counts();
+  const auto why = pass_.why_incomplete();
+  const bool waits = !counts.is_none() && !pass_.threw();
+  if ((why.empty() && !waits) || !share_a_tensor(parts_.gradients.parameters(), updated)) {
+    return;
+  }
+  if (!why.empty()) {
+    throw MismatchError("step(): " + why);
+  }
+  if (counts.is_weighted) {
+    throw SettingsError(concat(
+        "step(): gradients", parts_.of_model(), " of weighted_backward under no_sync() are this ",
+        "rank's sums, because no synchronised backward followed; fix: run the last backward of "
+        "each step outside no_sync(), or drop the gradients with zero_grad()"));
+  }
+  if (parts_.communicator->world_size() > 1 && !std::exchange(has_warned_local_step_, true)) {
+    log_warning(concat(
+        "step(): gradients", parts_.of_model(), " of a backward under no_sync() are not averaged, ",
+        "because no synchronised backward followed: the replicas diverge; fix: run the last "
+        "backward of each step outside no_sync()"));
+  }
+}
+
 void Reducer::begin_forward() {
-  pass_.check_complete();
+  check_complete();
   drop_stale_counts();
   compare_hooks();
   const auto& history = pass_.history();

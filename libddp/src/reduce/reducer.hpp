@@ -33,6 +33,7 @@
 #include "ddp/reduce/logging_data.hpp"
 #include "ddp/reduce/options.hpp"
 #include "reduce/backward_pass.hpp"
+#include "reduce/step_guard.hpp"
 
 namespace ddp {
 
@@ -43,6 +44,8 @@ class Reducer {
   Reducer(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options,
           std::vector<bool> sparse = {});
 
+  /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
+  void check_complete();
   /// Call this before a forward that will be synchronised, on every rank. The first call compares
   /// the names of the comm hooks (MismatchError, on all ranks). The first call with a known ready
   /// order and without parts of means (ZeRO-1) lays the buckets out in rank 0's order. Both are
@@ -139,6 +142,10 @@ class Reducer {
   // Drops counts that wait if every .grad is undefined: zero_grad() dropped the gradients that they
   // belong to.
   void drop_stale_counts();
+  // Throws if an update of these parameters would use gradients of this model that no backward
+  // averaged: MismatchError after an incomplete backward, SettingsError while counts wait. Warns
+  // once where gradients of backward() under no_sync() wait.
+  void check_step(const NamedParameters& updated);
   Local local(bool copies) const;
   void drop_local();
   void compare_hooks();
@@ -148,7 +155,9 @@ class Reducer {
   std::vector<int64_t> initial_bucket_bytes_;
   bool has_compared_hooks_ = false;
   bool runs_in_graphs_ = false;
+  bool has_warned_local_step_ = false;
   detail::Listeners layout_listeners_;
+  const detail::StepGuard guard_{[this](const auto& updated) { check_step(updated); }};
 };
 
 namespace detail {

@@ -162,6 +162,45 @@ TEST_CASE("the error of a rank without samples names the sampler's settings, not
   CHECK(contains(refusal(0, {}), "the data set is empty"));
 }
 
+TEST_CASE("next() begins no epoch that other ranks begin at another step", "[loader]") {
+  // 2 full batches of 4 on each rank, and a third for rank 0 alone.
+  auto dataset = std::make_shared<Numbers>(17);
+  const auto loader_of = [&](int rank, bool pad) {
+    return std::make_unique<NumberLoader>(
+        dataset, DistributedSampler(17, rank, 2, {.pad = pad}), kCpu, {.batch_size = 4});
+  };
+  for (const int rank : {0, 1}) {
+    const int64_t own_batches = rank == 0 ? 3 : 2;
+    auto loader = loader_of(rank, false);
+    for (int64_t b = 0; b < own_batches; ++b) {
+      (void)loader->next();
+    }
+    const auto refusal = message_of<ddp::SettingsError>([&] { loader->next(); });
+    INFO(refusal);
+    REQUIRE(contains(refusal, "samples for 1 of 2 ranks"));
+    REQUIRE(contains(refusal, "sampler.pad=true"));
+    loader->begin_epoch(1);  // the program knows where it is
+    (void)loader->next();
+    const auto state = loader->state_dict();
+    auto resumed = loader_of(rank, false);
+    resumed->load_state_dict(state);
+    for (int64_t b = 1; b < own_batches; ++b) {
+      (void)resumed->next();
+    }
+    REQUIRE_THROWS_AS(resumed->next(), ddp::SettingsError);
+    for (int epoch = 2; epoch < 4; ++epoch) {  // a loop over batches ends with the epoch
+      for (auto& batch : *loader) {
+        (void)batch;
+      }
+    }
+    auto padded = loader_of(rank, true);
+    for (int b = 0; b < 7; ++b) {
+      (void)padded->next();
+    }
+    REQUIRE(padded->epoch() == 2);
+  }
+}
+
 TEST_CASE("evaluation sees each sample once over all ranks", "[loader]") {
   for (int64_t size : {1, 10, 13, 32}) {
     for (int world_size : {1, 2, 3, 4}) {

@@ -97,10 +97,10 @@ TEST_CASE("some settings follow from others") {
   const std::vector<Section> accumulates = {uses({"train.grad_accum_steps"})};
   const Config config =
       parse({"train.batch_size=64", "train.grad_accum_steps=4", "amp.dtype=fp16"}, accumulates);
-  CHECK(config.metrics.configured.batch_size_per_rank == 256);
+  CHECK(config.metrics.configured.batch_size == 64);
+  CHECK(config.metrics.configured.grad_accum_steps == 4);
   CHECK(config.metrics.configured.global_batch_size == 0);
-  CHECK(parse({"loader.global_batch_size=100", "train.grad_accum_steps=2"}, accumulates)
-            .metrics.configured.global_batch_size == 200);
+  CHECK(parse({"loader.global_batch_size=100"}).metrics.configured.global_batch_size == 100);
   CHECK(config.metrics.configured.precision == "fp16");
   has(config.metrics.run.settings_text, "* train.batch_size");
   has(config.checkpoint.settings_text, "batch_size: 64");

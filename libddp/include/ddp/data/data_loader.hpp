@@ -77,17 +77,26 @@ class DataLoader : public Stateful {
   /// the current stream, not the host, waits for the copy. Throws a batch's loading error with
   /// sample index and epoch (get_batch and collate: the first indices; data errors also name file
   /// and offset). Later calls throw the error again, until begin_epoch() or load_state_dict().
-  BatchType next() { return source_->next(); }
+  /// Throws SettingsError instead of a new epoch where the ranks have different numbers of batches
+  /// (sampler.pad=false), because this rank would run ahead: call begin_epoch() for each epoch.
+  BatchType next() {
+    batches_.enter(epoch_, source_->place());
+    return source_->next();
+  }
 
   /// Jumps to the start of an epoch; does nothing if the loader is already there.
   void begin_epoch(int64_t epoch) {
     if (const auto now = source_->place(); now.epoch != epoch || now.position != 0) {
       source_->restart({epoch, 0});
     }
+    epoch_ = epoch;
   }
 
   /// Iterates over the batches left in the current epoch.
-  auto begin() { return detail::BatchIterator<DataLoader>(this, batches_left()); }
+  auto begin() {
+    epoch_ = epoch();
+    return detail::BatchIterator<DataLoader>(this, batches_left());
+  }
   auto end() { return detail::BatchIterator<DataLoader>(nullptr, 0); }  ///< see begin()
 
   int64_t epoch() const { return source_->place().epoch; }         ///< of the batch of next()
@@ -106,12 +115,14 @@ class DataLoader : public Stateful {
   StateDict state_dict() const override { return batches_.state_of(source_->place()); }
   void load_state_dict(const StateDict& state) override {
     source_->restart(batches_.place_in(state));
+    epoch_ = epoch();
   }
 
  private:
   std::shared_ptr<DatasetT> dataset_;
   std::unique_ptr<detail::BatchSource<BatchType>> source_;
   detail::EpochBatches batches_;
+  int64_t epoch_ = -1;  // that next() serves; -1: not known yet
 };
 
 }  // namespace ddp

@@ -78,6 +78,9 @@ class Optimizer : public Stateful {
   int64_t capture_version() const { return capture_version_; }
 
  protected:
+  /// Call at the start of step(). Throws MismatchError or SettingsError if a wrapped model of this
+  /// thread has gradients of these parameters that no backward averaged.
+  void require_means() const;
   /// int32 [2] on `device`, made by the first call: the number of scans with findings, and the
   /// index of the first such parameter in the last of them.
   const at::Tensor& non_finite_counts(at::Device device);

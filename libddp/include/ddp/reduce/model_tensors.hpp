@@ -15,6 +15,8 @@ struct ModelTensors {
   NamedParameters parameters = {};  ///< in registration order, also frozen parameters
   NamedParameters buffers = {};     ///< in registration order
   std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
+  /// The module's parameters now, so that a save refuses those that were registered too late.
+  std::function<NamedParameters()> read_parameters = {};
   std::function<bool()> is_training{};                 ///< empty: always in training mode
   std::function<uint64_t()> training_modes{};          ///< hash of all submodules' training flags
   bool has_collective_forward = false;                 ///< the model contains a SyncBatchNorm

@@ -110,9 +110,10 @@ namespace detail {
 struct ConfiguredRun {
   std::string precision{};  ///< of `amp`
   UsageMark amp{};
-  int64_t batch_size_per_rank = 0;  ///< of `loader`, samples per optimizer step
-  int64_t global_batch_size = 0;    ///< of `loader`
-  UsageMark loader{};
+  int64_t batch_size = 0;         ///< of a rank, by the settings, without accumulation
+  int64_t global_batch_size = 0;  ///< of all ranks, by the settings; 0: batch_size of each
+  int64_t grad_accum_steps = 1;
+  UsageMark loader{};  ///< its values: the batch sizes of all ranks that loaders had
   double bucket_cap_mb = 0;  ///< of `ddp`
   UsageMark ddp{};
 };

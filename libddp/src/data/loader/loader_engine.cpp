@@ -304,7 +304,6 @@ struct LoaderEngine::State {
 
 LoaderEngine::LoaderEngine(const DistributedSampler& sampler, at::Device device,
                            const LoaderOptions& options, SlotFiller& filler) {
-  options.usage.set();
   state_ = std::make_unique<State>(sampler, device, options, filler);
   state_->start({sampler.epoch(), sampler.position()});
 }

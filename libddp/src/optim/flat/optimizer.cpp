@@ -298,6 +298,7 @@ FlatStep FlatOptimizer::arguments(const StepScalars& scalars) {
 
 void FlatOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
+  require_means();
   require_lr(scalars);
   if (is_known_to_skip(scalars)) {
     return;

@@ -190,6 +190,7 @@ std::vector<at::Tensor> ZeroOptimizer::gradients() const {
 
 void ZeroOptimizer::step(const StepScalars& scalars) {
   const TraceScope trace("optimizer", "compute");
+  require_means();
   require_lr(scalars);
   const at::NoGradGuard no_grad;
   if (!read_gradients()) {

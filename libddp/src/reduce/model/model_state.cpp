@@ -52,10 +52,25 @@ namespace {
 
 constexpr const char* kFrozenKey = "frozen_parameters";
 
+// A parameter that was registered, or made anew, after the model was wrapped.
+void require_known(const NamedParameters& known, const NamedParameters& now) {
+  for (const auto& [name, tensor] : now) {
+    if (std::none_of(known.begin(), known.end(),
+                     [&](const auto& entry) { return entry.tensor.is_same(tensor); })) {
+      throw MismatchError(concat(
+          "parameter ", name, " was registered after the model was wrapped, so its gradient is ",
+          "not averaged and no checkpoint holds it; fix: register it before "
+          "DistributedDataParallel is made, or wrap the model again"));
+    }
+  }
+}
+
 void require_saved(const StateDict& state, const NamedParameter& target) {
   const auto found = state.tensors.find(target.name);
   if (found == state.tensors.end()) {
-    throw MismatchError("the saved model has no " + target.name + ": it is another model");
+    throw MismatchError(concat("the saved model has no ", target.name,
+                               ": it is another model. To start a grown model from it, call ",
+                               "load_weights with strict=false on its safetensors file"));
   }
   if (found->second.sizes() != target.tensor.sizes()) {
     throw MismatchError(concat(target.name, " is saved with shape ", found->second.sizes(),
@@ -103,6 +118,9 @@ bool ModelState::is_ignored(const std::string& name) const {
 }
 
 StateDict ModelState::save() const {
+  if (tensors_.read_parameters) {
+    require_known(tensors_.parameters, tensors_.read_parameters());
+  }
   StateDict state;
   if (!holds_frozen_) {
     state.values[kFrozenKey] = frozen_fingerprint();

@@ -90,6 +90,7 @@ ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
   return {.parameters = std::move(parameters),
           .buffers = collect_nn(module->named_buffers()),
           .read_buffers = [module] { return collect_nn(module->named_buffers()); },
+          .read_parameters = [module] { return collect_nn(module->named_parameters()); },
           .is_training = [module] { return module->is_training(); },
           .training_modes = [modules] { return hash_modes(modules); },
           .has_collective_forward =
@@ -111,6 +112,7 @@ ModelTensors tensors_of(const torch::jit::Module& module) {
   return {.parameters = collect_jit(module.named_parameters()),
           .buffers = collect_jit(module.named_buffers()),
           .read_buffers = [module] { return collect_jit(module.named_buffers()); },
+          .read_parameters = [module] { return collect_jit(module.named_parameters()); },
           .is_training = [module] { return module.is_training(); },
           .training_modes = [modules] { return hash_modes(modules); },
           .has_collective_forward = false};

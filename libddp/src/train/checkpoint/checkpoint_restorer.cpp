@@ -196,7 +196,8 @@ class Restorer : private RestoreParts {
         length(now, control_plane.world_size()),
         ": step numbers would stand for other amounts of data, so learning rates, epochs and the "
         "end of the run would change; fix: set train.batch_size, loader.global_batch_size or "
-        "train.grad_accum_steps so that a step of all ranks has the same samples");
+        "train.grad_accum_steps so that a step of all ranks has the same samples (a program with a "
+        "batch of its own: CheckpointOptions::samples_per_step)");
   }
 
   // Returns the names of saved objects that this program does not have.

@@ -230,8 +230,9 @@ void Config::derive() {
   const char* half = amp.dtype == AmpDtype::Bf16 ? "bf16" : "fp16";
   metrics.configured = {.precision = amp.dtype == AmpDtype::Off ? "fp32" : half,
                         .amp = amp.usage,
-                        .batch_size_per_rank = train.batch_size * train.grad_accum_steps,
-                        .global_batch_size = loader.global_batch_size * train.grad_accum_steps,
+                        .batch_size = train.batch_size,
+                        .global_batch_size = loader.global_batch_size,
+                        .grad_accum_steps = train.grad_accum_steps,
                         .loader = loader.usage,
                         .bucket_cap_mb = ddp.bucket_cap_mb.value_or(0),
                         .ddp = ddp.usage};

@@ -148,7 +148,7 @@ class FirstStepCheck {
   /// False after a loop over train.epochs=0, for example. A run that resumes at its end announces
   /// the number of steps that were done, so nothing is reported although it trains nothing. A
   /// program that announced no step and ran its model without gradients only evaluates.
-  bool trained_or_evaluated() const { return newest_ > 0 || (first_ < 0 && evaluated_); }
+  bool trained_or_evaluated() const { return newest_ > 0 || trained_ || (first_ < 0 && evaluated_); }
 
  private:
   void see(int64_t step) {
@@ -157,6 +157,7 @@ class FirstStepCheck {
       return;
     }
     const bool is_forward = step == kTrainingForward;
+    trained_ = trained_ || is_forward;
     forwards_ += is_forward && first_ < 0 ? 1 : 0;
     const bool is_due = is_forward ? first_ >= 0 || forwards_ > 1 : first_ >= 0 && step > first_;
     const bool is_second =
@@ -175,7 +176,7 @@ class FirstStepCheck {
   int64_t first_ = -1;
   int forwards_ = 0;     // before a step was announced
   int64_t newest_ = -1;  // the next step; after the last step, the number of steps
-  std::atomic<bool> checked_{false}, length_checked_{false}, evaluated_{false};
+  std::atomic<bool> checked_{false}, length_checked_{false}, evaluated_{false}, trained_{false};
 };
 
 }  // namespace ddp::detail

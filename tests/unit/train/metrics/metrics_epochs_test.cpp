@@ -55,7 +55,8 @@ TEST_CASE("an epoch's row has constants of the settings that the program used") 
   };
   options.configured = {.precision = "bf16",
                         .amp = ddp::detail::UsageMark::make(),
-                        .batch_size_per_rank = 32,
+                        .batch_size = 16,
+                        .grad_accum_steps = 2,
                         .loader = ddp::detail::UsageMark::make(),
                         .bucket_cap_mb = 25,
                         .ddp = ddp::detail::UsageMark::make()};
@@ -66,13 +67,20 @@ TEST_CASE("an epoch's row has constants of the settings that the program used") 
     CHECK(epoch.at(column) == "");
   }
   options.configured.amp.set();
-  options.configured.loader.set();
+  options.configured.loader.set(32);   // training, on 2 ranks
+  options.configured.loader.set(256);  // evaluation
   options.configured.ddp.set();
   epoch = row();
   CHECK(epoch.at("precision") == "bf16");
   CHECK(epoch.at("global_batch_size") == "64");
   CHECK(epoch.at("batch_size_per_gpu") == "32");
   CHECK(epoch.at("bucket_cap_mb") == "25");
+  // The program gave its loader another batch than the settings.
+  options.configured.loader = ddp::detail::UsageMark::make();
+  options.configured.loader.set(48);
+  CHECK(row().at("global_batch_size") == "96");
+  options.configured.loader.set(64);
+  CHECK(row().at("global_batch_size") == "");  // which of the two trains is not known
   options.run = {.precision = "fp8", .batch_size_per_rank = 5, .bucket_cap_mb = 1};
   epoch = row();
   CHECK(epoch.at("precision") == "fp8");

@@ -30,16 +30,27 @@ RunFolder make_folder(const MetricsOptions& options, const LaunchEnvironment& la
   return {options.dir, name, launch.job_id};
 }
 
+// The batch of all ranks, 0 if unknown. A program may give its loaders another batch than the
+// settings say, and evaluation has a loader of its own.
+int64_t batch_of_loaders(const detail::ConfiguredRun& configured, int64_t ranks) {
+  const auto batches = configured.loader.values();
+  const int64_t by_settings = configured.global_batch_size > 0 ? configured.global_batch_size
+                                                               : configured.batch_size * ranks;
+  if (batches.contains(by_settings)) {
+    return by_settings;
+  }
+  return batches.size() == 1 ? *batches.begin() : 0;
+}
+
 // What the program states, else what its used settings say.
-RunInfo constants_of(const MetricsOptions& options) {
+RunInfo constants_of(const MetricsOptions& options, int64_t ranks) {
   auto run = options.run;
   const auto& configured = options.configured;
   if (run.precision.empty() && configured.amp.is_set()) {
     run.precision = configured.precision;
   }
-  if (run.batch_size_per_rank == 0 && run.global_batch_size == 0 && configured.loader.is_set()) {
-    run.batch_size_per_rank = configured.batch_size_per_rank;
-    run.global_batch_size = configured.global_batch_size;
+  if (run.batch_size_per_rank == 0 && run.global_batch_size == 0) {
+    run.global_batch_size = batch_of_loaders(configured, ranks) * configured.grad_accum_steps;
   }
   if (run.bucket_cap_mb == 0 && configured.ddp.is_set()) {
     run.bucket_cap_mb = configured.bucket_cap_mb;
@@ -188,7 +199,7 @@ std::vector<std::string> MetricsFiles::columns_of_epochs() const {
 }
 
 Row MetricsFiles::constants(const Place& place) const {
-  const auto run = constants_of(options_);
+  const auto run = constants_of(options_, place.ranks);
   const int64_t batch =
       run.global_batch_size > 0 ? run.global_batch_size : run.batch_size_per_rank * place.ranks;
   const auto if_known = [](bool is_known, double number) {
