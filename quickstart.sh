@@ -54,4 +54,5 @@ else
 fi
 printf '    %s\n' "${launcher[*]:+${launcher[*]} }${command[*]}"
 "${launcher[@]}" "${command[@]}"
+say "this network names what is in your own images: $DDP_BUILD/examples/resnet_ddp --config examples/configs/quickstart.yaml checkpoint.dir=runs/$run/checkpoint${*:+ $*} run.mode=classify IMAGE.jpg"
 say "done after $((SECONDS - started)) s; the page of this run, its curves and settings: tools/plot_run.py --latest"

@@ -48,6 +48,11 @@ std::unordered_set<const torch::nn::Module*> norms_of(torch::nn::Module& root) {
 
 }  // namespace
 
+torch::Tensor as_weights(const torch::Tensor& input, const torch::Tensor& weight) {
+  const auto dtype = weight.scalar_type();
+  return dtype == torch::kBFloat16 || dtype == torch::kHalf ? input.to(dtype) : input;
+}
+
 void to_half_but_norms(torch::nn::Module& module, c10::ScalarType dtype) {
   if (dtype != torch::kBFloat16 && dtype != torch::kHalf) {
     throw std::invalid_argument(std::string("to_half_but_norms: dtype ") + c10::toString(dtype) +

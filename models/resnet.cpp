@@ -7,20 +7,11 @@
 #include <utility>
 
 #include "ddp/ops/vision.hpp"
+#include "models/precision.hpp"
 #include "norm_by_name.hpp"
 #include "ops/streams/side_streams.hpp"
 
 namespace models {
-namespace {
-
-/// Casts images to the dtype of 16-bit weights.
-torch::Tensor as_weights(const torch::Tensor& images, const torch::Tensor& weight) {
-  const bool half =
-      weight.scalar_type() == torch::kBFloat16 || weight.scalar_type() == torch::kHalf;
-  return half ? images.to(weight.scalar_type()) : images;
-}
-
-}  // namespace
 
 ResNetImpl::ResNetImpl(ResNetOptions options, std::vector<int64_t> num_blocks, bool bottleneck)
     : options_(std::move(options)), num_blocks_(std::move(num_blocks)), bottleneck_(bottleneck) {

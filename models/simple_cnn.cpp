@@ -6,6 +6,8 @@
 #include <array>
 #include <stdexcept>
 
+#include "models/precision.hpp"
+
 namespace models {
 namespace {
 
@@ -78,6 +80,7 @@ torch::Tensor SimpleCnnImpl::forward(torch::Tensor input) {
     norm.append_counter(counters);
   }
   count_batches(counters);
+  input = as_weights(input, fc_->weight);
   for (std::size_t i = 0; i < convs_.size(); ++i) {
     if (i > 0) {
       input = halve(input, options_.num_dims);

@@ -50,8 +50,8 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
   `mixup`, `cutmix`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
 - A program may declare its own sections, `ddp::declare_section<T>("mine")`, and reads them by `cfg.section<T>("mine")`.
-  `model` below belongs to examples/resnet_ddp. The sections of vit_ddp, cnn_ddp, lora_ddp, gpt2_ddp, bert_ddp and
-  exported_ddp (examples/) follow at the end, with the library's settings whose default differs there.
+  `run` and `model` below belong to examples/resnet_ddp. The sections of vit_ddp, cnn_ddp, lora_ddp, gpt2_ddp, bert_ddp
+  and exported_ddp (examples/) follow at the end, with the library's settings whose default differs there.
 - At the start, rank 0 prints the settings that differ from their defaults, with `--show-settings` all. The run folder
   and every checkpoint store all of them. They must be equal on all ranks.
 - `--summary` prints the parameters of each model that is wrapped with `cfg.ddp`: modules, shapes, numbers, memory.

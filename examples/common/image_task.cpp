@@ -12,6 +12,13 @@ ddp::Batch images_of(const ImageBatch& batch, ddp::DataLoader<>& loader) {
   return batch.is_prepared() ? loader.device_images()->make(batch.prepared) : batch.images;
 }
 
+/// Adds to `counts` in place, so a captured step can do it.
+void add_class_counts(const at::Tensor& logits, const at::Tensor& target, at::Tensor counts) {
+  const auto is_class = target.unsqueeze(1).eq(torch::arange(counts.size(1), target.options()));
+  const auto is_correct = logits.argmax(1).eq(target);
+  counts += torch::stack({is_class.logical_and(is_correct.unsqueeze(1)).sum(0), is_class.sum(0)});
+}
+
 }  // namespace
 
 ImageTask::ImageTask(const ImageParts& parts, const ImageSettings& settings)
@@ -67,9 +74,16 @@ void ImageTask::for_each_evaluation_batch(const std::function<bool(ImageBatch ba
 
 BatchResult ImageTask::evaluate(const ImageBatch& batch) {
   const auto images = images_of(batch, parts_.eval_loader);
-  const auto [mean, num_correct] = mean_loss(images, /*label_smoothing=*/0, {});
-  return {.loss = mean * static_cast<double>(images.size()),
-          .num_correct = num_correct,
+  ddp::ops::CrossEntropyResult result;
+  if (parts_.class_counts.defined() && !parts_.own_loss) {
+    const auto logits = parts_.forward(images.data);
+    add_class_counts(logits, images.target, parts_.class_counts);
+    result = classification_loss(logits, images.target, /*label_smoothing=*/0);
+  } else {
+    result = mean_loss(images, /*label_smoothing=*/0, {});
+  }
+  return {.loss = result.loss * static_cast<double>(images.size()),
+          .num_correct = result.num_correct,
           .num_targets = {.on_host = images.size()}};
 }
 

@@ -41,6 +41,9 @@ struct ImageParts {
   /// Of a model that computes its mean loss from images and targets. `forward` and the settings of
   /// mixing and smoothing are unused then, and there is no accuracy.
   std::function<at::Tensor(const ddp::Batch&)> own_loss = {};
+  /// int64 [2, classes] on the device: evaluations without own_loss add this rank's correct answers
+  /// and images of each class. Undefined: they do not.
+  at::Tensor class_counts = {};
 };
 
 struct ImageSettings {

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "ddp/ddp.hpp"
 
@@ -14,9 +15,13 @@ namespace examples {
 struct ImageData {
   std::shared_ptr<ddp::Dataset> train;
   std::shared_ptr<ddp::Dataset> test;
+  ddp::DataOptions options = {};  ///< that opened both
 };
 /// Throws DataError if the splits' classes differ.
 ImageData open_image_data(ddp::DataOptions options, bool channels_last = false);
+
+/// The class's name in the data, without control characters, or "class 3".
+std::string class_name(const ImageData& data, int64_t number);
 
 /// The loader's image dtype for a model of `parameter_dtype`: its compute dtype or, with mixup, the
 /// configured one, because mixup needs unrounded images. Throws SettingsError if amp.dtype
@@ -38,10 +43,14 @@ struct ImageModel {
   double ema_decay = 0;  ///< evaluations use the average of the weights; 0: off
   /// ImageParts::own_loss
   std::function<at::Tensor(const ddp::Batch&)> own_loss = {};
+  std::string weights = "";  ///< SampleModel::weights
 };
 
-/// Trains as the settings say, with evaluations and checkpoints. Collective.
+/// Trains as the settings say, with evaluations and checkpoints. With `only_evaluates` or
+/// checkpoint.resume=best, reports loss and accuracy, in all and per class, of what
+/// restore_trained() loads. Collective.
 void train_images(ddp::Context& ctx, ddp::Config cfg, const ImageData& data,
-                  const ImageModel& classifier, const ImageProgram& program);
+                  const ImageModel& classifier, const ImageProgram& program,
+                  bool only_evaluates = false);
 
 }  // namespace examples

@@ -199,12 +199,7 @@ int64_t LanguageTrainer::restore() {
 }
 
 int64_t LanguageTrainer::restore_model() {
-  auto options = cfg_.checkpoint;
-  options.read_only = true;
-  if (options.resume != ddp::Resume::Best) {
-    options.resume = ddp::Resume::Require;
-  }
-  ddp::Checkpointer reader(ctx_, options, {model()});
+  ddp::Checkpointer reader(ctx_, reading_options(cfg_.checkpoint), {model()});
   const int64_t steps_done = reader.restore();
   require_same_meaning(reader);
   return steps_done;

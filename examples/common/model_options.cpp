@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "common/image_program.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
 #include "ddp/train/config.hpp"
 #include "ddp/train/weights.hpp"
@@ -13,8 +14,9 @@ namespace examples {
 
 void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
   v.field({.name = "name",
-           .doc = "Architecture.",
-           .choices = {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152"},
+           .doc = "Architecture. simple_cnn: three stages of a 3x3 convolution, 94 thousand "
+                  "parameters; stem, zero_init_residual, ops and weights are ResNet's alone.",
+           .choices = {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152", kSimpleCnn},
            .common = true},
           o.name);
   v.field({.name = "stem",
@@ -49,10 +51,35 @@ void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
 }
 
 std::vector<ddp::Section> resnet_sections() {
-  return {ddp::declare_section<ModelOptions>("model",
-                                             "The ResNet: architecture, dtype, first weights."),
-          ddp::uses({"train"})};
+  return image_sections(ddp::declare_section<ModelOptions>(
+      "model", "The network: architecture, dtype, first weights."));
 }
+
+namespace {
+
+/// Empty: BatchNorm2d.
+models::NormFactory make_norm(const ModelOptions& options,
+                              const ddp::CommunicatorPtr& communicator) {
+  if (!options.sync_batch_norm) {
+    return {};
+  }
+  return [communicator](int64_t channels) {
+    return torch::nn::AnyModule(ddp::SyncBatchNorm(channels, communicator));
+  };
+}
+
+/// To the device, the dtype and the memory format.
+void place(torch::nn::Module& module, const ModelOptions& options, at::Device device) {
+  module.to(device);
+  if (options.dtype != torch::kFloat32) {
+    models::to_half_but_norms(module, options.dtype);
+  }
+  if (options.channels_last) {
+    models::to_channels_last(module);
+  }
+}
+
+}  // namespace
 
 models::ResNet make_model(const ModelOptions& options, const ddp::Dataset& data,
                           const ddp::CommunicatorPtr& communicator) {
@@ -62,22 +89,33 @@ models::ResNet make_model(const ModelOptions& options, const ddp::Dataset& data,
   resnet.zero_init_residual = options.zero_init_residual;
   resnet.fused_ops = options.ops == "fused";
   resnet.side_streams = resnet.fused_ops;
-  if (options.sync_batch_norm) {
-    resnet.norm = [communicator](int64_t channels) {
-      return torch::nn::AnyModule(ddp::SyncBatchNorm(channels, communicator));
-    };
-  }
+  resnet.norm = make_norm(options, communicator);
   auto module = models::make_resnet(options.name, resnet);
   if (!options.weights.empty() && communicator->rank() == 0) {
     ddp::load_weights(*module, options.weights);
   }
-  module->to(communicator->device());
-  if (options.dtype != torch::kFloat32) {
-    models::to_half_but_norms(*module, options.dtype);
+  place(*module, options, communicator->device());
+  return module;
+}
+
+models::SimpleCnn make_simple_cnn(const ModelOptions& options, const ddp::Dataset& data,
+                                  const ddp::CommunicatorPtr& communicator) {
+  const ModelOptions usual;
+  for (const auto& [key, is_set] : {std::pair{"stem", options.stem != usual.stem},
+                                    {"zero_init_residual", options.zero_init_residual},
+                                    {"ops", options.ops != usual.ops},
+                                    {"weights", !options.weights.empty()}}) {
+    if (is_set) {
+      throw ddp::SettingsError(ddp::concat("model.", key, " is set, but model.name=", kSimpleCnn,
+                                           " has no such option; fix: leave it out, or set "
+                                           "model.name=resnet18"));
+    }
   }
-  if (options.channels_last) {
-    models::to_channels_last(*module);
-  }
+  models::SimpleCnn module(
+      models::SimpleCnnOptions{.in_channels = data.layout().value().shape.at(0),
+                               .num_classes = data.num_classes(),
+                               .norm = make_norm(options, communicator)});
+  place(*module, options, communicator->device());
   return module;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Section `model` of resnet_ddp.
+// Section `model` of resnet_ddp, and its models.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -11,8 +11,12 @@
 #include "ddp/core/fields.hpp"
 #include "ddp/data/dataset.hpp"
 #include "models/resnet.hpp"
+#include "models/simple_cnn.hpp"
 
 namespace examples {
+
+/// The value of model.name for a models::SimpleCnn.
+inline constexpr const char* kSimpleCnn = "simple_cnn";
 
 struct ModelOptions {
   std::string name = "resnet18";
@@ -35,5 +39,8 @@ std::vector<ddp::Section> resnet_sections();
 /// Weights are rounded to model.dtype, except those of normalisation.
 models::ResNet make_model(const ModelOptions& options, const ddp::Dataset& data,
                           const ddp::CommunicatorPtr& communicator);
+/// The same for model.name=simple_cnn. Throws SettingsError for options that only a ResNet has.
+models::SimpleCnn make_simple_cnn(const ModelOptions& options, const ddp::Dataset& data,
+                                  const ddp::CommunicatorPtr& communicator);
 
 }  // namespace examples

@@ -24,6 +24,14 @@ int64_t plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_
   return cfg.checkpoint.resume == ddp::Resume::Best ? 0 : num_steps;
 }
 
+ddp::CheckpointOptions reading_options(ddp::CheckpointOptions options) {
+  options.read_only = true;
+  if (options.resume != ddp::Resume::Best) {
+    options.resume = ddp::Resume::Require;
+  }
+  return options;
+}
+
 ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg) {
   auto options = cfg.loader;
   options.drop_last = false;

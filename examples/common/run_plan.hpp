@@ -18,6 +18,10 @@ namespace examples {
 /// samples per step, because steps decide evaluations, learning rates and the end of the run.
 int64_t plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_epoch);
 
+/// Options of a Checkpointer that only reads a folder in which a run may still be saving: the
+/// newest checkpoint, or the best one with checkpoint.resume=best; an error without one.
+ddp::CheckpointOptions reading_options(ddp::CheckpointOptions options);
+
 /// Options of a loader for an evaluation set: all samples, batches of train.eval_batch_size.
 ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg);
 

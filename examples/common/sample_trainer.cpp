@@ -24,7 +24,7 @@ std::string evaluation_line(const SampleRun& run, const std::string& samples) {
               ? format("test loss       %.4f of %lld %s", test.loss, count, samples.c_str())
               : format("test accuracy   %.2f %% of %lld %s (loss %.4f)", 100 * test.accuracy, count,
                        samples.c_str(), test.loss)) +
-         (run.has_averages ? ", by the averages of weights and buffers\n" : "\n");
+         (run.has_averages ? std::string(kByAverages) + "\n" : "\n");
 }
 
 }  // namespace
@@ -43,6 +43,25 @@ void agree_on_evaluated_weights(ddp::Checkpointer& checkpointer, bool has_averag
         "fix: set model.ema_decay as in the run that saved");
   }
   checkpointer.set_text(kEvaluatedWeights, has_averages ? kAverages : kCurrent);
+}
+
+std::string restore_trained(const ddp::Context& ctx, const ddp::Config& cfg,
+                            ddp::DataParallelModel& model, const std::unique_ptr<ddp::Ema>& ema,
+                            const std::string& weights) {
+  const auto options = reading_options(cfg.checkpoint);
+  if (options.dir.empty() && options.resume != ddp::Resume::Best) {
+    if (weights.empty()) {
+      throw ddp::SettingsError(
+          "there is no trained model: checkpoint.dir and model.weights are empty; fix: set "
+          "checkpoint.dir to the folder of the run that saved");
+    }
+    return weights;
+  }
+  auto reader = ema ? ddp::Checkpointer(ctx, options, {model, ema})
+                    : ddp::Checkpointer(ctx, options, {model});
+  const auto steps_done = reader.restore();
+  agree_on_evaluated_weights(reader, ema != nullptr, options);
+  return ddp::concat(options.dir, " after step ", steps_done);
 }
 
 void rehearse_evaluation(const ddp::Context& ctx, const ddp::Config& cfg, torch::nn::Module& module,
@@ -74,6 +93,10 @@ void rehearse_evaluation(const ddp::Context& ctx, const ddp::Config& cfg, torch:
 std::string sample_report(const SampleRun& run, const std::string& samples, const std::string& more,
                           const ddp::Context& ctx, const ddp::Config& cfg) {
   ddp::detail::TextStream out;
+  if (!run.evaluated.empty()) {
+    out << "\nevaluated       " << run.evaluated << '\n' << evaluation_line(run, samples) << more;
+    return out.str();
+  }
   out << '\n' << run.training.first_lines() << evaluation_line(run, samples);
   if (run.training.samples_per_second() > 0) {
     out << format("%-16s%.1f on %d rank(s)\n", (cfg.metrics.run.sample_unit + "/s").c_str(),

@@ -22,7 +22,9 @@ namespace examples {
 struct SampleModel {
   ddp::DataParallelModel& model;
   torch::nn::Module& module;
-  double ema_decay = 0;  ///< evaluations use the average of the weights; 0: off
+  double ema_decay = 0;         ///< evaluations use the average of the weights; 0: off
+  std::string weights = "";     ///< the file whose weights `module` has; empty: none
+  bool only_evaluates = false;  ///< what restore_trained() loads, without training
 };
 
 struct SampleRun {
@@ -31,7 +33,11 @@ struct SampleRun {
   int64_t last_saved_step = 0;
   std::string metrics_folder{};
   bool has_averages = false;
+  std::string evaluated{};  ///< the weights of a run that only evaluates; empty: it trained
 };
+
+/// Follows a result in the output, if there are averages.
+inline constexpr const char* kByAverages = ", by the averages of weights and buffers";
 
 std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double decay);
 
@@ -40,12 +46,23 @@ std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double d
 void agree_on_evaluated_weights(ddp::Checkpointer& checkpointer, bool has_averages,
                                 const ddp::CheckpointOptions& options);
 
+/// Loads what a run that does not train uses: the newest checkpoint of checkpoint.dir, the best one
+/// with checkpoint.resume=best, or without a folder the file `weights`, which `model` has already.
+/// Returns its name. Throws SettingsError without both, and as Checkpointer::restore. Collective.
+std::string restore_trained(const ddp::Context& ctx, const ddp::Config& cfg,
+                            ddp::DataParallelModel& model, const std::unique_ptr<ddp::Ema>& ema,
+                            const std::string& weights);
+
 /// Trains `task`, whose training batches `loader` makes, with evaluations and checkpoints.
-/// cfg.metrics.run names the samples. Collective.
+/// cfg.metrics.run names the samples. With checkpoint.resume=best it only evaluates. Collective.
 template <TrainingBatch Batch, typename Loader>
 SampleRun train_samples(ddp::Context& ctx, ddp::Config cfg, const SampleModel& wrapped,
                         Loader& loader, TrainingTask<Batch>& task) {
   auto& model = wrapped.model;
+  const bool only_evaluates = wrapped.only_evaluates || cfg.checkpoint.resume == ddp::Resume::Best;
+  if (only_evaluates) {
+    cfg.metrics.dir = "";
+  }
   auto optimizer = ddp::make_optimizer(model, cfg.optimizer);
   ddp::GradScaler scaler(cfg.amp);
   const auto ema = make_ema(model, wrapped.ema_decay);
@@ -71,6 +88,12 @@ SampleRun train_samples(ddp::Context& ctx, ddp::Config cfg, const SampleModel& w
                             .log_every = cfg.metrics.log_every,
                             .stop_check_seconds = cfg.checkpoint.stop_check_seconds,
                             .keep_best = cfg.checkpoint.keep_best});
+  if (only_evaluates) {
+    SampleRun run{.has_averages = ema != nullptr,
+                  .evaluated = restore_trained(ctx, cfg, model, ema, wrapped.weights)};
+    run.training.test = loop.evaluate();
+    return run;
+  }
   auto checkpointer =
       ema ? ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, loader, ema})
           : ddp::Checkpointer(ctx, cfg.checkpoint, {model, optimizer, scaler, loader});

@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "common/evaluation.hpp"
+#include "common/evaluation_scope.hpp"
 #include "common/run_plan.hpp"
 #include "common/training_report.hpp"
 #include "common/training_task.hpp"
 #include "ddp/ddp.hpp"
-#include "models/eval_scope.hpp"
 
 namespace examples {
 
@@ -338,23 +338,13 @@ EvalResult TrainingLoop<Batch>::evaluate() {
     // Waits for the last step, so that an error on another rank is reported here.
     last_loss_.value();
   }
-  torch::NoGradGuard no_grad;
-  std::shared_ptr<ddp::Ema::Swap> swap;
-  if (parts_.ema != nullptr) {
-    swap = parts_.ema->swap_in();
-  }
-  parts_.model.sync_buffers();  // all ranks get rank 0's running statistics, or their averages
-  const models::EvalScope eval(parts_.module);
+  const EvaluationScope scope(parts_.model, parts_.module, parts_.ema, settings_.amp);
   sums_.clear();
   ddp::StopPoll poll(parts_.context, settings_.stop_check_seconds, "evaluation");
-  {
-    // One Autocast scope for the whole evaluation casts each weight once.
-    ddp::Autocast autocast(settings_.amp);
-    task_.for_each_evaluation_batch([&](Batch batch) {
-      evaluation_(std::move(batch), {});
-      return !poll.should_stop();
-    });
-  }
+  task_.for_each_evaluation_batch([&](Batch batch) {
+    evaluation_(std::move(batch), {});
+    return !poll.should_stop();
+  });
   if (poll.finish()) {
     throw EvaluationStopped(poll.stop_reason());
   }

@@ -3,6 +3,7 @@
 
 #include <torch/torch.h>
 
+#include "common/image_program.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/train/config.hpp"
 #include "ddp/train/weights.hpp"
@@ -46,9 +47,8 @@ void describe_fields(VitSettings& s, ddp::FieldVisitor& v) {
 }
 
 std::vector<ddp::Section> vit_sections() {
-  return {ddp::declare_section<VitSettings>(
-              "model", "The Vision Transformer: size, dropout, first weights."),
-          ddp::uses({"train"})};
+  return image_sections(ddp::declare_section<VitSettings>(
+      "model", "The Vision Transformer: size, dropout, first weights."));
 }
 
 models::Vit make_vit(const VitSettings& settings, const ddp::Dataset& data,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The trainer as a user runs it.
 if(TARGET resnet_ddp)
-  foreach(_case mnist:1 learns:1 learns:2 learns:4 accumulates:2 finishes:1 finishes:2 refuses:2 unsaved:1 unsaved:2 skips:2 diverges:1 diverges:2 protects:1 protects:2 resumes:1 resumes:2 stops:2 evaluates:1 evaluates:2 averages:2)
+  foreach(_case mnist:1 small:1 small:2 uses:1 uses:2 learns:1 learns:2 learns:4 accumulates:2 finishes:1 finishes:2 refuses:2 unsaved:1 unsaved:2 skips:2 diverges:1 diverges:2 protects:1 protects:2 resumes:1 resumes:2 stops:2 evaluates:1 evaluates:2 averages:2)
     string(REPLACE ":" ";" _case ${_case})
     list(GET _case 0 _scenario)
     list(GET _case 1 _ranks)

@@ -2,9 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs the trainer as a user does and looks at what it prints.
 #
-# usage: resnet_ddp_test.sh learns|mnist|resumes|stops|evaluates|averages|accumulates|finishes|refuses|unsaved|skips|diverges|protects PROGRAM RANKS DATA
+# usage: resnet_ddp_test.sh learns|mnist|small|uses|resumes|stops|evaluates|averages|accumulates|finishes|refuses|unsaved|skips|diverges|protects PROGRAM RANKS DATA
 #   learns    20 steps lower the loss, all ranks end with the same parameters
 #   mnist     files in MNIST's format, one channel: the loss falls
+#   small     model.name=simple_cnn with SyncBatchNorm, NHWC, bf16 and EMA: the loss falls
+#   uses      run.mode=evaluate and run.mode=classify agree with the training that saved; users' mistakes are refused
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted
 #   stops     SIGTERM: saved, exit code 75, resumed to the same bits
 #   evaluates  SIGTERM during an evaluation: the last step is saved, 75; the resumed run repeats the evaluation, to the same bits
@@ -24,15 +26,15 @@ scenario=$1 program=$2 ranks=$3 data=$4
 source "$(dirname "${BASH_SOURCE[0]}")/trainer_test_lib.sh"
 
 wrapper=() # before the program, on each rank
-run() { # run LOG SETTING…
-  local log=$1
-  shift
-  local launch=()
-  [ "$ranks" -gt 1 ] && launch=(mpirun -n "$ranks")
+run_on() { # run_on RANKS LOG SETTING…
+  local launch=() number=$1 log=$2
+  shift 2
+  [ "$number" -gt 1 ] && launch=(mpirun -n "$number")
   exec "${launch[@]}" "${wrapper[@]}" "$program" data.path="$data" data.num_samples=163 train.batch_size=$((32 / ranks)) \
     data.image_size=16 loader.drop_last=true loader.num_workers=1 optimizer.momentum=0.9 lr_schedule.lr=0.002 \
     metrics.dir="$work/runs" metrics.progress=plain "$@" > "$log" 2>&1
 }
+run() { run_on "$ranks" "$@"; }
 
 check_learning() { # check_learning LOG: the last epoch's loss is below the first's
   sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$1" |
@@ -61,6 +63,48 @@ case $scenario in
     (run "$work/1.log" train.max_steps=20 data.image_size=28) || fail "exit code $?"
     check_learning "$work/1.log"
     grep -q "^test accuracy .* of 163 images" "$work/1.log" || fail "not every test image was counted once"
+    ;;
+  small)
+    (run "$work/1.log" train.max_steps=20 lr_schedule.lr=0.02 model.name=simple_cnn model.sync_batch_norm=true \
+      model.channels_last=true model.dtype=bf16 model.ema_decay=0.5) || fail "exit code $?"
+    check_learning "$work/1.log"
+    grep -q "^test accuracy .* of 163 images .*, by the averages" "$work/1.log" || fail "no evaluation"
+    [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
+    ;;
+  uses)
+    refused() { # refused CODE TEXT ARGUMENT…
+      local expected=$1 text=$2 code
+      shift 2
+      (run "$work/refused.log" model.name=simple_cnn data.image_size=16 "$@")
+      code=$?
+      [ $code = "$expected" ] || fail "exit code $code with $*, expected $expected"
+      grep -qF -- "$text" "$work/refused.log" || fail "with $*: no message '$text'"
+    }
+    check_use model.name=simple_cnn lr_schedule.lr=0.02 train.max_steps=20
+    # No optimizer is made, and its settings are no mistake.
+    images=("$work"/data/test/cat/*.jpg) saved=(data.num_samples=0 data.eval_resize=20 checkpoint.dir="$work/checkpoints")
+    (run "$work/1.log" run.mode=classify "${images[0]}" --config "$(dirname "$0")/../../examples/configs/quickstart.yaml" \
+      model.name=simple_cnn "${saved[@]}") || fail "exit code $? with a file of settings"
+    grep -A 1 -F "${images[0]}" "$work/1.log" | grep -qE "^ +[0-9.]+ %  (cat|deer|ship)$" || fail "no class"
+    grep -q "also has averaged weights" "$work/1.log" || fail "nothing is said of averages that are not used"
+    printf 'no image' > "$work/text.jpg"
+    refused 65 "$work/text.jpg at offset 0: not a JPEG" run.mode=classify "$work/text.jpg" data.corrupt=skip "${saved[@]}"
+    [ "$ranks" = 1 ] || exit 0
+    refused 64 "no image file is given; fix: name image files behind it" run.mode=classify "${saved[@]}"
+    refused 64 "argument 'cat.jpg' is not key=value, and run.mode=train takes no image files; fix: set run.mode=classify" cat.jpg
+    refused 64 "run.mode=evaluate takes no image files" run.mode=evaluate cat.jpg "${saved[@]}"
+    refused 64 "there is no trained model: checkpoint.dir and model.weights are empty; fix: set checkpoint.dir" run.mode=evaluate
+    refused 74 ": there is no checkpoint in checkpoint.dir=$work/none; fix: set the folder" run.mode=evaluate checkpoint.dir="$work/none"
+    refused 65 "the image file cat.jpg does not exist; fix: check the path" run.mode=classify cat.jpg "${saved[@]}"
+    refused 70 "fc.weight is saved with shape [3, 128] but has shape [4, 128] here" run.mode=evaluate data.num_classes=4 "${saved[@]}"
+    refused 64 "model.stem is set, but model.name=simple_cnn has no such option" model.stem=cifar
+    [ ! -e "$work/none" ] || fail "a folder was made"
+    # Of more than 20 classes the three worst are shown. These have no names.
+    many=(model.name=simple_cnn train.max_steps=3 data.format=synthetic data.num_classes=30 checkpoint.dir="$work/many")
+    (run "$work/2.log" "${many[@]}") && (run "$work/3.log" "${many[@]}" run.mode=evaluate) || fail "exit code $?"
+    shown=$(sed -n 's/^\(worst  *\| *\)\([0-9.]*\) % of [0-9]*  class [0-9]*$/\2/p' "$work/3.log")
+    echo "worst classes:" "${shown//$'\n'/ }"
+    { [ "$(wc -w <<< "$shown")" = 3 ] && [ "$shown" = "$(sort -n <<< "$shown")" ]; } || fail "not the three worst classes"
     ;;
   accumulates)
     # 11 batches: three steps of 3 and one of 2 an epoch.

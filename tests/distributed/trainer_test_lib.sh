@@ -75,6 +75,45 @@ check_cut_run() {
   check_resumed "$line"
 }
 
+# check_use SETTING…: run.mode=evaluate gives what training printed at its end, on one rank and on `ranks`. The
+# probabilities that run.mode=classify prints for all test images give the same loss and accuracy. Needs `run_on`, `ranks` and
+# `data`, tar shards with a folder per class. Leaves three classes in $work/data and a checkpoint in $work/checkpoints.
+check_use() {
+  local split number tested settings images
+  for split in train test; do
+    mkdir -p "$work/data/$split"
+    tar xf "$data/$split-000.tar" -C "$work/data/$split" || fail "tar"
+    find "$work/data/$split" -mindepth 1 -maxdepth 1 ! -name cat ! -name deer ! -name ship -exec rm -r {} +
+  done
+  images=("$work"/data/test/*/*.jpg)
+  rm "${images[0]}" # an odd number: no padding
+  images=("${images[@]:1}")
+  [ $((${#images[@]} % 2)) = 1 ] || fail "${#images[@]} images"
+  data=$work/data
+  settings=(data.num_samples=0 data.image_size=16 data.eval_resize=20 model.ema_decay=0.5 "$@" checkpoint.dir="$work/checkpoints")
+  (run_on "$ranks" "$work/trained.log" "${settings[@]}") || fail "exit code $?"
+  tested=$(grep "^test accuracy .*, by the averages" "$work/trained.log")
+  for number in 1 "$ranks"; do
+    (run_on "$number" "$work/evaluated.log" "${settings[@]}" run.mode=evaluate) || fail "exit code $? of the evaluation"
+    [ "$(grep "^test accuracy" "$work/evaluated.log")" = "$tested" ] || fail "the evaluation on $number ranks differs"
+    grep -q "^evaluated  *$work/checkpoints after step" "$work/evaluated.log" || fail "the checkpoint is not named"
+    sed -n '/^classes /,$s/^.* \([0-9.]*\) % of \([0-9]*\)  [a-z]*$/\2 \1/p' "$work/evaluated.log" |
+      awk -v tested="$tested" '{ n += $1; correct += $1 * $2 / 100 }
+        END { split(tested, word); print NR, "classes:", correct, "of", n; d = 100 * correct / n - word[3]
+              exit !(NR == 3 && n == word[6] && d < 0.01 && d > -0.01) }' || fail "the classes do not add up"
+    (run_on "$number" "$work/classified.log" "${settings[@]}" run.mode=classify "${images[@]}") || fail "exit code $? of run.mode=classify"
+    # A percentage has two decimals. An image's first line is its most probable class.
+    awk -v tested="$tested" '
+      /\/test\/.*\.jpg$/ { sub(".*/test/", ""); sub("/.*", ""); class = $0; n++; first = 1; next }
+      class != "" { total += $1; correct += first && $3 == class; first = 0; if ($3 == class) loss -= log($1 / 100) }
+      END { split(tested, word); sub("\\).*", "", word[9]); print "loss", loss / n, "and", word[9] ";", correct, "of", n
+            d = loss / n - word[9]; a = 100 * correct / n - word[3]; t = total / n - 100
+            exit !(n == word[6] && d < 1e-3 && d > -1e-3 && a < 0.01 && a > -0.01 && t < 0.03 && t > -0.03) }
+      ' "$work/classified.log" || fail "other probabilities on $number ranks"
+  done
+  [ "$(find "$work/checkpoints" -maxdepth 1 -name 'step_*' | wc -l)" = 1 ] || fail "a run that does not train saved"
+}
+
 # check_resumes SETTING…: check_cut_run of an image classifier. Each rank saves a random state of its own. Needs `ranks` too.
 check_resumes() {
   local states

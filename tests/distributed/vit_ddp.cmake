@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The trainer of Vision Transformers as a user runs it.
 if(TARGET vit_ddp)
-  foreach(_case learns:2 curve:4 resumes:1 resumes:2 refuses:1)
+  foreach(_case learns:2 curve:4 uses:2 resumes:1 resumes:2 refuses:1)
     string(REPLACE ":" ";" _case ${_case})
     list(GET _case 0 _scenario)
     list(GET _case 1 _ranks)

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Runs vit_ddp as a user does and looks at what it prints. resnet_ddp_test.sh tests what both trainers share.
 #
-# usage: vit_ddp_test.sh learns|curve|resumes|refuses PROGRAM RANKS DATA
+# usage: vit_ddp_test.sh learns|curve|uses|resumes|refuses PROGRAM RANKS DATA
 #   learns    with dropout, stochastic depth, mixup, CutMix, RandAugment and an average of the weights the loss falls
 #   curve     1, 2 and 4 ranks (RANKS: the largest), accumulation, uneven shares: the loss curve of one process
+#   uses      run.mode=evaluate and run.mode=classify agree with the training that saved, also by model.weights
 #   resumes   killed after a checkpoint and started again: the same bits as never interrupted, random branches and
 #             augmentation included; the random states differ between the ranks
 #   refuses   patches that do not divide the image, unknown names, contradicting dtypes, a checkpoint of other patches,
@@ -50,6 +51,14 @@ case $scenario in
                  END { print "'"$name"'", NR - 1, "rows, largest difference", sqrt(worst); exit NR != 16 }' ||
         fail "$name: another curve than one process's: $(paste "$work/runs/r1_12x1/steps.csv" "$work/runs/$name/steps.csv")"
     done
+    ;;
+  uses)
+    check_use train.max_steps=8 train.batch_size=$((32 / ranks))
+    weights=$(find "$work/checkpoints" -name model.safetensors)
+    (run "$work/saved.log" data.num_samples=0 data.image_size=16 checkpoint.dir="$work/checkpoints" run.mode=evaluate) || fail "exit code $?"
+    (run "$work/file.log" data.num_samples=0 data.image_size=16 model.weights="$weights" run.mode=evaluate) || fail "exit code $?"
+    cmp <(grep "^test accuracy" "$work/saved.log") <(grep "^test accuracy" "$work/file.log") || fail "other weights than the file's"
+    grep -q "^evaluated  *$weights$" "$work/file.log" || fail "the file is not named"
     ;;
   resumes)
     common=("${regularised[@]}" model.ema_decay=0.9 train.max_steps=16 train.batch_size=$((16 / ranks)) train.mixup=0.2

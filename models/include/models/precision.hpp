@@ -15,4 +15,7 @@ namespace models {
 /// ddp::ops::NormOwner names.
 void to_half_but_norms(torch::nn::Module& module, c10::ScalarType dtype);
 
+/// Casts a model's input to the dtype of its weights if that has 16 bits.
+torch::Tensor as_weights(const torch::Tensor& input, const torch::Tensor& weight);
+
 }  // namespace models

@@ -29,8 +29,9 @@ struct SimpleCnnOptions {
 /// Stages of convolution, normalisation and ReLU with max pooling of 2 between them, then the mean
 /// over all positions and a linear layer. Input: [batch, in_channels, length], [batch, in_channels,
 /// height, width] or [batch, in_channels, depth, height, width], with each extent >=
-/// 2^(stages - 1). Output: [batch, num_classes]. Children: conv1, bn1, conv2, …, fc. On CUDA
-/// LibTorch has no deterministic backward of the pooling of volumes.
+/// 2^(stages - 1). Output: [batch, num_classes]. Weights of 16 bits (to_half_but_norms) cast the
+/// input to their dtype. Children: conv1, bn1, conv2, …, fc. On CUDA LibTorch has no deterministic
+/// backward of the pooling of volumes.
 class SimpleCnnImpl : public torch::nn::Cloneable<SimpleCnnImpl>, public ddp::ops::NormOwner {
  public:
   explicit SimpleCnnImpl(SimpleCnnOptions options = {});  ///< throws std::invalid_argument

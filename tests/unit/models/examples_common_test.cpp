@@ -240,6 +240,45 @@ TEST_CASE("a ViT takes its sizes from the settings and the data") {
         std::string::npos);
 }
 
+TEST_CASE("a SimpleCnn takes the settings of a ResNet that it has, and refuses the others") {
+  const auto data = ddp::make_dataset(
+      {.format = ddp::DataFormat::Synthetic, .image_size = 16, .channels = 1, .num_classes = 7});
+  const auto communicator = ddp::make_single_communicator(torch::kCPU);
+  examples::ModelOptions options;
+  options.name = examples::kSimpleCnn;
+  options.sync_batch_norm = true;
+  options.channels_last = true;
+  options.dtype = torch::kBFloat16;
+  auto module = examples::make_simple_cnn(options, *data, communicator);
+  CHECK(module->options().in_channels == 1);
+  CHECK(module->options().num_classes == 7);
+  CHECK(module->norm("bn2")->as<ddp::SyncBatchNormImpl>() != nullptr);
+  const auto parameters = module->named_parameters();
+  CHECK(parameters["conv2.weight"].scalar_type() == torch::kBFloat16);
+  CHECK(parameters["conv2.weight"].is_contiguous(at::MemoryFormat::ChannelsLast));
+  CHECK(parameters["bn2.weight"].scalar_type() == torch::kFloat32);
+  // Images that mixup needs whole are cast by the model.
+  CHECK(module->forward(torch::randn({2, 1, 16, 16})).scalar_type() == torch::kBFloat16);
+
+  const auto error_with = [&](auto&& change) {
+    examples::ModelOptions other;
+    other.name = examples::kSimpleCnn;
+    change(other);
+    return message_of<ddp::SettingsError>(
+        [&] { examples::make_simple_cnn(other, *data, communicator); });
+  };
+  CHECK(error_with([](auto&) {}) == "");
+  CHECK(
+      error_with([](auto& o) { o.stem = "cifar"; }) ==
+      "model.stem is set, but model.name=simple_cnn has no such option; fix: leave it out, or set "
+      "model.name=resnet18");
+  CHECK_THAT(error_with([](auto& o) { o.zero_init_residual = true; }),
+             Catch::StartsWith("model.zero_init_residual is set"));
+  CHECK_THAT(error_with([](auto& o) { o.ops = "plain"; }), Catch::StartsWith("model.ops is set"));
+  CHECK_THAT(error_with([](auto& o) { o.weights = "w.safetensors"; }),
+             Catch::StartsWith("model.weights is set"));
+}
+
 TEST_CASE("images come in the model's compute dtype, but whole for mixup") {
   ddp::Config cfg;
   const auto chosen = [&](c10::ScalarType dtype) {

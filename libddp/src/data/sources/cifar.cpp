@@ -93,6 +93,12 @@ DecodedImages read_cifar10(const std::string& folder, Split split) {
       append_file(records, concat(found, "/data_batch_", i, ".bin"), images);
     }
   }
+  const std::string names = found + "/batches.meta.txt";  // other sets of this format have others
+  images.class_names = path_exists(names) ? read_names(names) : std::vector<std::string>{};
+  if (images.class_names.size() != 10) {
+    images.class_names = {"airplane", "automobile", "bird",  "cat",  "deer",
+                          "dog",      "frog",       "horse", "ship", "truck"};
+  }
   return images;
 }
 

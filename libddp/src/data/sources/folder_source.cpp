@@ -66,7 +66,45 @@ std::vector<std::string> class_names_in(const fs::path& root, LeftOut& left_out)
   return names;
 }
 
-class FolderSource : public ImageSource {
+// Image files in the file system.
+class FileSource : public ImageSource {
+ public:
+  int64_t size() const override { return static_cast<int64_t>(paths_.size()); }
+  DataSource locate(int64_t index) const override {
+    return {paths_[static_cast<size_t>(index)], 0};
+  }
+  void read(int64_t index, std::vector<uint8_t>& bytes) const override {
+    const DataFile file(paths_[static_cast<size_t>(index)]);
+    bytes.resize(static_cast<size_t>(file.size()));
+    file.read_at(0, bytes.data(), file.size());
+  }
+
+ protected:
+  std::vector<std::string> paths_;
+};
+
+class FileList : public FileSource {
+ public:
+  explicit FileList(const std::vector<std::string>& paths) {
+    for (const std::string& path : paths) {
+      const auto type = file_type_of(path);
+      if (type == fs::file_type::not_found) {
+        throw DataError(concat("the image file ", path, " does not exist; fix: check the path"));
+      }
+      if (type == fs::file_type::directory) {
+        throw DataError(concat(path, " is a folder, not an image file; fix: name the files in it"));
+      }
+    }
+    paths_ = paths;
+  }
+  int64_t num_classes() const override { return size(); }
+  int64_t label(int64_t index) const override { return index; }
+  const char* corrupt_fix() const override {
+    return "; fix: leave the file out, or convert it to a good JPEG, PNG or WebP image";
+  }
+};
+
+class FolderSource : public FileSource {
  public:
   /// `known` numbers the classes; if empty, their sorted names do.
   FolderSource(const fs::path& root, std::vector<std::string> known, SourcePart part,
@@ -96,18 +134,9 @@ class FolderSource : public ImageSource {
     }
   }
 
-  int64_t size() const override { return static_cast<int64_t>(paths_.size()); }
   int64_t num_classes() const override { return static_cast<int64_t>(names_.size()); }
   std::vector<std::string> class_names() const override { return names_; }
   int64_t label(int64_t index) const override { return labels_[static_cast<size_t>(index)]; }
-  DataSource locate(int64_t index) const override {
-    return {paths_[static_cast<size_t>(index)], 0};
-  }
-  void read(int64_t index, std::vector<uint8_t>& bytes) const override {
-    const DataFile file(paths_[static_cast<size_t>(index)]);
-    bytes.resize(static_cast<size_t>(file.size()));
-    file.read_at(0, bytes.data(), file.size());
-  }
 
  private:
   void add_class(const fs::path& folder, int64_t label, LeftOut& left_out) {
@@ -143,13 +172,16 @@ class FolderSource : public ImageSource {
 
   bool is_enough() const { return part_ == SourcePart::Beginning && !paths_.empty(); }
 
-  std::vector<std::string> paths_;
   std::vector<int64_t> labels_;
   std::vector<std::string> names_;
   SourcePart part_;
 };
 
 }  // namespace
+
+std::unique_ptr<ImageSource> open_file_list(const std::vector<std::string>& paths) {
+  return std::make_unique<FileList>(paths);
+}
 
 std::string find_split_folder(const std::string& folder, Split split) {
   const std::vector<std::string> names = split == Split::Train

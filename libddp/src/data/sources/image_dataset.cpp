@@ -67,10 +67,8 @@ void decode(const std::vector<uint8_t>& bytes, const DataSource& where, const Re
 
 }  // namespace
 
-DataError with_fix(const CorruptImage& corrupt) {
-  return DataError(concat(corrupt.what(),
-                          "; fix: prepare the file again, or use the next good image instead with "
-                          "data.corrupt=skip"));
+DataError with_fix(const CorruptImage& corrupt, const char* fix) {
+  return DataError(concat(corrupt.what(), fix));
 }
 
 ImageDataset::ImageDataset(std::unique_ptr<ImageSource> source, const DataOptions& resolved,
@@ -263,7 +261,7 @@ int64_t ImageDataset::first_good(int64_t index, F&& use) const {
     try {
       use(index);
     } catch (const CorruptImage& corrupt) {
-      throw with_fix(corrupt);
+      throw with_fix(corrupt, source_->corrupt_fix());
     }
     return index;
   }

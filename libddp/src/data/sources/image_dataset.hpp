@@ -82,6 +82,6 @@ inline const ImageDataset* as_images(const Dataset& dataset) {
 }
 
 /// Adds the fix to an image's error, for data.corrupt=error.
-DataError with_fix(const CorruptImage& corrupt);
+DataError with_fix(const CorruptImage& corrupt, const char* fix = kCorruptFix);
 
 }  // namespace ddp::detail

@@ -13,6 +13,9 @@
 
 namespace ddp::detail {
 
+inline constexpr const char* kCorruptFix =
+    "; fix: prepare the file again, or use the next good image instead with data.corrupt=skip";
+
 class ImageSource {
  public:
   virtual ~ImageSource() = default;
@@ -24,6 +27,8 @@ class ImageSource {
   virtual DataSource locate(int64_t index) const = 0;
   /// Reads the bytes of a sample's image file. Callable from any thread.
   virtual void read(int64_t index, std::vector<uint8_t>& bytes) const = 0;
+  /// What a user can do about an image that cannot be decoded, for messages.
+  virtual const char* corrupt_fix() const { return kCorruptFix; }
 };
 
 /// Decoded images of one size, [n, size, size, 3].
@@ -72,6 +77,9 @@ std::vector<std::string> find_tar_shards(const std::string& folder, Split split,
 /// a whole scan leaves out.
 std::unique_ptr<ImageSource> open_folder_source(const std::string& folder, Split split,
                                                 SourcePart part = SourcePart::Whole);
+/// Single files. The label of a file is its position. Throws DataError for missing ones.
+std::unique_ptr<ImageSource> open_file_list(const std::vector<std::string>& paths);
+
 /// folder/train; folder/test or folder/val. Empty if there is none.
 std::string find_split_folder(const std::string& folder, Split split);
 

@@ -11,6 +11,7 @@
 #include "data/sources/image_dataset.hpp"
 #include "data/sources/image_source.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/data/image_files.hpp"
 
 namespace ddp {
 
@@ -332,6 +333,17 @@ std::shared_ptr<Dataset> make_dataset(const DataOptions& options, Split split) {
   }
   const bool keep = keeps_decoded(resolved, source->size());
   return std::make_shared<detail::ImageDataset>(std::move(source), resolved, train, keep);
+}
+
+std::shared_ptr<Dataset> open_image_files(const DataOptions& options,
+                                          const std::vector<std::string>& paths) {
+  DataOptions resolved = detail::resolve_data_options(options);
+  resolved.num_samples = 0;
+  resolved.num_classes = 0;
+  resolved.corrupt = CorruptPolicy::Error;  // another file's image would be no answer
+  const bool keep = keeps_decoded(resolved, std::ssize(paths));
+  return std::make_shared<detail::ImageDataset>(detail::open_file_list(paths), resolved,
+                                                /*train=*/false, keep);
 }
 
 }  // namespace ddp

@@ -65,8 +65,10 @@ class Restorer : private RestoreParts {
                  " is complete (see the warnings above); fix: remove the folder to start again"));
     }
     if (options.resume == Resume::Require) {
-      throw ReadError("checkpoint.resume=require, but there is no checkpoint in checkpoint.dir=" +
-                      options.dir + "; fix: set the folder of the run that saved");
+      // A program that only reads requires a checkpoint, whatever its user has set.
+      throw ReadError(concat(options.read_only ? "" : "checkpoint.resume=require, but ",
+                             "there is no checkpoint in checkpoint.dir=", options.dir,
+                             "; fix: set the folder of the run that saved"));
     }
     if (is_best()) {
       throw ReadError(

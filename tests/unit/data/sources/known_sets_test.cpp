@@ -111,6 +111,21 @@ std::string data_error(const DataOptions& options, Split split = Split::Train) {
 
 }  // namespace
 
+TEST_CASE("CIFAR-10's classes have the names of batches.meta.txt, or the known ones",
+          "[known_sets]") {
+  TempFolder folder;
+  write_file(folder.path() / "test_batch.bin", std::string(3073, '\3'));
+  const auto names = [&] {
+    return make_dataset({.path = folder.path()}, Split::Test)->class_names();
+  };
+  CHECK(names().size() == 10);
+  CHECK(names().at(3) == "cat");
+  write_file(folder.path() / "batches.meta.txt", "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\n\n");
+  CHECK(names().at(3) == "d");
+  write_file(folder.path() / "batches.meta.txt", "a\nb\nc\nd\n");
+  CHECK(names().at(3) == "cat");
+}
+
 TEST_CASE("MNIST's files give grey images without augmentation", "[known_sets]") {
   TempFolder folder;
   const bool packed = GENERATE(false, true);
