@@ -109,7 +109,6 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const Run& run) {
     module->check_call(arguments);
   });
   examples::train_images(ctx, cfg, data, classifier, kProgram);
-  examples::save_trained(module, settings, run.lora, ctx);
 }
 
 void train_tokens(ddp::Context& ctx, const ddp::Config& cfg, const Run& run,
@@ -137,7 +136,11 @@ void train_tensors(ddp::Context& ctx, const ddp::Config& cfg, const Run& run,
   Model model(module, ctx.communicator(), cfg.ddp);
   using Arguments = std::map<std::string, c10::IValue>;
   const auto report = examples::train_tensors(
-      ctx, cfg, data, {.model = model, .module = *module, .ema_decay = settings.ema_decay},
+      ctx, cfg, data,
+      {.model = model,
+       .module = *module,
+       .ema_decay = settings.ema_decay,
+       .save_trained = [&] { examples::save_trained(module, settings, run.lora, ctx); }},
       {.wrapper = [&](const Arguments& arguments) { return model.forward(arguments); },
        .module = [&](const Arguments& arguments) { return module->forward(arguments); },
        .check = [&](const Arguments& arguments) { module->check_call({}, arguments); },
@@ -147,7 +150,6 @@ void train_tensors(ddp::Context& ctx, const ddp::Config& cfg, const Run& run,
                      report, data.facts.num_per_sample > 1 ? "labels" : "samples", "", ctx, cfg)
               << std::flush;
   }
-  examples::save_trained(module, settings, run.lora, ctx);
 }
 
 void train(ddp::Context& ctx, const ddp::Config& cfg) {

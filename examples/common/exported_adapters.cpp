@@ -117,7 +117,8 @@ void save_trained(ddp::ExportedModule module, const ExportedSettings& settings,
   if (!settings.save_weights.empty()) {
     models::merge_lora(*module);
     ddp::save_weights(*module, settings.save_weights);
-    std::cout << "weights saved in " << settings.save_weights << '\n';
+    std::cout << "weights saved in " << settings.save_weights
+              << (settings.ema_decay > 0 ? " (the averages)" : "") << '\n';
   }
   std::cout << std::flush;
 }

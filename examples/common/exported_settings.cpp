@@ -94,7 +94,7 @@ void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "save_weights",
            .doc = "File for the trained weights, which Python's load_state_dict takes from "
                   "safetensors.torch.load_file. Adapters of section lora are merged into them. "
-                  "Empty: none."},
+                  "With model.ema_decay the file has the averages. Empty: none."},
           s.save_weights);
   v.field({.name = "ema_decay",
            .doc = "Decay of an exponential moving average of weights and buffers. Evaluation "

@@ -154,7 +154,8 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const ImageData& data,
                                   .module = classifier.module,
                                   .ema_decay = classifier.ema_decay,
                                   .weights = classifier.weights,
-                                  .only_evaluates = only_evaluates},
+                                  .only_evaluates = only_evaluates,
+                                  .save_trained = classifier.save_trained},
                                  train_loader, task);
   const auto classes = class_counts.defined() ? class_lines(class_counts, data, ctx) : "";
   const auto more = classes + corrupt_images(data, ctx, cfg);

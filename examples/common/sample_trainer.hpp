@@ -25,6 +25,8 @@ struct SampleModel {
   double ema_decay = 0;         ///< evaluations use the average of the weights; 0: off
   std::string weights = "";     ///< the file whose weights `module` has; empty: none
   bool only_evaluates = false;  ///< what restore_trained() loads, without training
+  /// Called after training, while `module` has the weights that evaluations use.
+  std::function<void()> save_trained = {};
 };
 
 struct SampleRun {
@@ -104,6 +106,10 @@ SampleRun train_samples(ddp::Context& ctx, ddp::Config cfg, const SampleModel& w
   run.hash = common_parameter_hash(model.trained_parameters(), ctx.control_plane());
   run.last_saved_step = checkpointer.last_saved_step();
   run.metrics_folder = metrics.folder();
+  if (wrapped.save_trained) {
+    const auto averages = ema ? ema->swap_in() : nullptr;
+    wrapped.save_trained();
+  }
   return run;
 }
 

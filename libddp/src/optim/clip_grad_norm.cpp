@@ -14,6 +14,7 @@
 #include "optim/tensor_groups.hpp"
 #include "optim/zero/shards.hpp"
 #include "reduce/reducer.hpp"
+#include "reduce/step_guard.hpp"
 
 namespace ddp {
 namespace {
@@ -85,6 +86,7 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
 }
 
 at::Tensor clip_grad_norm_(const DataParallelModel& model, double max_norm, double norm_type) {
+  detail::StepGuard::check_all(model.trained_parameters());
   if (!model.reducer().gradients().is_sharded()) {
     return clip_grad_norm_(model.trained_parameters(), max_norm, norm_type);
   }

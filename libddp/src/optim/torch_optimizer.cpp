@@ -2,9 +2,12 @@
 #include "optim/torch_optimizer.hpp"
 
 #include <ATen/Functions.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <map>
+#include <string>
 #include <utility>
 
 #include "core/log/trace_recorder.hpp"
@@ -102,6 +105,33 @@ void TorchOptimizer::check_groups() const {
   }
 }
 
+// LibTorch's SGD would train with a sparse momentum, which no checkpoint can copy. Its other rules
+// end with an error that names neither parameter nor fix.
+void TorchOptimizer::check_sparse_gradients() const {
+  for (auto& group : optimizer_->param_groups()) {
+    const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&group.options());
+    if ((sgd != nullptr && sgd->momentum() == 0) ||
+        dynamic_cast<const torch::optim::AdagradOptions*>(&group.options()) != nullptr) {
+      continue;
+    }
+    for (const auto& tensor : group.params()) {
+      if (tensor.grad().defined() && tensor.grad().is_sparse()) {
+        throw SettingsError(concat(
+            "wrap_optimizer: the gradient of ", name_of(tensor), " is sparse, which of LibTorch's ",
+            "optimizers only SGD without momentum and Adagrad take; fix: use "
+            "ddp::make_sparse_optimizer for it"));
+      }
+    }
+  }
+}
+
+std::string TorchOptimizer::name_of(const at::Tensor& tensor) const {
+  const auto found = std::find_if(parameters_.begin(), parameters_.end(), [&](const auto& entry) {
+    return entry.tensor.is_same(tensor);
+  });
+  return found != parameters_.end() ? found->name : "a parameter";
+}
+
 void TorchOptimizer::set_lr(double lr) {
   const bool any =
       std::any_of(lr_ratios_.begin(), lr_ratios_.end(), [](double r) { return r != 0.0; });
@@ -121,6 +151,7 @@ void TorchOptimizer::step(const StepScalars& scalars) {
   require_means();
   const at::NoGradGuard no_grad;
   check_groups();
+  check_sparse_gradients();
   if (scalars.found_inf.defined() && host_value(scalars.found_inf) != 0.0) {
     return;
   }

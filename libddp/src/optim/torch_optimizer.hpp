@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ddp/optim/optimizer.hpp"
@@ -28,6 +29,8 @@ class TorchOptimizer final : public Optimizer {
 
  private:
   void check_groups() const;
+  void check_sparse_gradients() const;
+  std::string name_of(const at::Tensor& tensor) const;
   void set_lr(double lr);
 
   std::shared_ptr<torch::optim::Optimizer> optimizer_;

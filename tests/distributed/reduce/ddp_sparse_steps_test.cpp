@@ -41,6 +41,21 @@ TEST_CASE("GradScaler and clip_grad_norm_ treat rows as the dense gradient that 
   REQUIRE(torch::equal(sides.module->users->weight.detach(), kept));
 }
 
+TEST_CASE("a wrapped optimizer that takes no sparse gradients names the table and the fix") {
+  Sides sides;
+  const std::vector<at::Tensor> tables{sides.module->users->weight, sides.module->items->weight};
+  const std::vector<std::shared_ptr<torch::optim::Optimizer>> refused{
+      std::make_shared<torch::optim::SGD>(tables, torch::optim::SGDOptions(0.1).momentum(0.9)),
+      std::make_shared<torch::optim::Adam>(tables)};
+  for (const auto& plain : refused) {
+    sides.model.zero_grad();
+    sides.loss(0).backward();
+    const auto optimizer = wrap_optimizer(plain, sides.model.named_parameters());
+    REQUIRE_THROWS_WITH(optimizer->step(), Catch::Contains("the gradient of users.weight is sparse") &&
+                                               Catch::Contains("make_sparse_optimizer"));
+  }
+}
+
 TEST_CASE("twenty steps equal those of torch with dense gradients") {
   const std::string rule = GENERATE("sgd", "wrapped sgd", "adagrad");
   CAPTURE(rule);

@@ -85,6 +85,20 @@ TEST_CASE("some settings follow from others") {
   mixed.add_override("train.batch_size=8");
   CHECK(Config::from_settings(mixed).loader.batch_size == 8);
 
+  for (const char* batch : {"train.batch_size=8", "loader.batch_size=8"}) {
+    const auto text = refusal({batch, "loader.global_batch_size=64"});
+    has(text, "has no effect, because loader.global_batch_size=64 (argument)");
+    has(text, "fix: also set loader.global_batch_size=0");
+    CHECK(parse({batch, "loader.global_batch_size=0"}).loader.batch_size == 8);
+  }
+  const LoaderOptions shared{.global_batch_size = 64};
+  const std::vector<Section> shares = {defaults("loader", shared)};
+  CHECK_THROWS_AS(parse({"train.batch_size=8"}, shares), SettingsError);
+  CHECK(parse({}, shares).loader.global_batch_size == 64);
+  Settings saved;
+  saved.add_yaml("loader: {batch_size: 32, global_batch_size: 64}", "saved.yaml");
+  CHECK(Config::from_settings(saved).loader.global_batch_size == 64);
+
   CHECK(Config().train.max_steps == 1000);
   CHECK(parse({"train.epochs=3"}).train.max_steps == 0);
   CHECK(parse({"train.epochs=3", "train.max_steps=7"}).train.max_steps == 7);

@@ -148,6 +148,22 @@ void tie(const Settings& settings, const char* key, int64_t& value, const char* 
   (has_other ? value : other) = has_other ? other : value;
 }
 
+// A shared global batch decides alone. A file with both is one that a run saved.
+void require_one_batch(const Settings& settings, const LoaderOptions& loader) {
+  constexpr const char* kGlobal = "loader.global_batch_size";
+  for (const char* key : {"train.batch_size", "loader.batch_size"}) {
+    if (loader.global_batch_size > 0 && settings.has(key) &&
+        (settings.is_override(key) || !settings.has(kGlobal))) {
+      throw SettingsError(concat(key, " (", settings.origin(key), ") has no effect, because ", kGlobal,
+                                 "=", loader.global_batch_size, settings.has(kGlobal)
+                                     ? concat(" (", settings.origin(kGlobal), ")")
+                                     : std::string(" (this program's default)"),
+                                 " is shared by all ranks; fix: also set ", kGlobal,
+                                 "=0, or leave out ", key));
+    }
+  }
+}
+
 }  // namespace
 
 struct Config::State {
@@ -218,6 +234,7 @@ Config Config::from_command_line(int argc, const char* const* argv,
 void Config::derive() {
   const Settings& settings = state_->settings;
   tie(settings, "train.batch_size", train.batch_size, "loader.batch_size", loader.batch_size);
+  require_one_batch(settings, loader);
   if (settings.has("train.epochs") && train.epochs > 0 && !settings.has("train.max_steps")) {
     train.max_steps = 0;
   }
