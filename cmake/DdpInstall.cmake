@@ -90,7 +90,7 @@ if(NOT DDP_TORCH_BESIDE)
   file(RELATIVE_PATH DDP_TOOLS_FROM_BIN /${CMAKE_INSTALL_BINDIR} /${_share}/tools)
   foreach(_tool top=ddp_top plot-run=plot_run plot-scaling=plot_scaling plot-check=plot_check study=study
                 export-metrics=export_metrics export=export_model system-report=system_report
-                random-tokens=random_tokens)
+                random-tokens=random_tokens chat=chat)
     string(REPLACE "=" ";" _tool ${_tool})
     list(GET _tool 0 _name)
     list(GET _tool 1 DDP_TOOL)

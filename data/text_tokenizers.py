@@ -27,7 +27,7 @@ class ByteTokenizer:
         self.vocabulary = Vocabulary("bytes", entries, end_of_text=256 if with_end else None)
 
     def encode(self, data):
-        return data
+        return data.encode() if isinstance(data, str) else data
 
 
 class CharacterTokenizer:
@@ -42,7 +42,22 @@ class CharacterTokenizer:
         self.vocabulary = Vocabulary("characters", entries, end_of_text=len(characters) if with_end else None)
 
     def encode(self, text):
-        return [self.ids[character] for character in text]
+        try:
+            return [self.ids[character] for character in text]
+        except KeyError as error:
+            raise PrepareError(f"the vocabulary of characters has no {error}") from None
+
+
+def tokenizer_of(vocabulary):
+    """The tokenizer of bytes or characters that `vocabulary` comes from; None if it is another one."""
+    texts = [text.decode("utf-8", "replace") for text, special in vocabulary.entries if not special]
+    for tokenizer in (
+        ByteTokenizer(vocabulary.end_of_text is not None),
+        CharacterTokenizer(texts, vocabulary.end_of_text is not None),
+    ):
+        if tokenizer.vocabulary.identity() == vocabulary.identity():
+            return tokenizer
+    return None
 
 
 def tokenizers_package():

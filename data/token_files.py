@@ -13,7 +13,7 @@ import os
 import struct
 import sys
 
-from prepare_script import PrepareError, write_files
+from prepare_script import PrepareError, regular, write_files
 
 ITEM_BYTES = {"I64": 8, "I32": 4, "U16": 2, "U8": 1}
 TYPE_CODES = {"I64": "q", "I32": "i", "U16": "H"}
@@ -124,6 +124,29 @@ class Vocabulary:
             "offsets": offsets,
             "special": ("U8", bytes(special for _, special in self.entries)),
         }
+
+
+def read_vocabulary(folder):
+    """The Vocabulary in a folder that write_folder() made. Its identity is computed, not read."""
+    path = os.path.join(folder, "vocabulary.safetensors")
+    with open(path, "rb", opener=regular) as file:
+        data = file.read()
+    try:
+        (length,) = struct.unpack_from("<Q", data)
+        header = json.loads(data[8 : 8 + length])
+
+        def part(name):
+            begin, end = header[name]["data_offsets"]
+            return data[8 + length + begin : 8 + length + end]
+
+        words, special = part("bytes"), part("special")
+        offsets = struct.unpack(f"<{len(special) + 1}q", part("offsets"))
+        metadata = header["__metadata__"]
+        ends = {key: int(metadata[key]) for key in ("end_of_text", "end_of_turn") if key in metadata}
+        entries = [(words[b:e], bool(s)) for b, e, s in zip(offsets, offsets[1:], special)]
+        return Vocabulary(metadata["tokenizer_name"], entries, **ends)
+    except (struct.error, ValueError, KeyError, TypeError) as error:
+        raise PrepareError(f"not a vocabulary of libddp: {error!r}", path) from None
 
 
 class Documents:

@@ -5,6 +5,9 @@
 //   mpirun -n 2 build/examples/gpt2_ddp --config examples/configs/gpt2_sample.yaml
 //   torchrun --no-python --nproc-per-node=8 build/examples/gpt2_ddp
 //       --config examples/configs/gpt2_124m.yaml tokens.path=FOLDER
+//   tools/chat.py --config examples/configs/gpt2_sample.yaml checkpoint.dir=FOLDER
+//
+// The last command does not train. It continues prompts with the newest checkpoint.
 #include <torch/torch.h>
 
 #include <iostream>
@@ -15,6 +18,7 @@
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
+#include "common/prompt_loop.hpp"
 #include "common/run_plan.hpp"
 #include "common/sample_text.hpp"
 #include "ddp/ddp.hpp"
@@ -46,12 +50,26 @@ void print_samples(models::CausalLm& model, const models::Vocabulary& vocabulary
 
 void run(ddp::Context& ctx, const ddp::Config& cfg) {
   const auto sample = cfg.section<SampleSettings>("sample");
-  const auto data = examples::open_token_data(cfg.section<examples::StreamOptions>("tokens"));
+  const bool continues = cfg.section<examples::Gpt2RunSettings>("run").mode == "prompt";
   const auto model = cfg.section<Gpt2Settings>("model");
+  if (continues) {
+    examples::require_prompt_settings(ctx, cfg, model.common);
+  }
+  const auto data = examples::open_token_data(cfg.section<examples::StreamOptions>("tokens"));
   if (ctx.is_main()) {
     examples::require_base_tokenizer(*data.train, model.common);
   }
   auto module = examples::make_gpt2(model, data.train->tokenizer().vocab_size, ctx);
+  if (continues) {
+    examples::load_for_generation(ctx, cfg, module, data);
+    examples::answer_prompts(*module, *data.train, model.common,
+                             {.max_new_tokens = sample.max_new_tokens,
+                              .temperature = sample.temperature,
+                              .top_k = sample.top_k,
+                              .seed = sample.seed},
+                             cfg.amp);
+    return;
+  }
   if (sample.num_samples > 0) {  // reports an invalid prompt before training
     examples::prompt_ids(data.train->vocabulary(), sample, module->max_positions());
   }

@@ -5,9 +5,10 @@
 //   mpirun -n 2 build/examples/lora_ddp --config examples/configs/lora_tiny.yaml
 //   srun build/examples/lora_ddp --config examples/configs/lora_qwen2_7b.yaml model.path=FOLDER …
 //   … run.mode=evaluate decode.num_prompts=100
+//   tools/chat.py --config examples/configs/lora_tiny.yaml lora.adapter=FOLDER
 //
-// The last command does not train. It reports loss, accuracy and answers of the newest checkpoint,
-// or of lora.adapter=FOLDER.
+// The last two commands do not train. They report loss, accuracy and answers of the newest
+// checkpoint, or of lora.adapter=FOLDER, and chat with it.
 #include <torch/torch.h>
 
 #include <iostream>
@@ -20,6 +21,7 @@
 #include "common/language_options.hpp"
 #include "common/language_sections.hpp"
 #include "common/language_trainer.hpp"
+#include "common/prompt_loop.hpp"
 #include "common/run_plan.hpp"
 #include "common/trained_folder.hpp"
 #include "common/training_report.hpp"
@@ -116,10 +118,6 @@ void evaluate(LanguageTrainer& trainer, const Run& run) {
   decode(trainer, run.decode, run.cfg, run.ctx, "");
 }
 
-const models::Qwen2Impl& qwen2_of(LanguageTrainer& trainer) {
-  return dynamic_cast<const models::Qwen2Impl&>(trainer.module());
-}
-
 /// Describes settings that a checkpoint's tensors do not show.
 std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& summary) {
   if (summary.layers.empty()) {
@@ -128,6 +126,25 @@ std::string adapters_text(const LoraSettings& lora, const models::LoraSummary& s
   return ddp::concat("adapters of rank ", lora.options.rank, " and alpha ", lora.options.alpha,
                      " on ", summary.layers.size(), " layers",
                      lora.options.fp8_base ? ", on a base in FP8" : "");
+}
+
+void chat(const std::shared_ptr<models::CausalLm>& module, const examples::TokenData& data,
+          ddp::Context& ctx, Run run) {
+  if (!run.lora.adapter.empty()) {
+    models::require_base(run.lora.adapter, models::base_identity(*module));
+    run.cfg.checkpoint.dir = "";
+  }
+  examples::load_for_generation(ctx, run.cfg, module, data, adapters_text(run.lora, run.summary));
+  examples::answer_prompts(*module, *data.train, run.model.common,
+                           {.max_new_tokens = run.decode.max_new_tokens,
+                            .temperature = run.decode.temperature,
+                            .top_k = run.decode.top_k,
+                            .seed = run.decode.seed},
+                           run.cfg.amp);
+}
+
+const models::Qwen2Impl& qwen2_of(LanguageTrainer& trainer) {
+  return dynamic_cast<const models::Qwen2Impl&>(trainer.module());
 }
 
 /// Saves the weights of a stopped run, like those of a finished one.
@@ -189,6 +206,10 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
           .lora = config.section<LoraSettings>("lora"),
           .model = config.section<Qwen2Settings>("model"),
           .summary = {}};
+  const bool chats = run.run.mode == "chat";
+  if (chats) {
+    examples::require_prompt_settings(ctx, config, run.model.common, run.lora.adapter);
+  }
   examples::use_base_dtype(run.model, ctx, run.lora);
   const auto data = examples::open_token_data(config.section<examples::ChatOptions>("tokens"));
   if (ctx.is_main()) {
@@ -196,6 +217,10 @@ void run(ddp::Context& ctx, const ddp::Config& config) {
   }
   auto module = examples::make_qwen2(run.model, data.train->tokenizer().vocab_size, ctx);
   run.summary = examples::add_adapters(*module, run.lora);
+  if (chats) {
+    chat(module, data, ctx, run);
+    return;
+  }
   if (ctx.is_main()) {
     std::cout << data.train->summary() << '\n'
               << data.eval->summary() << '\n'

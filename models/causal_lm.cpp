@@ -57,7 +57,8 @@ bool ends(int64_t token, const std::vector<int64_t>& end_tokens) {
 template <typename Choose>
 std::vector<int64_t> generate(CausalLm& model, const std::vector<int64_t>& prompt,
                               int64_t max_new_tokens, const std::vector<int64_t>& end_tokens,
-                              const StopCheck& stops, const Choose& choose) {
+                              const StopCheck& stops, const Choose& choose,
+                              const std::function<void(int64_t)>& on_token = {}) {
   const int64_t length = checked_length(prompt, model);
   const torch::NoGradGuard no_grad;
   const EvalScope eval(model);
@@ -71,6 +72,9 @@ std::vector<int64_t> generate(CausalLm& model, const std::vector<int64_t>& promp
     const int64_t token =
         choose(next_logits(model, hidden.select(1, hidden.size(1) - 1)).squeeze(0));
     generated.push_back(token);
+    if (on_token) {
+      on_token(token);
+    }
     if (ends(token, end_tokens) || (stops && stops())) {
       break;
     }
@@ -180,6 +184,9 @@ std::vector<int64_t> generate_sampled(CausalLm& model, const std::vector<int64_t
   // Drawing on the CPU gives the same text on every device that computes the same logits.
   auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
   const auto draw = [&](const torch::Tensor& logits) {
+    if (options.temperature <= 0) {
+      return logits.argmax().item<int64_t>();
+    }
     auto scores = logits.to(torch::kCPU, torch::kFloat) / std::max(options.temperature, 1e-6);
     if (options.top_k > 0 && options.top_k < scores.numel()) {
       const auto smallest = std::get<0>(scores.topk(options.top_k)).min();
@@ -187,7 +194,7 @@ std::vector<int64_t> generate_sampled(CausalLm& model, const std::vector<int64_t
     }
     return scores.softmax(0).multinomial(1, false, generator).item<int64_t>();
   };
-  return generate(model, prompt, max_new_tokens, end_tokens, stops, draw);
+  return generate(model, prompt, max_new_tokens, end_tokens, stops, draw, options.on_token);
 }
 
 }  // namespace models

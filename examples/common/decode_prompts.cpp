@@ -124,6 +124,21 @@ void describe_fields(DecodeSettings& s, ddp::FieldVisitor& v) {
   v.field(
       {.name = "show", .doc = "Number of prompts to print with answer and reference.", .min = 0},
       s.show);
+  v.field({.name = "temperature",
+           .doc = "With run.mode=chat: divisor of the logits. 0: the likeliest tokens, as in "
+                  "evaluations.",
+           .min = 0,
+           .max = 100},
+          s.temperature);
+  v.field({.name = "top_k",
+           .doc = "With run.mode=chat and a temperature: draw from the k likeliest tokens. 0: from "
+                  "all.",
+           .min = 0},
+          s.top_k);
+  v.field({.name = "seed",
+           .doc = "With run.mode=chat: seed for the draws of the first answer. Each answer adds 1.",
+           .min = 0},
+          s.seed);
 }
 
 std::string DecodeResult::to_string() const {

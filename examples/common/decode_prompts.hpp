@@ -20,6 +20,9 @@ struct DecodeSettings {
   int64_t max_new_tokens = 256;
   int64_t batch_size = 16;
   int64_t show = 3;
+  double temperature = 0;  ///< of run.mode=chat, as top_k and seed
+  int64_t top_k = 0;
+  int64_t seed = 0;
 };
 void describe_fields(DecodeSettings& settings, ddp::FieldVisitor& visitor);
 

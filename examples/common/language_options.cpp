@@ -145,8 +145,18 @@ void describe_fields(RunSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "mode",
            .doc = "train: train and evaluate. evaluate: only report loss, accuracy and "
                   "decoded answers of lora.adapter if set, else of the newest "
-                  "checkpoint, else of the model as loaded.",
-           .choices = {"train", "evaluate"}},
+                  "checkpoint, else of the model as loaded. chat: answer prompts of token ids "
+                  "from standard input with the same model; tools/chat.py talks to it in text.",
+           .choices = {"train", "evaluate", "chat"}},
+          s.mode);
+}
+
+void describe_fields(Gpt2RunSettings& s, ddp::FieldVisitor& v) {
+  v.field({.name = "mode",
+           .doc = "train: train and print samples. prompt: continue prompts of token ids from "
+                  "standard input with the newest checkpoint, else with the model as loaded; "
+                  "tools/chat.py talks to it in text.",
+           .choices = {"train", "prompt"}},
           s.mode);
 }
 

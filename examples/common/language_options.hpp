@@ -23,6 +23,11 @@ struct RunSettings {
 };
 void describe_fields(RunSettings& settings, ddp::FieldVisitor& visitor);
 
+struct Gpt2RunSettings {
+  std::string mode = "train";
+};
+void describe_fields(Gpt2RunSettings& settings, ddp::FieldVisitor& visitor);
+
 /// Settings that both kinds of model share.
 struct LanguageModelSettings {
   std::string init = "random";

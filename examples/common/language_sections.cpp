@@ -75,6 +75,8 @@ void add_library_sections(std::vector<ddp::Section>& sections, int64_t max_steps
   sections.push_back(
       with_defaults<ddp::OptimizerOptions>("optimizer", {.type = ddp::OptimizerType::AdamW}));
   sections.push_back(with_defaults("lr_schedule", lr_schedule));
+  // All modes take the file of a training run, but only training takes all sections.
+  sections.push_back(ddp::uses({"amp", "checkpoint", "ddp", "metrics", "sampler"}));
 }
 
 }  // namespace
@@ -97,7 +99,7 @@ ChatOptions::ChatOptions() {
 
 std::vector<ddp::Section> lora_sections() {
   std::vector<ddp::Section> sections = {
-      ddp::declare_section<RunSettings>("run", "Train, or only evaluate."),
+      ddp::declare_section<RunSettings>("run", "Train, or only evaluate, or chat."),
       ddp::declare_section<ChatOptions>("tokens", kTokens),
       ddp::declare_section<Qwen2Settings>("model", kModel),
       ddp::declare_section<LoraSettings>("lora", "The adapters, and the folder they are saved in."),
@@ -109,6 +111,7 @@ std::vector<ddp::Section> lora_sections() {
 
 std::vector<ddp::Section> gpt2_sections() {
   std::vector<ddp::Section> sections = {
+      ddp::declare_section<Gpt2RunSettings>("run", "Train, or continue prompts."),
       ddp::declare_section<StreamOptions>("tokens", kTokens),
       ddp::declare_section<Gpt2Settings>("model", kModel),
       ddp::declare_section<SampleSettings>("sample", "Text that is generated at the end.")};

@@ -28,7 +28,7 @@ struct ChatOptions : models::TokenDataOptions {
 /// The program's own sections, and the library's with the defaults of a run on the embedded sample.
 /// Settings for images alone (data, train.label_smoothing, train.mixup, train.cutmix) are refused.
 std::vector<ddp::Section> lora_sections();  ///< run, tokens, model, lora, decode
-std::vector<ddp::Section> gpt2_sections();  ///< tokens, model, sample
+std::vector<ddp::Section> gpt2_sections();  ///< run, tokens, model, sample
 std::vector<ddp::Section> bert_sections();  ///< tokens, masking, model
 
 }  // namespace examples

@@ -15,17 +15,22 @@ namespace {
 
 using ddp::concat;
 
+/// Checks that the data fit the model. Generation then chooses among the tokens of the data.
+void require_fit(models::LanguageModel& module, const TokenData& data) {
+  data.train->require_vocab(module.vocab_size());
+  data.eval->require_vocab(module.vocab_size());
+  if (const auto longest = data.train->options().max_seq_len; longest > module.max_positions()) {
+    throw ddp::SettingsError(concat("tokens.max_seq_len=", longest, " is longer than the model's ",
+                                    module.max_positions(), " positions"));
+  }
+  module.computation().num_tokens = data.train->tokenizer().vocab_size;
+}
+
 /// Wraps a model that the data fit.
 WrappedLanguageModel wrap(const ddp::Context& ctx, const ddp::Config& cfg,
                           const std::shared_ptr<models::LanguageModel>& module,
                           const TokenData& data) {
-  data.train->require_vocab(module->vocab_size());
-  data.eval->require_vocab(module->vocab_size());
-  if (const auto longest = data.train->options().max_seq_len; longest > module->max_positions()) {
-    throw ddp::SettingsError(concat("tokens.max_seq_len=", longest, " is longer than the model's ",
-                                    module->max_positions(), " positions"));
-  }
-  module->computation().num_tokens = data.train->tokenizer().vocab_size;
+  require_fit(*module, data);
   using Model = ddp::DistributedDataParallel<std::shared_ptr<models::LanguageModel>>;
   const auto model = std::make_shared<Model>(module, ctx.communicator(), cfg.ddp);
   return {.model = model,
@@ -65,6 +70,32 @@ bool has_frozen(const torch::nn::Module& module) {
   const auto parameters = module.parameters();
   return std::any_of(parameters.begin(), parameters.end(),
                      [](const torch::Tensor& tensor) { return !tensor.requires_grad(); });
+}
+
+/// Detects checkpoints whose weights fit but have another meaning: adapters of another scale,
+/// tokens of another vocabulary of the same size.
+void require_same_meaning(const ddp::Checkpointer& checkpointer, const std::string& dir,
+                          const std::string& adapters, const TokenData& data) {
+  const auto require = [&](const char* name, const std::string& now, const char* what) {
+    const auto saved = checkpointer.text(name);
+    if (!saved.empty() && saved != now) {
+      throw ddp::MismatchError(concat("the checkpoint in ", dir, " was trained with ", saved,
+                                      ", but this run has ", now, "; fix: use ", what,
+                                      ", or another checkpoint.dir"));
+    }
+  };
+  require(kAdapters, adapters, "the same lora.rank, lora.alpha and lora.target_modules");
+  require(kVocabulary, vocabulary_text(data), "data prepared with the same tokenizer");
+}
+
+/// LanguageTrainer::restore_model()
+int64_t restore_only(ddp::Context& ctx, const ddp::CheckpointOptions& options,
+                     ddp::DataParallelModel& model, const std::string& adapters,
+                     const TokenData& data) {
+  ddp::Checkpointer reader(ctx, reading_options(options), {model});
+  const int64_t steps_done = reader.restore();
+  require_same_meaning(reader, options.dir, adapters, data);
+  return steps_done;
 }
 
 std::string eval_report(const LanguageSummary& summary) {
@@ -114,6 +145,21 @@ TokenData open_token_data(models::TokenDataOptions options) {
                                 ", so there is nothing to evaluate; fix: a larger value"));
   }
   return data;
+}
+
+void load_for_generation(ddp::Context& ctx, const ddp::Config& cfg,
+                         const std::shared_ptr<models::LanguageModel>& module,
+                         const TokenData& data, const std::string& adapters) {
+  require_fit(*module, data);
+  if (cfg.checkpoint.dir.empty()) {
+    return;
+  }
+  const auto wrapped = wrap(ctx, cfg, module, data);
+  if (has_frozen(*module)) {
+    wrapped.model->leave_frozen_out_of_state();
+  }
+  const auto steps_done = restore_only(ctx, cfg.checkpoint, *wrapped.model, adapters, data);
+  ddp::log_info(concat("restored ", cfg.checkpoint.dir, " after step ", steps_done));
 }
 
 LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
@@ -172,25 +218,10 @@ LanguageTrainer::LanguageTrainer(ddp::Context& ctx, ddp::Config cfg,
   }
 }
 
-/// Detects checkpoints whose weights fit but have another meaning: adapters of another scale,
-/// tokens of another vocabulary of the same size.
-void LanguageTrainer::require_same_meaning(const ddp::Checkpointer& checkpointer) const {
-  const auto require = [&](const char* name, const std::string& now, const char* what) {
-    const auto saved = checkpointer.text(name);
-    if (!saved.empty() && saved != now) {
-      throw ddp::MismatchError(concat("the checkpoint in ", cfg_.checkpoint.dir,
-                                      " was trained with ", saved, ", but this run has ", now,
-                                      "; fix: use ", what, ", or another checkpoint.dir"));
-    }
-  };
-  require(kAdapters, adapters_, "the same lora.rank, lora.alpha and lora.target_modules");
-  require(kVocabulary, vocabulary_text(data_), "data prepared with the same tokenizer");
-}
-
 int64_t LanguageTrainer::restore() {
   if (!first_step_) {
     first_step_ = checkpointer_.restore();
-    require_same_meaning(checkpointer_);
+    require_same_meaning(checkpointer_, cfg_.checkpoint.dir, adapters_, data_);
     checkpointer_.set_text(kAdapters, adapters_);
     checkpointer_.set_text(kVocabulary, vocabulary_text(data_));
     best_.restore();
@@ -199,10 +230,7 @@ int64_t LanguageTrainer::restore() {
 }
 
 int64_t LanguageTrainer::restore_model() {
-  ddp::Checkpointer reader(ctx_, reading_options(cfg_.checkpoint), {model()});
-  const int64_t steps_done = reader.restore();
-  require_same_meaning(reader);
-  return steps_done;
+  return restore_only(ctx_, cfg_.checkpoint, model(), adapters_, data_);
 }
 
 LanguageSummary LanguageTrainer::train() {

@@ -49,6 +49,14 @@ struct LanguageSummary {
   std::string metrics_folder;
 };
 
+/// Prepares `module` for a program that only generates: it has no gradients, optimizer or loaders
+/// afterwards. With checkpoint.dir it restores the newest checkpoint (with checkpoint.resume=best:
+/// the best), else it leaves the weights as they are. Throws as LanguageTrainer's constructor and
+/// restore_model() do. Collective.
+void load_for_generation(ddp::Context& ctx, const ddp::Config& cfg,
+                         const std::shared_ptr<models::LanguageModel>& module,
+                         const TokenData& data, const std::string& adapters = "");
+
 class LanguageTrainer {
  public:
   /// `module` is on the device and has its adapters, if any. Checkpoints keep only a fingerprint of
@@ -85,7 +93,6 @@ class LanguageTrainer {
 
  private:
   double padding_share() const;
-  void require_same_meaning(const ddp::Checkpointer& checkpointer) const;
 
   ddp::Context& ctx_;
   ddp::Config cfg_;

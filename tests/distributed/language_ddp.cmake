@@ -27,6 +27,19 @@ if(TARGET lora_ddp AND Python3_FOUND)
            $<TARGET_FILE:lora_ddp> ${PROJECT_SOURCE_DIR}/data/chat-sample)
   set_tests_properties(lora_ddp_peft PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240)
 endif()
+if(TARGET lora_ddp AND TARGET gpt2_ddp AND Python3_FOUND)
+  set(_mpirun "")
+  if(DDP_HAS_MPI)
+    set(_mpirun mpirun)
+  endif()
+  foreach(_case prompt chat protocol)
+    add_test(NAME tool_chat_${_case}
+             COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/chat_test.py ${PROJECT_BINARY_DIR} ${_case}
+             ${_mpirun})
+    set_tests_properties(tool_chat_${_case} PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240
+                         ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
+  endforeach()
+endif()
 if(TARGET bert_ddp AND Python3_FOUND)
   add_test(NAME bert_ddp_pretrained COMMAND ${Python3_EXECUTABLE}
            ${CMAKE_CURRENT_SOURCE_DIR}/bert_ddp_pretrained.py $<TARGET_FILE:bert_ddp> ${PROJECT_SOURCE_DIR})

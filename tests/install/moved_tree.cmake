@@ -87,7 +87,7 @@ endif()
 # Tools start by their launchers. Installed studies start the installed programs, and their runs are the caller's.
 find_program(_python python3)
 if(_python)
-  foreach(_tool top plot-run plot-scaling plot-check study export-metrics export system-report random-tokens)
+  foreach(_tool top plot-run plot-scaling plot-check study export-metrics export system-report random-tokens chat)
     run(${_bin}/libddp-${_tool} --help)
   endforeach()
   run(${_bin}/libddp-study slurm/studies/resnet18_sample_strong.yaml --local --dry-run)

@@ -61,9 +61,10 @@ std::vector<std::vector<int64_t>> generate_greedy(CausalLm& model,
 /// Draws from softmax(logits / temperature) of the `top_k` largest (0: all) instead. The call has
 /// its own generator, seeded with `seed`.
 struct SamplingOptions {
-  double temperature = 1;  ///< > 0; below 1, likely tokens become likelier
+  double temperature = 1;  ///< below 1, likely tokens become likelier; 0: takes the likeliest
   int64_t top_k = 0;       ///< draws from this many tokens; 0: from all
   uint64_t seed = 0;       ///< equal seeds give equal texts
+  std::function<void(int64_t token)> on_token{};  ///< called with each new token
 };
 /// Continues one prompt as generate_greedy(), with draws.
 std::vector<int64_t> generate_sampled(CausalLm& model, const std::vector<int64_t>& prompt,

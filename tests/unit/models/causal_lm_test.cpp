@@ -188,6 +188,11 @@ TEST_CASE("greedy decoding takes the largest logit until an end token") {
     // Limited by the number of positions.
     CHECK(models::generate_greedy(*model, prompt, 1000, {}).size() == 61);
     CHECK(models::generate_sampled(*model, prompt, 6, {}, {.temperature = 1e-6}) == generated);
+    std::vector<int64_t> told;
+    const models::SamplingOptions greedy{
+        .temperature = 0, .seed = 3, .on_token = [&](int64_t token) { told.push_back(token); }};
+    CHECK(models::generate_sampled(*model, prompt, 6, {}, greedy) == generated);
+    CHECK(told == generated);
     const auto one = models::generate_sampled(*model, prompt, 20, {}, {.top_k = 5, .seed = 1});
     CHECK(one == models::generate_sampled(*model, prompt, 20, {}, {.top_k = 5, .seed = 1}));
     CHECK(one != models::generate_sampled(*model, prompt, 20, {}, {.top_k = 5, .seed = 2}));
