@@ -81,7 +81,8 @@ void train_images(ddp::Context& ctx, ddp::Config cfg, const Run& run) {
       .module = *module,
       .forward =
           [&](const at::Tensor& images) { return scores(forward_images(model, images, dtype)); },
-      .ema_decay = settings.ema_decay};
+      .ema_decay = settings.ema_decay,
+      .save_trained = [&] { examples::save_trained(module, settings, run.lora, ctx); }};
   const bool in_graph = settings.loss == LossKind::InGraph;
   if (in_graph) {
     classifier.own_loss = [&](const ddp::Batch& batch) {

@@ -43,7 +43,7 @@ struct ImageModel {
   double ema_decay = 0;  ///< evaluations use the average of the weights; 0: off
   /// ImageParts::own_loss
   std::function<at::Tensor(const ddp::Batch&)> own_loss = {};
-  std::string weights = "";                ///< SampleModel::weights
+  std::string weights = "";                 ///< SampleModel::weights
   std::function<void()> save_trained = {};  ///< SampleModel::save_trained
 };
 

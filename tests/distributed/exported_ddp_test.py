@@ -193,7 +193,6 @@ class ExportedDdp(unittest.TestCase):
                 ranks,
                 *common,
                 f"loader.global_batch_size={batch}",
-                f"train.batch_size={batch}",
                 f"train.grad_accum_steps={accumulated}",
                 f"metrics.run_name={name}",
             )

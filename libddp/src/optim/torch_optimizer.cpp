@@ -126,9 +126,8 @@ void TorchOptimizer::check_sparse_gradients() const {
 }
 
 std::string TorchOptimizer::name_of(const at::Tensor& tensor) const {
-  const auto found = std::find_if(parameters_.begin(), parameters_.end(), [&](const auto& entry) {
-    return entry.tensor.is_same(tensor);
-  });
+  const auto found = std::find_if(parameters_.begin(), parameters_.end(),
+                                  [&](const auto& entry) { return entry.tensor.is_same(tensor); });
   return found != parameters_.end() ? found->name : "a parameter";
 }
 

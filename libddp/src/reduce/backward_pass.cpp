@@ -108,7 +108,8 @@ std::string BackwardPass::why_incomplete() {
       parts_.options.static_graph
           ? "; the graph changed although ddp.static_graph=true; fix: set it to false"
           : "; fix: set ddp.find_unused_parameters=true, or use all outputs of the model in the "
-            "loss. A loss that uses outputs and still skips parameters, as a gradient penalty does, "
+            "loss. A loss that uses outputs and still skips parameters, as a gradient penalty "
+            "does, "
             "needs \"+ 0 * output.sum()\"");
 }
 
@@ -131,9 +132,6 @@ void BackwardPass::follow_layout() {
 }
 
 void BackwardPass::expect(const std::vector<at::Tensor>& outputs) {
-  if (const auto why = why_incomplete(); !why.empty()) {
-    throw MismatchError(why);
-  }
   hooks_.check_attached();
   const std::lock_guard lock(mutex_);
   if (parts_.unused.reads_map() && is_capturing(parts_.communicator->device())) {

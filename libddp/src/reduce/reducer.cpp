@@ -10,7 +10,6 @@
 #include "core/fnv_hash.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
-#include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
 #include "reduce/hooks/comm_hook_table.hpp"
 #include "reduce/sparse_gradients.hpp"
@@ -47,57 +46,20 @@ void require_all_threw(Communicator& communicator, int64_t num_passes, bool runs
   }
 }
 
-bool share_a_tensor(const NamedParameters& own, const NamedParameters& updated) {
-  return std::any_of(own.begin(), own.end(), [&](const auto& a) {
-    return std::any_of(updated.begin(), updated.end(),
-                       [&](const auto& b) { return a.tensor.is_same(b.tensor); });
-  });
-}
-
 }  // namespace
 
 Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
                  const DdpOptions& options, std::vector<bool> sparse)
     : parts_(std::move(parameters), std::move(communicator), options, std::move(sparse)),
       pass_(parts_),
+      guard_(parts_, pass_),
       initial_bucket_bytes_(bucket_bytes(parts_.gradients)) {
   parts_.reductions.set_hook(detail::make_comm_hook(options));
 }
 
-void Reducer::check_complete() {
-  if (const auto why = pass_.why_incomplete(); !why.empty()) {
-    throw MismatchError(why);
-  }
-}
-
-void Reducer::check_step(const NamedParameters& updated) {
-  drop_stale_counts();
-  const auto& counts = parts_.mean.counts();
-  const auto why = pass_.why_incomplete();
-  const bool waits = !counts.is_none() && !pass_.threw();
-  if ((why.empty() && !waits) || !share_a_tensor(parts_.gradients.parameters(), updated)) {
-    return;
-  }
-  if (!why.empty()) {
-    throw MismatchError("step(): " + why);
-  }
-  if (counts.is_weighted) {
-    throw SettingsError(concat(
-        "step(): gradients", parts_.of_model(), " of weighted_backward under no_sync() are this ",
-        "rank's sums, because no synchronised backward followed; fix: run the last backward of "
-        "each step outside no_sync(), or drop the gradients with zero_grad()"));
-  }
-  if (parts_.communicator->world_size() > 1 && !std::exchange(has_warned_local_step_, true)) {
-    log_warning(concat(
-        "step(): gradients", parts_.of_model(), " of a backward under no_sync() are not averaged, ",
-        "because no synchronised backward followed: the replicas diverge; fix: run the last "
-        "backward of each step outside no_sync()"));
-  }
-}
-
 void Reducer::begin_forward() {
-  check_complete();
-  drop_stale_counts();
+  guard_.check_complete();
+  guard_.drop_stale_counts();
   compare_hooks();
   const auto& history = pass_.history();
   // A forward between a backward and the step of a sharded optimizer leaves the buckets as they
@@ -113,18 +75,6 @@ void Reducer::begin_forward() {
     hook->reset();
   }
   layout_listeners_.notify();
-}
-
-void Reducer::drop_stale_counts() {
-  // join_broken_backward() completes a broken backward and needs the counts.
-  if (parts_.mean.counts().is_none() || pass_.threw()) {
-    return;
-  }
-  const auto& parameters = parts_.gradients.parameters();
-  if (std::none_of(parameters.begin(), parameters.end(),
-                   [](const auto& entry) { return entry.tensor.grad().defined(); })) {
-    parts_.mean.reset();
-  }
 }
 
 // Hooks may be registered until the first forward, long after the settings were compared. Ranks
@@ -235,7 +185,7 @@ void Reducer::restore_local(const Local& local) {
 
 void Reducer::run_weighted(const at::Tensor& loss_sum,
                            const std::function<void(detail::WeightedMean&)>& add_count) {
-  drop_stale_counts();
+  guard_.drop_stale_counts();
   auto& mean = parts_.mean;
   const auto counts_before = mean.counts();
   add_count(mean);

@@ -44,8 +44,6 @@ class Reducer {
   Reducer(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options,
           std::vector<bool> sparse = {});
 
-  /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
-  void check_complete();
   /// Call this before a forward that will be synchronised, on every rank. The first call compares
   /// the names of the comm hooks (MismatchError, on all ranks). The first call with a known ready
   /// order and without parts of means (ZeRO-1) lays the buckets out in rank 0's order. Both are
@@ -55,10 +53,13 @@ class Reducer {
   /// `outputs`. If two backwards follow two forwards, outputs identify the forward of each
   /// backward. Throws MismatchError naming the parameters that the previous backward
   /// left without a gradient.
-  void prepare_for_backward(const std::vector<at::Tensor>& outputs) { pass_.expect(outputs); }
+  void prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+    guard_.check_complete();
+    pass_.expect(outputs);
+  }
   /// Call after a forward whose backward must not be reduced.
   void record_local_forward(const std::vector<at::Tensor>& outputs) {
-    drop_stale_counts();
+    guard_.drop_stale_counts();
     pass_.record_local_forward(outputs);
   }
   /// The number of synchronised backwards that ended.
@@ -98,6 +99,7 @@ class Reducer {
   detail::WeightedMean& mean() { return parts_.mean; }
   detail::PassTiming& timing() { return parts_.timing; }
   detail::BufferBroadcast& buffers() { return parts_.buffers; }
+  const detail::StepGuard& guard() const { return guard_; }
   DdpLoggingData logging_data();
 
   /// This rank's own gradients and counts, with copies of those in buckets.
@@ -139,25 +141,17 @@ class Reducer {
   void restore(const State& state);
 
  private:
-  // Drops counts that wait if every .grad is undefined: zero_grad() dropped the gradients that they
-  // belong to.
-  void drop_stale_counts();
-  // Throws if an update of these parameters would use gradients of this model that no backward
-  // averaged: MismatchError after an incomplete backward, SettingsError while counts wait. Warns
-  // once where gradients of backward() under no_sync() wait.
-  void check_step(const NamedParameters& updated);
   Local local(bool copies) const;
   void drop_local();
   void compare_hooks();
 
   detail::ReducerParts parts_;
   detail::BackwardPass pass_;
+  detail::StepGuard guard_;
   std::vector<int64_t> initial_bucket_bytes_;
   bool has_compared_hooks_ = false;
   bool runs_in_graphs_ = false;
-  bool has_warned_local_step_ = false;
   detail::Listeners layout_listeners_;
-  const detail::StepGuard guard_{[this](const auto& updated) { check_step(updated); }};
 };
 
 namespace detail {

@@ -51,8 +51,9 @@ TEST_CASE("a wrapped optimizer that takes no sparse gradients names the table an
     sides.model.zero_grad();
     sides.loss(0).backward();
     const auto optimizer = wrap_optimizer(plain, sides.model.named_parameters());
-    REQUIRE_THROWS_WITH(optimizer->step(), Catch::Contains("the gradient of users.weight is sparse") &&
-                                               Catch::Contains("make_sparse_optimizer"));
+    REQUIRE_THROWS_WITH(optimizer->step(),
+                        Catch::Contains("the gradient of users.weight is sparse") &&
+                            Catch::Contains("make_sparse_optimizer"));
   }
 }
 

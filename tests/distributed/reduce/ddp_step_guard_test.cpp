@@ -51,8 +51,8 @@ TEST_CASE("after an incomplete backward no step, checkpoint or frozen forward fo
   Mlp other_module;
   DistributedDataParallel other(other_module, group());
   const auto flat = make_optimizer(model, {.type = OptimizerType::Sgd});
-  const auto of_parameters = make_optimizer(
-      NamedParameters{{"last.bias", module->last->bias}}, {.type = OptimizerType::Sgd});
+  const auto of_parameters = make_optimizer(NamedParameters{{"last.bias", module->last->bias}},
+                                            {.type = OptimizerType::Sgd});
   const auto wrapped = wrap_optimizer(
       std::make_shared<torch::optim::SGD>(module->parameters(), 0.1), model.named_parameters());
   const auto of_other = make_optimizer(other, {.type = OptimizerType::Sgd});
@@ -141,6 +141,6 @@ TEST_CASE("a checkpoint refuses a parameter that was registered after wrapping")
   DistributedDataParallel model(module, group());
   REQUIRE_NOTHROW(model.state_dict());
   module->register_module("late", torch::nn::Linear(1, 1));
-  REQUIRE_THROWS_WITH(model.state_dict(), Catch::Contains("late.weight") &&
-                                              Catch::Contains("wrap the model again"));
+  REQUIRE_THROWS_WITH(model.state_dict(),
+                      Catch::Contains("late.weight") && Catch::Contains("wrap the model again"));
 }

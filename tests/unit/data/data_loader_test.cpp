@@ -166,9 +166,8 @@ TEST_CASE("next() begins no epoch that other ranks begin at another step", "[loa
   // 2 full batches of 4 on each rank, and a third for rank 0 alone.
   auto dataset = std::make_shared<Numbers>(17);
   const auto loader_of = [&](int rank, bool pad) {
-    return std::make_unique<NumberLoader>(
-        dataset, DistributedSampler(17, rank, 2, {.pad = pad}), kCpu,
-        ddp::LoaderOptions{.batch_size = 4});
+    return std::make_unique<NumberLoader>(dataset, DistributedSampler(17, rank, 2, {.pad = pad}),
+                                          kCpu, ddp::LoaderOptions{.batch_size = 4});
   };
   for (const int rank : {0, 1}) {
     const int64_t own_batches = rank == 0 ? 3 : 2;

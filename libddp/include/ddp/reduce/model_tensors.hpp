@@ -17,9 +17,9 @@ struct ModelTensors {
   std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
   /// The module's parameters now, so that a save refuses those that were registered too late.
   std::function<NamedParameters()> read_parameters = {};
-  std::function<bool()> is_training{};                 ///< empty: always in training mode
-  std::function<uint64_t()> training_modes{};          ///< hash of all submodules' training flags
-  bool has_collective_forward = false;                 ///< the model contains a SyncBatchNorm
+  std::function<bool()> is_training{};         ///< empty: always in training mode
+  std::function<uint64_t()> training_modes{};  ///< hash of all submodules' training flags
+  bool has_collective_forward = false;         ///< the model contains a SyncBatchNorm
   /// Names of parameters whose gradients are sparse, for ddp.sparse=gather. Those of
   /// torch::nn::Embedding and EmbeddingBag with sparse(true) are found in torch::nn modules.
   std::vector<std::string> sparse_parameters = {};

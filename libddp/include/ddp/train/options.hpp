@@ -113,7 +113,7 @@ struct ConfiguredRun {
   int64_t batch_size = 0;         ///< of a rank, by the settings, without accumulation
   int64_t global_batch_size = 0;  ///< of all ranks, by the settings; 0: batch_size of each
   int64_t grad_accum_steps = 1;
-  UsageMark loader{};  ///< its values: the batch sizes of all ranks that loaders had
+  UsageMark loader{};        ///< its values: the batch sizes of all ranks that loaders had
   double bucket_cap_mb = 0;  ///< of `ddp`
   UsageMark ddp{};
 };

@@ -126,14 +126,15 @@ int64_t EpochBatches::count_after(int64_t position) const {
 }
 
 void EpochBatches::enter(int64_t& epoch, LoaderPlace place) const {
-  const int64_t last = batch_extent(shape_, shape_.size() / global_size_ * global_size_,
-                                    global_size_, drop_last_);
+  const int64_t last =
+      batch_extent(shape_, shape_.size() / global_size_ * global_size_, global_size_, drop_last_);
   if (epoch >= 0 && place.epoch != epoch && last > 0 && last < shape_.world_size()) {
-    throw SettingsError(concat(
-        "DataLoader::next() would begin epoch ", place.epoch, ", but the last batch of an epoch has ",
-        "samples for ", last, " of ", shape_.world_size(),
-        " ranks, so the others would run ahead; fix: set sampler.pad=true or loader.drop_last=true, "
-        "or train inside ddp::join and call begin_epoch() for each epoch"));
+    throw SettingsError(concat("DataLoader::next() would begin epoch ", place.epoch,
+                               ", but the last batch of an epoch has ", "samples for ", last,
+                               " of ", shape_.world_size(),
+                               " ranks, so the others would run ahead; fix: set sampler.pad=true "
+                               "or loader.drop_last=true, "
+                               "or train inside ddp::join and call begin_epoch() for each epoch"));
   }
   epoch = place.epoch;
 }

@@ -69,7 +69,8 @@ void backward_with_count(Reducer& reducer, const JoinScope* join, bool trains,
   }
   if (!loss_sum.defined() || !loss_sum.requires_grad()) {
     throw SettingsError(
-        "weighted_backward: loss_sum requires no gradient; fix: compute it from the model's output. "
+        "weighted_backward: loss_sum requires no gradient; fix: compute it from the model's "
+        "output. "
         "A rank without samples runs forward on an empty batch, or adds 0 * output.sum()");
   }
   if (join != nullptr && !join->is_weighted()) {
@@ -251,7 +252,7 @@ void DataParallelModel::before_forward() {
   const bool sends_buffers =
       sends_buffers_in_training(*this) && buffers.state().is_required && !buffers.take_sent();
   if (synchronised) {
-    parts_->reducer->check_complete();
+    parts_->reducer->guard().check_complete();
     parts_->update_frozen();
   }
   const bool reduces = synchronised && !parts_->frozen->covers_all();
@@ -300,7 +301,7 @@ void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outp
   if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
     detail::report_step(detail::kTrainingForward);
     parts_->reducer->join_broken_backward();
-    parts_->reducer->check_complete();
+    parts_->reducer->guard().check_complete();
     parts_->update_frozen();
     const bool reduces = !parts_->frozen->covers_all();
     if (parts_->join != nullptr) {
@@ -350,7 +351,7 @@ const std::string& DataParallelModel::frozen_fingerprint() const {
 }
 
 StateDict DataParallelModel::state_dict() const {
-  parts_->reducer->check_complete();
+  parts_->reducer->guard().check_complete();
   parts_->reducer->finish_pending();
   return parts_->state.save();
 }

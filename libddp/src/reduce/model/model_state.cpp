@@ -57,10 +57,10 @@ void require_known(const NamedParameters& known, const NamedParameters& now) {
   for (const auto& [name, tensor] : now) {
     if (std::none_of(known.begin(), known.end(),
                      [&](const auto& entry) { return entry.tensor.is_same(tensor); })) {
-      throw MismatchError(concat(
-          "parameter ", name, " was registered after the model was wrapped, so its gradient is ",
-          "not averaged and no checkpoint holds it; fix: register it before "
-          "DistributedDataParallel is made, or wrap the model again"));
+      throw MismatchError(concat("parameter ", name,
+                                 " was registered after the model was wrapped, so its gradient is ",
+                                 "not averaged and no checkpoint holds it; fix: register it before "
+                                 "DistributedDataParallel is made, or wrap the model again"));
     }
   }
 }

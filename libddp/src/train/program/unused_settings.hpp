@@ -148,7 +148,9 @@ class FirstStepCheck {
   /// False after a loop over train.epochs=0, for example. A run that resumes at its end announces
   /// the number of steps that were done, so nothing is reported although it trains nothing. A
   /// program that announced no step and ran its model without gradients only evaluates.
-  bool trained_or_evaluated() const { return newest_ > 0 || trained_ || (first_ < 0 && evaluated_); }
+  bool trained_or_evaluated() const {
+    return newest_ > 0 || trained_ || (first_ < 0 && evaluated_);
+  }
 
  private:
   void see(int64_t step) {
