@@ -10,10 +10,12 @@
 #include <thread>
 
 #include "core/control/control_link.hpp"
+#include "core/control/failure/failure_cause.hpp"
 #include "core/control/failure/job_monitor.hpp"
 #include "core/control/plane_interfaces.hpp"
 #include "core/control/plane_service.hpp"
 #include "core/control/rank_reports.hpp"
+#include "core/launch/training_state.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 
@@ -302,6 +304,26 @@ TEST_CASE("position watch: it asks every communicator until that is gone", "[con
   reporter.remove_probes();
   reporter.poll(now += 100ms);
   REQUIRE(num_asked == asked);
+}
+
+TEST_CASE("progress: a training that announces no step is at an unknown one", "[control_plane]") {
+  WakeEvent wake;
+  ProgressTracker progress(&wake, 10ms);
+  const auto now = Clock::now();
+  REQUIRE(progress.get().step == -1);
+  REQUIRE_FALSE(progress.take_due(now));
+  detail::report_step(detail::kEvaluationForward);
+  REQUIRE(progress.get().step == -1);
+  detail::report_step(detail::kTrainingForward);
+  REQUIRE(progress.get().step == detail::kUnknownStep);
+  // Rank 0 is told although nothing woke the sender.
+  const auto sent = progress.take_due(now);
+  REQUIRE(sent);
+  REQUIRE(sent->step == detail::kUnknownStep);
+  REQUIRE_FALSE(progress.take_due(now + 1s));
+  REQUIRE(ProgressTracker(nullptr, 10ms).get().step == -1);  // of a later context
+  progress.set(4, "forward");
+  REQUIRE(progress.get().step == 4);
 }
 
 TEST_CASE("pending replies: a result is complete with its last part", "[control_plane]") {

@@ -12,12 +12,13 @@
 
 #include "core/control/rank_position.hpp"
 #include "core/control/wire/tcp_socket.hpp"
+#include "core/launch/training_state.hpp"
 
 namespace ddp::detail {
 
 /// A rank's place, which rank 0 shows if the rank dies silently.
 struct Progress {
-  int64_t step = -1;
+  int64_t step = -1;  ///< as in FailureCause
   std::string where;
 
   bool is_valid() const { return where.size() <= kMaxPlaceBytes; }
@@ -54,6 +55,8 @@ class ProgressTracker {
   mutable std::mutex mutex_;
   Progress progress_;
   std::string activity_;
+  const TrainingWatch training_;
+  int64_t sent_step_ = -1;
   bool is_unsent_ = false;
   SteadyTime due_{};
 };
