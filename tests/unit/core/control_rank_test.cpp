@@ -274,12 +274,12 @@ TEST_CASE("position watch: it asks every communicator until that is gone", "[con
   const auto caller = std::this_thread::get_id();
   reporter.add_plane_caller();
   reporter.begin_plane_call(0);
-  reporter.add_probe([&]() -> std::optional<detail::GroupPosition> {
+  reporter.add_probe([&]() -> detail::GroupPosition {
     ++num_asked;
     if (is_gone) {
-      return std::nullopt;
+      return {.id = "world", .num_called = 13, .is_closed = true};
     }
-    return detail::GroupPosition{.id = "world", .num_called = 12, .caller = caller};
+    return {.id = "world", .num_called = 12, .caller = caller};
   });
   REQUIRE_FALSE(reporter.poll(now));
   auto position = reporter.poll(now += 100ms);
@@ -297,13 +297,53 @@ TEST_CASE("position watch: it asks every communicator until that is gone", "[con
   const int asked = num_asked;
   reporter.poll(now += 100ms);
   REQUIRE(num_asked == asked);
-  reporter.add_probe([&]() -> std::optional<detail::GroupPosition> {
+  reporter.add_probe([&]() -> detail::GroupPosition {
     ++num_asked;
-    return std::nullopt;
+    return {};
   });
   reporter.remove_probes();
   reporter.poll(now += 100ms);
   REQUIRE(num_asked == asked);
+}
+
+TEST_CASE("position watch: the last counts of destroyed communicators stay", "[control_plane]") {
+  const ProgressTracker progress(nullptr, 10ms);
+  PositionReporter reporter(progress, 1s);
+  auto now = Clock::now();
+  reporter.add_plane_caller();
+  reporter.begin_plane_call(0);
+  const auto add_closed = [&](uint64_t number) {
+    reporter.add_probe([number]() -> detail::GroupPosition {
+      return {.id = std::to_string(number), .num_called = number, .is_closed = true};
+    });
+  };
+  const auto next_position = [&] {
+    for (;;) {
+      if (auto position = reporter.poll(now += 100ms); position && position->waits()) {
+        return *position;
+      }
+    }
+  };
+  add_closed(3);
+  for (int look = 0; look < 3; ++look) {  // it is asked once
+    const auto position = next_position();
+    REQUIRE(position.groups.size() == 1);
+    REQUIRE(position.groups[0].num_called == 3);
+    REQUIRE(position.one_thread);
+  }
+  // Living communicators come first, then the newest of the destroyed ones.
+  for (uint64_t number = 4; number < 4 + 2 * detail::kMaxPositionGroups; ++number) {
+    add_closed(number);
+  }
+  reporter.add_probe([]() -> detail::GroupPosition { return {.id = "world"}; });
+  reporter.poll(now += 100ms);
+  const auto position = next_position();
+  REQUIRE(position.groups[0].id == "world");
+  REQUIRE(position.groups[1].id == std::to_string(3 + 2 * detail::kMaxPositionGroups));
+  REQUIRE(position.groups.size() == 1 + detail::kMaxPositionGroups);
+  reporter.remove_probes();
+  reporter.poll(now += 100ms);
+  REQUIRE(next_position().groups.empty());
 }
 
 TEST_CASE("progress: a training that announces no step is at an unknown one", "[control_plane]") {

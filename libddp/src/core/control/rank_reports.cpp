@@ -107,13 +107,19 @@ RankPosition PositionReporter::read_position() {
   auto caller = caller_;
   std::erase_if(probes_, [&](const PositionBoard::Probe& probe) {
     auto group = probe();
-    if (!group) {
+    if (group.is_closed) {
+      closed_.push_front(std::move(group));
       return true;
     }
-    add_caller(caller, group->caller);
-    position.groups.push_back(std::move(*group));
+    add_caller(caller, group.caller);
+    position.groups.push_back(std::move(group));
     return false;
   });
+  // A program may split in each step. Only so many positions are sent.
+  if (closed_.size() > kMaxPositionGroups) {
+    closed_.resize(kMaxPositionGroups);
+  }
+  position.groups.insert(position.groups.end(), closed_.begin(), closed_.end());
   position.one_thread = caller.has_value();
   return position;
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -68,7 +69,10 @@ class PositionReporter {
   PositionReporter(const ProgressTracker& progress, std::chrono::milliseconds heartbeat_interval);
 
   void add_probe(PositionBoard::Probe probe);
-  void remove_probes() { probes_.clear(); }
+  void remove_probes() {
+    probes_.clear();
+    closed_.clear();
+  }
 
   /// This thread calls a control-plane collective.
   void add_plane_caller() { add_caller(caller_); }
@@ -86,6 +90,7 @@ class PositionReporter {
   const ProgressTracker& progress_;
   const std::chrono::milliseconds interval_;
   std::vector<PositionBoard::Probe> probes_;
+  std::deque<GroupPosition> closed_;         // of destroyed communicators, the newest first
   uint64_t plane_call_ = 0;                  // as in RankPosition
   CallerThread caller_ = std::thread::id();  // caller of the control plane's collectives
   std::optional<RankPosition> last_position_;
