@@ -188,6 +188,16 @@ _count_ends() {
   echo "${#ends[@]} $same"
 }
 
+# After preemption or the failure of a node Slurm requeues the job itself.
+_requeue() {
+  local answer
+  answer=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) && return
+  case $answer in
+    *"pending execution"*) echo "Slurm had requeued the job already" ;;
+    *) echo "scontrol could not requeue the job: $answer" ;;
+  esac
+}
+
 run_job() {
   local code requeue=no folder lines starts=0 same=0 stuck='' most=${DDP_MAX_RESTARTS:-20}
   # Preemption and scancel send TERM to the tasks too. The shell must outlive them.
@@ -238,8 +248,7 @@ run_job() {
       "again, or remove ${folder:-$run_dir/checkpoint}.requeues"
   elif [ "$requeue" != no ]; then
     echo "$(date +%FT%T) exit code $code ($requeue): requeued"
-    # A preempted job is requeued by Slurm itself.
-    scontrol requeue "$SLURM_JOB_ID" || echo "scontrol could not requeue the job"
+    _requeue
   fi
   echo "$code" >"$run_dir/exit_code"  # written last: its presence means that the run's files are complete
   exit "$code"

@@ -39,6 +39,27 @@ if(DDP_HAS_MPI)
   ddp_add_contexts(settings "settings" "*:70" "0:context.communicator.check_collectives differs between ranks")
   ddp_add_contexts(sizes "sizes;100;50" "*:70" "0:tensors of different sizes" "1:tensors of different sizes")
   ddp_add_contexts(finalized "finalized" "*:64" "0:MPI_Finalize")
+  # A program with a launcher and a loop of its own, without ddp::run, Metrics and Checkpointer. What a rank has
+  # destroyed before it leaves hides no deadlock.
+  add_executable(host_program comm/host_program.cpp)
+  target_link_libraries(host_program PRIVATE ddp ddp_warnings)
+  ddp_use_pch(host_program TEST)
+  function(ddp_add_host name arguments codes)
+    set(_options --expect-exit ${codes})
+    foreach(_text ${ARGN})
+      list(APPEND _options --expect-output ${_text})
+    endforeach()
+    ddp_add_launch(NAME host_${name} PROGRAM host_program ARGUMENTS ${arguments} RANKS 3 TIMEOUT 20
+                   OPTIONS ${_options})
+  endfunction()
+  set(_left "0:first cause: rank 1 (" "0:) left at an unknown step (call Context::set_progress) in close after ")
+  ddp_add_host(leaves "leave;world" "1:70,*:76" ${_left} "0: in all_reduce #" "2:left in time")
+  ddp_add_host(leaves_split "leave;split" "2:76,*:70" ${_left} "0: in all_reduce #" "2:left in time")
+  ddp_add_host(leaves_split_checked "leave;split;check" "*:70" ${_left} "0: in the check of all_reduce #"
+               "2:left in time")
+  ddp_add_host(dies "die;split" "1:137,*:76" "0:first cause: rank 1 ("
+               "0:failed at an unknown step (call Context::set_progress): its connection closed")
+  ddp_add_host(dies_early "die_early;split" "1:137,*:76" "0:failed before the first step: its connection closed")
   # Ranks that leave, while the others meet again and go on training.
   add_executable(generations_program comm/generations_program.cpp)
   target_link_libraries(generations_program PRIVATE ddp ddp_warnings)

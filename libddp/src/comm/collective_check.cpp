@@ -151,13 +151,16 @@ CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_
       num_ranks_(num_ranks),
       group_(std::move(group)),
       add_probe_(std::move(add_probe)),
-      calls_(std::make_shared<Calls>("check of " + group_)) {
+      calls_(std::make_unique<Calls>("check of " + group_)),
+      position_source_(
+          std::make_shared<PositionSource>([calls = calls_.get()] { return calls->position(); })) {
   if (add_probe_) {
-    add_probe_([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
-      const auto calls = weak.lock();
-      return calls == nullptr ? std::nullopt : std::optional(calls->position());
-    });
+    add_probe_([source = position_source_] { return source->read(); });
   }
+}
+
+CollectiveCheck::~CollectiveCheck() {
+  position_source_->close();
 }
 
 int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseconds limit,

@@ -38,6 +38,9 @@ class CollectiveCheck {
 
   CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_ranks, std::string group,
                   AddProbe add_probe = {});
+  ~CollectiveCheck();
+  CollectiveCheck(const CollectiveCheck&) = delete;
+  CollectiveCheck& operator=(const CollectiveCheck&) = delete;
 
   /// Throws MismatchError naming both sides, on all ranks of the group, if `call` differs on any.
   /// Throws PeerLostError if a rank makes no call within `limit`. Calls `poll` while waiting;
@@ -58,7 +61,8 @@ class CollectiveCheck {
   const int num_ranks_;
   const std::string group_;  // "the world", "the world, split #3, color 1"
   const AddProbe add_probe_;
-  const std::shared_ptr<Calls> calls_;  // shared with the position's probe
+  const std::unique_ptr<Calls> calls_;
+  const std::shared_ptr<PositionSource> position_source_;
 };
 
 }  // namespace ddp::detail

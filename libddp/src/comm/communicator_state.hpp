@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 
+#include "core/launch/training_state.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -44,7 +45,9 @@ class AbortState {
   std::string reason_;
 };
 
-/// The time limit of a collective, which is longer in a job's first step. Any thread.
+/// The time limit of a collective, which is longer in a job's first step. That step ends when the
+/// program announces step 1, or when a wrapped model runs forward after its gradients were reduced.
+/// Any thread.
 class StepTimeouts {
  public:
   StepTimeouts(std::chrono::milliseconds first_step, std::chrono::milliseconds later)
@@ -52,21 +55,25 @@ class StepTimeouts {
 
   /// See Communicator::set_step.
   void set_step(int64_t step) { step_.store(step, std::memory_order_relaxed); }
+  /// -1 if none was announced.
   int64_t step() const { return step_.load(std::memory_order_relaxed); }
   /// Limit of a collective that is called now.
-  std::chrono::milliseconds current() const { return step() < 1 ? first_step_ : later_; }
+  std::chrono::milliseconds current() const {
+    return step() < 1 && !training_.has_ended_first_step() ? first_step_ : later_;
+  }
   std::chrono::milliseconds shortest() const { return std::min(first_step_, later_); }
 
  private:
   const std::chrono::milliseconds first_step_;
   const std::chrono::milliseconds later_;
-  std::atomic<int64_t> step_{0};
+  const TrainingWatch training_;
+  std::atomic<int64_t> step_{-1};
 };
 
 /// A collective that failed on this rank: it timed out, or MPI or NCCL returned an error.
 struct CollectiveFailure {
   std::string collective;  ///< "all_reduce #7 (…) of the mpi communicator, rank 1 of 4"
-  int64_t step = 0;        ///< from Communicator::set_step
+  int64_t step = -1;       ///< from Communicator::set_step
   std::exception_ptr error;
 };
 

@@ -8,6 +8,7 @@
 
 #include "comm/string_collectives.hpp"
 #include "core/fnv_hash.hpp"
+#include "core/launch/training_state.hpp"
 #include "ddp/core/control_plane.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/check.hpp"
@@ -62,6 +63,9 @@ void Reducer::begin_forward() {
   guard_.drop_stale_counts();
   compare_hooks();
   const auto& history = pass_.history();
+  if (history.num_passes > 0) {
+    detail::record_later_step();
+  }
   // A forward between a backward and the step of a sharded optimizer leaves the buckets as they
   // are. A later forward lays them out.
   if (!parts_.tuner.is_due(history.num_passes, history.ready_order) ||

@@ -12,6 +12,9 @@
 
 using namespace std::chrono_literals;
 using ddp::detail::AbortState;
+using ddp::detail::kTrainingForward;
+using ddp::detail::record_later_step;
+using ddp::detail::report_step;
 using ddp::detail::StepTimeouts;
 
 TEST_CASE("calls fail after an abort and name its reason") {
@@ -46,13 +49,22 @@ TEST_CASE("the first of several aborts gives the reason") {
 
 TEST_CASE("the limit of the first step holds until step 1") {
   StepTimeouts timeouts(/*first_step=*/30s, /*later=*/10s);
-  CHECK(timeouts.step() == 0);
+  CHECK(timeouts.step() == -1);  // none was announced
   CHECK(timeouts.current() == 30s);
   timeouts.set_step(1);
   CHECK(timeouts.step() == 1);
   CHECK(timeouts.current() == 10s);
   timeouts.set_step(0);  // a restarted run
   CHECK(timeouts.current() == 30s);
+}
+
+TEST_CASE("the limit of the first step ends without an announced step") {
+  const StepTimeouts timeouts(/*first_step=*/30s, /*later=*/10s);
+  report_step(kTrainingForward);
+  CHECK(timeouts.current() == 30s);
+  record_later_step();
+  CHECK(timeouts.current() == 10s);
+  CHECK(StepTimeouts(30s, 10s).current() == 30s);  // of a later context
 }
 
 TEST_CASE("the shortest limit is either of the two") {

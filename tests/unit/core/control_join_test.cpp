@@ -218,9 +218,8 @@ TEST_CASE("control plane: an exception of its thread ends the job with a cause",
   const Job job(3);
   const auto meet = [](ControlPlane& plane) {
     if (plane.rank() == 0) {
-      plane.position_board()->add_probe([]() -> std::optional<detail::GroupPosition> {
-        throw std::runtime_error("the probe broke");
-      });
+      plane.position_board()->add_probe(
+          []() -> detail::GroupPosition { throw std::runtime_error("the probe broke"); });
     }
     plane.barrier();
   };

@@ -10,10 +10,12 @@
 #include <thread>
 
 #include "core/control/control_link.hpp"
+#include "core/control/failure/failure_cause.hpp"
 #include "core/control/failure/job_monitor.hpp"
 #include "core/control/plane_interfaces.hpp"
 #include "core/control/plane_service.hpp"
 #include "core/control/rank_reports.hpp"
+#include "core/launch/training_state.hpp"
 #include "support/catch.hpp"
 #include "unit/core/plane_ranks.hpp"
 
@@ -272,12 +274,12 @@ TEST_CASE("position watch: it asks every communicator until that is gone", "[con
   const auto caller = std::this_thread::get_id();
   reporter.add_plane_caller();
   reporter.begin_plane_call(0);
-  reporter.add_probe([&]() -> std::optional<detail::GroupPosition> {
+  reporter.add_probe([&]() -> detail::GroupPosition {
     ++num_asked;
     if (is_gone) {
-      return std::nullopt;
+      return {.id = "world", .num_called = 13, .is_closed = true};
     }
-    return detail::GroupPosition{.id = "world", .num_called = 12, .caller = caller};
+    return {.id = "world", .num_called = 12, .caller = caller};
   });
   REQUIRE_FALSE(reporter.poll(now));
   auto position = reporter.poll(now += 100ms);
@@ -295,13 +297,73 @@ TEST_CASE("position watch: it asks every communicator until that is gone", "[con
   const int asked = num_asked;
   reporter.poll(now += 100ms);
   REQUIRE(num_asked == asked);
-  reporter.add_probe([&]() -> std::optional<detail::GroupPosition> {
+  reporter.add_probe([&]() -> detail::GroupPosition {
     ++num_asked;
-    return std::nullopt;
+    return {};
   });
   reporter.remove_probes();
   reporter.poll(now += 100ms);
   REQUIRE(num_asked == asked);
+}
+
+TEST_CASE("position watch: the last counts of destroyed communicators stay", "[control_plane]") {
+  const ProgressTracker progress(nullptr, 10ms);
+  PositionReporter reporter(progress, 1s);
+  auto now = Clock::now();
+  reporter.add_plane_caller();
+  reporter.begin_plane_call(0);
+  const auto add_closed = [&](uint64_t number) {
+    reporter.add_probe([number]() -> detail::GroupPosition {
+      return {.id = std::to_string(number), .num_called = number, .is_closed = true};
+    });
+  };
+  const auto next_position = [&] {
+    for (;;) {
+      if (auto position = reporter.poll(now += 100ms); position && position->waits()) {
+        return *position;
+      }
+    }
+  };
+  add_closed(3);
+  for (int look = 0; look < 3; ++look) {  // it is asked once
+    const auto position = next_position();
+    REQUIRE(position.groups.size() == 1);
+    REQUIRE(position.groups[0].num_called == 3);
+    REQUIRE(position.one_thread);
+  }
+  // Living communicators come first, then the newest of the destroyed ones.
+  for (uint64_t number = 4; number < 4 + 2 * detail::kMaxPositionGroups; ++number) {
+    add_closed(number);
+  }
+  reporter.add_probe([]() -> detail::GroupPosition { return {.id = "world"}; });
+  reporter.poll(now += 100ms);
+  const auto position = next_position();
+  REQUIRE(position.groups[0].id == "world");
+  REQUIRE(position.groups[1].id == std::to_string(3 + 2 * detail::kMaxPositionGroups));
+  REQUIRE(position.groups.size() == 1 + detail::kMaxPositionGroups);
+  reporter.remove_probes();
+  reporter.poll(now += 100ms);
+  REQUIRE(next_position().groups.empty());
+}
+
+TEST_CASE("progress: a training that announces no step is at an unknown one", "[control_plane]") {
+  WakeEvent wake;
+  ProgressTracker progress(&wake, 10ms);
+  const auto now = Clock::now();
+  REQUIRE(progress.get().step == -1);
+  REQUIRE_FALSE(progress.take_due(now));
+  detail::report_step(detail::kEvaluationForward);
+  REQUIRE(progress.get().step == -1);
+  detail::report_step(detail::kTrainingForward);
+  REQUIRE(progress.get().step == detail::kUnknownStep);
+  // Rank 0 is told although nothing woke the sender.
+  const auto sent = progress.take_due(now);
+  REQUIRE(sent);
+  REQUIRE(sent->step == detail::kUnknownStep);
+  REQUIRE_FALSE(progress.take_due(now + 1s));
+  REQUIRE(ProgressTracker(nullptr, 10ms).get().step == -1);  // of a later context
+  progress.set(4, "forward");
+  REQUIRE(progress.get().step == 4);
 }
 
 TEST_CASE("pending replies: a result is complete with its last part", "[control_plane]") {

@@ -330,7 +330,9 @@ TEST_CASE("contradictions and bad numbers are refused with both sides") {
   expect_refused(slurm({{"SLURM_NODEID", "2"}}), {},
                  {"SLURM_NODEID=2 contradicts SLURM_STEP_NUM_NODES=2"});
   CHECK(detect(slurm({{"SLURM_STEP_NODELIST", "node[1-3"}})).rank == 5);  // nothing reads it
-  expect_refused(kTorchrun, {.rank = 2}, {"argument rank=2 contradicts RANK=3"});
+  expect_refused(kTorchrun, {.rank = 2},
+                 {"argument rank=2 contradicts RANK=3", "fix: omit the argument",
+                  "all ranks call Context::create()", "communicator()->split("});
   expect_refused(kOpenMpi, {.world_size = 8},
                  {"argument world_size=8 contradicts OMPI_COMM_WORLD_SIZE=4"});
   expect_refused({}, {.rank = 1}, {"argument rank=1", "world_size is not"});

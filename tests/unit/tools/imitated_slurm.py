@@ -58,6 +58,10 @@ exit 0
 """
 SCONTROL = r"""#!/usr/bin/env bash
 echo "$*" >>"$FAKE/scontrol.txt"
+if [ -e "$FAKE/scontrol_error" ]; then
+  cat "$FAKE/scontrol_error" >&2
+  exit 1
+fi
 """
 # Fails with the code in $FAKE/<run name> where there is one, and says what stands behind it there.
 PROGRAM = rf'''#!{sys.executable}

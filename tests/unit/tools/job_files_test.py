@@ -114,6 +114,18 @@ class JobFiles(StudyCase):
         # Who submits it again without removing the file has not mended it.
         self.assertEqual(self.ends(lost[0]), [False])
 
+    def test_slurm_may_have_requeued_the_job_itself(self):
+        self.write("fake/scontrol_error", "Job is pending execution for job 50\n")
+        self.assertEqual(self.ends("76 lost"), [True])
+        self.assertIn("Slurm had requeued the job already\n", self.read("out/50/slurm.log"))
+        self.assertNotIn("could not requeue", self.read("out/50/slurm.log"))
+        self.write("fake/scontrol_error", "Access/permission denied for job 50\n")
+        self.assertEqual(self.ends("76 lost"), [True])
+        self.assertIn(
+            "scontrol could not requeue the job: Access/permission denied for job 50\n",
+            self.read("out/50/slurm.log"),
+        )
+
     def test_another_cause_or_a_newer_checkpoint_is_progress(self):
         lost = f"76 {self.CAUSE.format(1)}"
         other = lost.replace("step 5", "step 6")

@@ -69,6 +69,12 @@ CommBackend choose_backend(const Membership& membership, at::Device device, Comm
   return backend;
 }
 
+// A program can set torchrun's variables itself.
+std::string origin_of_ranks(LaunchSource source) {
+  return source == LaunchSource::Torchrun ? "RANK and WORLD_SIZE, as torchrun sets them"
+                                          : to_string(source);
+}
+
 CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const Membership& membership,
                            const CommunicatorOptions& options, std::shared_ptr<MpiRuntime> mpi,
                            CollectiveFailureHandler on_failure,
@@ -82,7 +88,8 @@ CommunicatorPtr create_mpi(const LaunchEnvironment& launch, const Membership& me
         options.backend == CommBackend::Auto ? "auto" : "mpi",
         concat("this is rank ", membership.rank, " of ", membership.world_size, " by ",
                to_string(launch.source), ", but rank ", by_mpi.rank, " of ", by_mpi.world_size,
-               " by MPI; fix: start all ranks with one mpirun or srun, and set no ranks yourself"));
+               " by MPI; fix: start all ranks with one mpirun or srun, and set no ranks yourself; ",
+               kTrainOnSome));
   }
   MpiCommunicatorOptions mpi_options;
   mpi_options.hosts = membership.hosts;
@@ -108,10 +115,11 @@ std::string message_of(const std::exception_ptr& error) {
 
 void refuse_without_mpi(const LaunchEnvironment& launch, bool is_built_in) {
   const std::string start = concat("`mpirun -n ", launch.world_size, " …` or `srun --mpi=pmix …`");
-  const std::string why = is_built_in
-                              ? concat(to_string(launch.source),
-                                       " did not start this program with it; fix: use ", start)
-                              : concat("this libddp was built without it; fix: ", kMpiFix, start);
+  const std::string why =
+      is_built_in
+          ? concat("these ranks come from ", origin_of_ranks(launch.source),
+                   "; fix: start all ranks with ", start, " and set none yourself; ", kTrainOnSome)
+          : concat("this libddp was built without it; fix: ", kMpiFix, start);
   throw SettingsError(concat(launch.world_size, " ranks on CPU need MPI, and ", why,
                              " (ranks on GPUs need no MPI)"));
 }

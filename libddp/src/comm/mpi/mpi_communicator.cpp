@@ -111,12 +111,9 @@ class MpiCommunicator final : public Communicator {
         options_(std::move(options)),
         timeouts_(std::move(timeouts)),
         lane_(runtime_->make_lane()),
-        calls_(std::make_shared<CallLog>(std::move(id))) {
+        calls_(std::move(id)) {
     if (options_.add_probe) {
-      options_.add_probe([weak = std::weak_ptr(calls_)]() -> std::optional<GroupPosition> {
-        const auto calls = weak.lock();
-        return calls == nullptr ? std::nullopt : std::optional(calls->position());
-      });
+      options_.add_probe([source = position_source_] { return source->read(); });
     }
   }
   ~MpiCommunicator() override;
@@ -164,7 +161,9 @@ class MpiCommunicator final : public Communicator {
   const MpiCommunicatorOptions options_;
   const std::shared_ptr<StepTimeouts> timeouts_;
   const MpiThread::Engine::LanePtr lane_;
-  const std::shared_ptr<CallLog> calls_;
+  CallLog calls_;
+  const std::shared_ptr<PositionSource> position_source_ =
+      std::make_shared<PositionSource>([this] { return calls_.position(); });
   std::mutex mutex_;  // one numbering for all calling threads
   int64_t next_sequence_ = 1;
   ChildGroups children_;
@@ -182,6 +181,7 @@ std::string describe_tensor(const at::Tensor& tensor) {
 }
 
 MpiCommunicator::~MpiCommunicator() {
+  position_source_->close();
   if (group_->comm == runtime_->state()->world) {
     return;  // freed by MPI_Finalize
   }
@@ -235,7 +235,7 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
   };
   auto ticket = runtime_->engine().submit(lane_, std::move(operation));
   if (const std::string_view kind = name; kind != "send" && kind != "recv") {
-    calls_->add(kind == "split" ? name : concat(name, " (", detail, ")"), ticket);
+    calls_.add(kind == "split" ? name : concat(name, " (", detail, ")"), ticket);
   }
   return std::make_shared<MpiWork>(std::move(ticket), text);
 }
@@ -387,7 +387,7 @@ CommunicatorPtr MpiCommunicator::split(int color, int key) {
                       ? options_.check->of_group(number, color, child->membership.world_size)
                       : nullptr;
   auto made = std::make_shared<MpiCommunicator>(runtime_, child, options, timeouts_,
-                                                calls_->id_of_child(color), this);
+                                                calls_.id_of_child(color), this);
   children_.add(made);
   return made;
 }

@@ -93,9 +93,7 @@ void NcclCommunicator::start(std::string id, const AddProbe& add_probe) {
   }
   add_probe_([id = id_, source = counters().position_source()] {
     auto position = source->read();
-    if (position) {
-      position->id = id;
-    }
+    position.id = id;
     return position;
   });
 }

@@ -14,6 +14,7 @@
 #include "core/control/wire/authentication.hpp"
 #include "core/control/wire/message_codec.hpp"
 #include "core/launch/rendezvous.hpp"
+#include "core/launch/training_state.hpp"
 #include "core/settings/parse_number.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/check.hpp"
@@ -151,8 +152,7 @@ std::unique_ptr<ControlPlane> create_leaf(const LaunchEnvironment& launch,
 
 // The cause comes first: rank and host tell nothing in a job of one rank.
 std::string line_of_only_rank(const FailureCause& cause) {
-  return concat(cause.message, " (rank 0",
-                cause.step >= 0 ? concat(" at step ", cause.step) : " before the first step",
+  return concat(cause.message, " (rank 0", detail::step_words(cause.step),
                 cause.where.empty() ? "" : concat(" in ", cause.where), ")");
 }
 
@@ -178,7 +178,9 @@ class SinglePlane final : public ControlPlane {
       const std::lock_guard lock(mutex_);
       full.rank = 0;
       full.host = cause.host.empty() ? membership_.hosts[0] : cause.host;
-      full.step = cause.step < 0 ? step_ : cause.step;
+      full.step = cause.step >= 0                      ? cause.step
+                  : step_ < 0 && training_.has_begun() ? detail::kUnknownStep
+                                                       : step_;
       full.where = cause.where.empty() ? where_ : cause.where;
     }
     if (failure_.set(full)) {
@@ -197,6 +199,7 @@ class SinglePlane final : public ControlPlane {
  private:
   const Membership membership_;
   std::mutex mutex_;
+  const detail::TrainingWatch training_;
   int64_t step_ = -1;
   std::string where_;
   detail::FirstFailure failure_;

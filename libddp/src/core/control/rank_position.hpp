@@ -47,6 +47,8 @@ struct GroupPosition {
   /// deadlock: the comparison reports them.
   bool is_check = false;
   CallerThread caller = std::thread::id();  ///< not sent to other ranks
+  /// The communicator was destroyed, so `num_called` is final. Not sent to other ranks.
+  bool is_closed = false;
 
   bool is_valid() const {
     return id.size() <= kMaxPlaceBytes && operation.size() <= kMaxPlaceBytes;
@@ -86,8 +88,8 @@ std::string encode_position(RankPosition position);
 class PositionBoard {
  public:
   /// A background thread calls it a few times per second, so it must not wait for collectives.
-  /// After it returns nothing, because the communicator was destroyed, it is not called again.
-  using Probe = std::function<std::optional<GroupPosition>()>;
+  /// After it returned a closed position it is not called again, and that position stays.
+  using Probe = std::function<GroupPosition()>;
 
   virtual ~PositionBoard() = default;
   virtual void add_probe(Probe probe) = 0;
@@ -101,20 +103,27 @@ class PositionSource {
  public:
   explicit PositionSource(std::function<GroupPosition()> read) : read_(std::move(read)) {}
 
-  /// Returns nothing after close().
-  std::optional<GroupPosition> read() {
+  GroupPosition read() {
     const std::lock_guard lock(mutex_);
-    return read_ ? std::optional(read_()) : std::nullopt;
+    return read_ ? read_() : last_;
   }
-  /// The object's destructor calls this first. Waits for a read() in progress.
+  /// The object's destructor calls this first. Waits for a read() in progress. From now on read()
+  /// returns the last counts: a rank that destroyed a communicator calls nothing more on it, which
+  /// its peers may wait for.
   void close() {
     const std::lock_guard lock(mutex_);
-    read_ = nullptr;
+    if (!read_) {
+      return;
+    }
+    const auto last = std::exchange(read_, nullptr)();
+    last_ = {
+        .id = last.id, .num_called = last.num_called, .is_check = last.is_check, .is_closed = true};
   }
 
  private:
   std::mutex mutex_;
   std::function<GroupPosition()> read_;
+  GroupPosition last_;
 };
 
 /// Receives a probe of each new communicator; may be empty.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/control/failure/failure_cause.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -58,6 +59,9 @@ Progress ProgressTracker::get() const {
 
 Progress ProgressTracker::current() const {
   auto progress = progress_;
+  if (progress.step < 0 && training_.has_begun()) {
+    progress.step = kUnknownStep;
+  }
   if (!activity_.empty()) {
     progress.where += concat(progress.where.empty() ? "" : ", ", activity_);
   }
@@ -71,11 +75,17 @@ std::optional<SteadyTime> ProgressTracker::due() const {
 
 std::optional<Progress> ProgressTracker::take_due(SteadyTime now) {
   const std::lock_guard lock(mutex_);
-  if (now < due_ || !std::exchange(is_unsent_, false)) {
+  if (sender_ == nullptr || now < due_) {
+    return std::nullopt;
+  }
+  // A step that nobody announced wakes nobody, so the sender looks at each of its turns.
+  auto progress = current();
+  if (!std::exchange(is_unsent_, false) && progress.step == sent_step_) {
     return std::nullopt;
   }
   due_ = now + interval_;
-  return current();
+  sent_step_ = progress.step;
+  return progress;
 }
 
 PositionReporter::PositionReporter(const ProgressTracker& progress,
@@ -97,13 +107,19 @@ RankPosition PositionReporter::read_position() {
   auto caller = caller_;
   std::erase_if(probes_, [&](const PositionBoard::Probe& probe) {
     auto group = probe();
-    if (!group) {
+    if (group.is_closed) {
+      closed_.push_front(std::move(group));
       return true;
     }
-    add_caller(caller, group->caller);
-    position.groups.push_back(std::move(*group));
+    add_caller(caller, group.caller);
+    position.groups.push_back(std::move(group));
     return false;
   });
+  // A program may split in each step. Only so many positions are sent.
+  if (closed_.size() > kMaxPositionGroups) {
+    closed_.resize(kMaxPositionGroups);
+  }
+  position.groups.insert(position.groups.end(), closed_.begin(), closed_.end());
   position.one_thread = caller.has_value();
   return position;
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -12,12 +13,13 @@
 
 #include "core/control/rank_position.hpp"
 #include "core/control/wire/tcp_socket.hpp"
+#include "core/launch/training_state.hpp"
 
 namespace ddp::detail {
 
 /// A rank's place, which rank 0 shows if the rank dies silently.
 struct Progress {
-  int64_t step = -1;
+  int64_t step = -1;  ///< as in FailureCause
   std::string where;
 
   bool is_valid() const { return where.size() <= kMaxPlaceBytes; }
@@ -54,6 +56,8 @@ class ProgressTracker {
   mutable std::mutex mutex_;
   Progress progress_;
   std::string activity_;
+  const TrainingWatch training_;
+  int64_t sent_step_ = -1;
   bool is_unsent_ = false;
   SteadyTime due_{};
 };
@@ -65,7 +69,10 @@ class PositionReporter {
   PositionReporter(const ProgressTracker& progress, std::chrono::milliseconds heartbeat_interval);
 
   void add_probe(PositionBoard::Probe probe);
-  void remove_probes() { probes_.clear(); }
+  void remove_probes() {
+    probes_.clear();
+    closed_.clear();
+  }
 
   /// This thread calls a control-plane collective.
   void add_plane_caller() { add_caller(caller_); }
@@ -83,6 +90,7 @@ class PositionReporter {
   const ProgressTracker& progress_;
   const std::chrono::milliseconds interval_;
   std::vector<PositionBoard::Probe> probes_;
+  std::deque<GroupPosition> closed_;         // of destroyed communicators, the newest first
   uint64_t plane_call_ = 0;                  // as in RankPosition
   CallerThread caller_ = std::thread::id();  // caller of the control plane's collectives
   std::optional<RankPosition> last_position_;

@@ -310,8 +310,11 @@ std::optional<LaunchNumber> argument(const char* name, std::optional<int> value,
 
 void merge(const std::optional<LaunchNumber>& argument_value,
            std::optional<LaunchNumber>& launcher_value) {
-  require_same(argument_value, launcher_value,
-               "omit the argument, or unset the launcher's variable");
+  if (argument_value && launcher_value && argument_value->value != launcher_value->value) {
+    contradiction(argument_value->origin, launcher_value->origin,
+                  concat("fix: omit the argument, or unset the variable if no launcher set it; ",
+                         detail::kTrainOnSome));
+  }
   if (argument_value) {
     launcher_value = argument_value;
   }

@@ -12,6 +12,13 @@ namespace ddp {
 enum class LaunchSource { Arguments, Torchrun, OpenMpi, Slurm, Pmix, Single };
 const char* to_string(LaunchSource source);  ///< for messages: "torchrun", "a Slurm step", …
 
+namespace detail {
+/// The way to a group of a part of the launched ranks, for messages.
+inline constexpr const char* kTrainOnSome =
+    "to train on some of the ranks, all ranks call Context::create() without launch arguments, "
+    "then communicator()->split()";
+}  // namespace detail
+
 struct LaunchEnvironment {
   LaunchSource source = LaunchSource::Single;
   int rank = 0;

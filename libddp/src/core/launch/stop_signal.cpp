@@ -20,6 +20,8 @@ constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
 std::atomic<bool> is_requested{false};  // a handler can only reach globals
 std::atomic<bool> has_state{false};
 std::function<void(int64_t)> step_hook;
+std::atomic<int64_t> num_training_forwards{0};
+std::atomic<int64_t> num_later_steps{0};
 static_assert(std::atomic<bool>::is_always_lock_free, "the handler must not take a lock");
 
 extern "C" void handle_stop_signal(int signal) {
@@ -78,12 +80,26 @@ void detail::report_step(int64_t step) {
   if (step != kEvaluationForward) {
     record_training_state();
   }
+  if (step == kTrainingForward) {
+    num_training_forwards.fetch_add(1, std::memory_order_relaxed);
+  }
   if (step_hook) {
     step_hook(step);
   }
 }
 bool detail::has_training_state() {
   return has_state.load(std::memory_order_relaxed);
+}
+void detail::record_later_step() {
+  num_later_steps.fetch_add(1, std::memory_order_relaxed);
+}
+detail::TrainingWatch::TrainingWatch()
+    : forwards_at_start_(num_training_forwards), later_steps_at_start_(num_later_steps) {}
+bool detail::TrainingWatch::has_begun() const {
+  return num_training_forwards.load(std::memory_order_relaxed) != forwards_at_start_;
+}
+bool detail::TrainingWatch::has_ended_first_step() const {
+  return num_later_steps.load(std::memory_order_relaxed) != later_steps_at_start_;
 }
 bool detail::is_stop_requested() {
   return is_requested;

@@ -21,6 +21,22 @@ inline constexpr int64_t kEvaluationForward = -2;  ///< without gradients
 void report_step(int64_t step);
 void set_step_hook(std::function<void(int64_t step)> hook);
 
+/// A wrapped model whose gradients were reduced before runs forward again, so the first step is
+/// over. Any thread.
+void record_later_step();
+
+/// What wrapped models did since its construction. It tells of programs that announce no step. Any
+/// thread.
+class TrainingWatch {
+ public:
+  TrainingWatch();
+  bool has_begun() const;             ///< a training forward ended
+  bool has_ended_first_step() const;  ///< see record_later_step()
+
+ private:
+  const int64_t forwards_at_start_, later_steps_at_start_;
+};
+
 /// stop_requested() for the library's own phases, without noting that the program asked.
 bool is_stop_requested();
 

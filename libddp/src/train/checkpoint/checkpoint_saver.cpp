@@ -2,6 +2,7 @@
 #include "train/checkpoint/checkpoint_saver.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string_view>
 #include <utility>
 
@@ -207,7 +208,8 @@ std::string CheckpointSaver::finish_commit() {
     return "";
   }
   const std::chrono::duration<double> seconds = Clock::now() - saved.started;
-  log_info(concat("saved ", dir_.path_of(writer_.committed()), " in ", seconds.count(), " s",
+  log_info(concat("saved ", dir_.path_of(writer_.committed()), " in ",
+                  std::round(seconds.count() * 100) / 100, " s",
                   async_ ? " (in the background)" : ""));
   if (!saved.not_finite.empty()) {
     log_warning(concat("this checkpoint counts as not finite (", saved.not_finite,

@@ -7,13 +7,23 @@
 #include "ddp/core/error.hpp"
 
 namespace ddp {
+namespace detail {
+
+/// The step of a rank that trains and has announced no step.
+inline constexpr int64_t kUnknownStep = -2;
+
+/// " at step 41", " before the first step" (-1), " at an unknown step (call
+/// Context::set_progress)".
+std::string step_words(int64_t step);
+
+}  // namespace detail
 
 /// The cause of the job's failure, as reported by the first rank that knew.
 struct FailureCause {
   int64_t generation = 0;  ///< whose failure it is; its control plane sets it
   int rank = -1;           ///< in that generation
   std::string host;
-  int64_t step = -1;                        ///< -1 before the first step
+  int64_t step = -1;                        ///< -1 before the first step; or kUnknownStep
   std::string where;                        ///< bucket or module, if known
   std::string message;                      ///< the original message
   ExitCode exit_code = ExitCode::PeerLost;  ///< 1 … 255: a failed job never ends with 0

@@ -18,6 +18,12 @@ constexpr std::size_t kMaxMessageBytes = 65536;
 
 }  // namespace
 
+std::string detail::step_words(int64_t step) {
+  return step >= 0              ? concat(" at step ", step)
+         : step == kUnknownStep ? " at an unknown step (call Context::set_progress)"
+                                : " before the first step";
+}
+
 bool FailureCause::is_valid() const {
   const int code = static_cast<int>(exit_code);
   return code >= 1 && code <= 255 && host.size() <= detail::kMaxHostBytes &&
@@ -33,7 +39,7 @@ std::string FailureCause::to_line() const {
     line += " (" + host + ")";
   }
   line += generation == 0 ? " failed" : concat(" of generation ", generation, " failed");
-  line += step >= 0 ? concat(" at step ", step) : " before the first step";
+  line += detail::step_words(step);
   if (!where.empty()) {
     line += " in " + where;
   }

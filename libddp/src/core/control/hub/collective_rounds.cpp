@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "core/control/failure/failure_cause.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -113,11 +114,7 @@ std::string CollectiveRounds::describe_mismatch(int rank, const Contribution& co
   if (other.leaves && !one.leaves) {
     std::swap(one, other);
   }
-  const auto place = [this](int who) {
-    const auto progress = peers_.progress(who);
-    return progress.step < 0 ? std::string(" before the first step")
-                             : concat(" at step ", progress.step);
-  };
+  const auto place = [this](int who) { return step_words(peers_.progress(who).step); };
   if (one.leaves && !other.leaves) {
     return concat(peers_.name(one.rank), " left", place(one.rank), " while ",
                   peers_.name(other.rank), " called the control plane's ", other.call,

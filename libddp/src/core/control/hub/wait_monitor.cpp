@@ -5,6 +5,7 @@
 #include <map>
 #include <utility>
 
+#include "core/control/failure/failure_cause.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -24,8 +25,7 @@ std::string describe(const std::vector<RankSnapshot>& ranks, std::size_t rank) {
 }
 
 std::string place_of(const RankPosition& position) {
-  const auto step = position.step < 0 ? std::string(" before the first step")
-                                      : concat(" at step ", position.step);
+  const auto step = step_words(position.step);
   return position.where.empty() ? step : concat(step, " in ", position.where);
 }
 
@@ -211,8 +211,7 @@ std::string WaitMonitor::describe_busy(const std::vector<int>& except) const {
     }
     if (++num_busy <= kMaxNamed) {
       const auto [step, where] = peers_.progress(rank);
-      text += concat(num_busy == 1 ? "" : ", ", peers_.name(rank), " is",
-                     step < 0 ? std::string(" before the first step") : concat(" at step ", step),
+      text += concat(num_busy == 1 ? "" : ", ", peers_.name(rank), " is", step_words(step),
                      where.empty() ? "" : " in " + where);
     }
   }
