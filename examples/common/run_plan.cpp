@@ -25,9 +25,7 @@ int64_t plan_run(ddp::Config& cfg, const ddp::Context& ctx, int64_t batches_per_
 }
 
 ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg) {
-  auto options = cfg.loader;
-  options.drop_last = false;
-  options.global_batch_size = 0;
+  auto options = ddp::eval_loader_options(cfg.loader);
   if (cfg.train.eval_batch_size > 0) {
     options.batch_size = cfg.train.eval_batch_size;
   }

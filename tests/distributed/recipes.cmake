@@ -11,6 +11,10 @@ foreach(_ranks 1 2)
   ddp_add_recipe(evaluation evaluation ${_ranks} ARGUMENTS ${_images} train.epochs=2 lr_schedule.lr=0
                  loader.global_batch_size=16
                  OUTPUT "0:step 11/22 | top1 0.08589 | top5 0.4601 | images 163" "0:step 22/22 | top1 0.08589")
+  # loader.drop_last is for training: the evaluation keeps its last batch, which is short.
+  ddp_add_recipe(evaluation_drop_last evaluation ${_ranks}
+                 ARGUMENTS ${_images} train.epochs=1 lr_schedule.lr=0 loader.global_batch_size=16 loader.drop_last=true
+                 OUTPUT "0:step 10/10 | top1 0.08589 | top5 0.4601 | images 163")
   ddp_add_recipe(own_data own_data ${_ranks} ARGUMENTS ${_run} train.epochs=5 loader.global_batch_size=32
                  OUTPUT "0:step 80/80 | loss 0.0" "0:| accuracy 100.00 % | " "0: tokens/s | longest 12")
   # The noise is that of the samples, so the loss is too.
