@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes whose files matter: for Python, from Python, or in a checkpoint.
 
-usage: recipes_test.py torchscript|exported_model|fine_tuning|gan|hooks LAUNCHER PROGRAM RANKS
+usage: recipes_test.py RECIPE LAUNCHER PROGRAM RANKS    # RECIPE: a function below without arguments
 """
 
 import filecmp
@@ -142,6 +142,21 @@ def hooks():
     settings = ["checkpoint.dir=run", "checkpoint.stop_check_seconds=0.01", "train.max_steps=4000"]
     run(["after the save of ", "before the stop after "], *settings, "loop.stop_after=20", code=75)
     run("after the save of 4000 steps: run/step_0000004000", *settings, "loop.stop_after=20")
+
+
+def uneven_data():
+    """Resumed runs end: with the bits of an uninterrupted one, or with another batch."""
+    # 50 samples in batches of 7: the eighth batch of an epoch has one sample, for rank 0.
+    batch = ["metrics.dir=", "loader.global_batch_size=7"]
+    run("step 20/20 | ", *batch, "checkpoint.dir=whole", "train.max_steps=20")
+    run("step 7/7 | ", *batch, "checkpoint.dir=resumed", "train.max_steps=7")
+    run("after 7 steps", *batch, "checkpoint.dir=resumed", "train.max_steps=20")
+    file = "step_0000000020/model.safetensors"
+    assert filecmp.cmp("whole/" + file, "resumed/" + file, shallow=False), "the weights differ"
+    # Steps of 16 samples, then of 8.
+    run("step 6/6 | ", "metrics.dir=", "checkpoint.dir=other", "train.max_steps=6")
+    other = ["metrics.dir=", "checkpoint.dir=other", "loader.global_batch_size=8", "train.epochs=5"]
+    run(["16 samples per step", "step 35/35 | "], *other)
 
 
 with tempfile.TemporaryDirectory() as folder:
