@@ -12,9 +12,9 @@ import sys
 import tempfile
 
 try:
-    if sys.argv[1] in ("torchscript", "exported_model", "fine_tuning"):
+    if sys.argv[1] in ("torchscript", "exported_model", "fine_tuning", "multi_task"):
         import torch
-    if sys.argv[1] in ("exported_model", "fine_tuning"):
+    if sys.argv[1] in ("exported_model", "fine_tuning", "multi_task"):
         import safetensors.torch
     if sys.argv[1] == "fine_tuning":
         import torchvision
@@ -30,7 +30,7 @@ def python(script, *arguments):
     subprocess.run([sys.executable, ROOT / "examples/recipes" / script, *arguments], check=True)
 
 
-def run(output, *settings, code=0):
+def run(output, *settings, code=0, ranks=ranks):
     """`output`: what rank 0 must write, one text or a list."""
     launch = ["--launch", "env"] if ranks == "1" else []
     expected = [output] if isinstance(output, str) else output
@@ -157,6 +157,20 @@ def uneven_data():
     run("step 6/6 | ", "metrics.dir=", "checkpoint.dir=other", "train.max_steps=6")
     other = ["metrics.dir=", "checkpoint.dir=other", "loader.global_batch_size=8", "train.epochs=5"]
     run(["16 samples per step", "step 35/35 | "], *other)
+
+
+def multi_task():
+    """The ranks' weights are those of one process, which has all labels."""
+    settings = ["metrics.dir=", "loader.global_batch_size=12", "train.epochs=8"]
+    run("step 40/40 | ", *settings, "checkpoint.dir=ranks")
+    run("step 40/40 | ", *settings, "checkpoint.dir=one", ranks="1")
+    found, expected = (
+        safetensors.torch.load_file(f"{folder}/step_0000000040/model.safetensors")
+        for folder in ("ranks", "one")
+    )
+    for name, tensor in expected.items():
+        # Sums of other orders in float32.
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 with tempfile.TemporaryDirectory() as folder:
