@@ -59,6 +59,12 @@ foreach(_ranks 1 2 4)
                  ARGUMENTS ${_run} data.path=${PROJECT_SOURCE_DIR}/data/cifar10-sample data.num_samples=160
                            loader.global_batch_size=32 train.max_steps=6 metrics.log_every=6 lr_schedule.lr=0.5
                  OUTPUT "0:step 6/6 | loss 3.3856")
+  # So does a backward in chunks.
+  ddp_add_recipe(contrastive_chunks contrastive ${_ranks}
+                 ARGUMENTS ${_run} data.path=${PROJECT_SOURCE_DIR}/data/cifar10-sample data.num_samples=160
+                           loader.global_batch_size=32 train.max_steps=6 metrics.log_every=6 lr_schedule.lr=0.5
+                           train.grad_accum_steps=3
+                 OUTPUT "0:step 6/6 | loss 3.3856")
 endforeach()
 # Every sample counts once: any number of ranks gives these losses. Of four ranks two have no last batch.
 foreach(_ranks 1 2 4)
