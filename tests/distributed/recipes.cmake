@@ -71,6 +71,10 @@ foreach(_ranks 1 2 4)
   ddp_add_recipe(uneven_data uneven_data ${_ranks} ARGUMENTS ${_run} train.epochs=5 metrics.log_every=10
                  OUTPUT "0:step 10/20 | epoch 2.50 | loss 3.0203" "0:step 20/20 | epoch 5.00 | loss 0.1220")
 endforeach()
+# Rank 0 of several does not train, and the rows are split over the others.
+foreach(_ranks 1 2 4)
+  ddp_add_recipe(embedded embedded ${_ranks} OUTPUT "0:loss 0.0306107")
+endforeach()
 # The rows of all ranks give the weights of one process.
 foreach(_ranks 1 2 4)
   ddp_add_recipe(recommender recommender ${_ranks}
