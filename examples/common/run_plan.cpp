@@ -33,9 +33,7 @@ ddp::CheckpointOptions reading_options(ddp::CheckpointOptions options) {
 }
 
 ddp::LoaderOptions eval_loader_options(const ddp::Config& cfg) {
-  auto options = cfg.loader;
-  options.drop_last = false;
-  options.global_batch_size = 0;
+  auto options = ddp::eval_loader_options(cfg.loader);
   if (cfg.train.eval_batch_size > 0) {
     options.batch_size = cfg.train.eval_batch_size;
   }

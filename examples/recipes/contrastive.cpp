@@ -2,7 +2,11 @@
 // Contrastive learning (SimCLR): each image is compared with the images of all ranks.
 //
 //   mpirun -n 2 build/examples/recipes/contrastive train.epochs=10 loader.global_batch_size=128
+//   mpirun -n 2 build/examples/recipes/contrastive train.epochs=10 train.grad_accum_steps=4
 #include <torch/torch.h>
+
+#include <optional>
+#include <vector>
 
 #include "ddp/ddp.hpp"
 
@@ -39,6 +43,43 @@ Pairs compare(const torch::Tensor& own, const ddp::Context& ctx) {
   return {logits, first_column + (rows + num_views / 2).remainder(num_views)};
 }
 
+// The mean over this rank's views. The mean of the ranks' losses is the loss of the whole batch,
+// and the gradients that backward averages are its gradients.
+torch::Tensor loss_of(const Pairs& pairs) {
+  return torch::cross_entropy_loss(pairs.logits, pairs.targets);
+}
+
+torch::Tensor unit(const torch::Tensor& x) {
+  return torch::nn::functional::normalize(x);
+}
+
+// GradCache: the backward of the same loss with the activations of one chunk of views at a time.
+// The loss is no sum over chunks, but its gradient is, once the gradient of each embedding is
+// known.
+template <typename Model>
+Pairs backward_in_chunks(Model& model, const std::vector<torch::Tensor>& chunks,
+                         const ddp::Context& ctx) {
+  std::vector<torch::Tensor> embeddings;
+  std::vector<int64_t> sizes;
+  for (const auto& views : chunks) {
+    const torch::NoGradGuard no_grad;
+    embeddings.push_back(model.module()->forward(views));
+    sizes.push_back(views.size(0));
+  }
+  const auto own = torch::cat(embeddings).requires_grad_();
+  auto pairs = compare(unit(own), ctx);
+  loss_of(pairs).backward();  // ends at the embeddings
+  const auto gradients = own.grad().split_with_sizes(sizes);
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    std::optional<ddp::NoSync> no_sync;
+    if (i + 1 < chunks.size()) {
+      no_sync.emplace(model);
+    }
+    (model.forward(chunks[i]) * gradients[i]).sum().backward();
+  }
+  return pairs;
+}
+
 void train(ddp::Context& ctx, const ddp::Config& cfg) {
   const auto conv = [](int64_t inputs, int64_t outputs) {
     return torch::nn::Conv2d(torch::nn::Conv2dOptions(inputs, outputs, 3).stride(2).padding(1));
@@ -61,21 +102,22 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
     const auto batch = loader.next();
     model.zero_grad();
     const auto views = batch.data.transpose(0, 1).flatten(0, 1);  // [2N, 3, 32, 32]
-    const auto own = torch::nn::functional::normalize(model.forward(views));
-    const auto pairs = compare(own, ctx);
-    // The mean over this rank's views. The mean of the ranks' losses is the loss of the whole
-    // batch, and the gradients that backward averages are its gradients.
-    const auto loss = torch::cross_entropy_loss(pairs.logits, pairs.targets);
-    loss.backward();
+    Pairs pairs;
+    if (cfg.train.grad_accum_steps > 1) {
+      pairs = backward_in_chunks(model, views.chunk(cfg.train.grad_accum_steps), ctx);
+    } else {
+      pairs = compare(unit(model.forward(views)), ctx);
+      loss_of(pairs).backward();
+    }
     const auto lr = lr_schedule.at(step);
     optimizer->step(lr);
     metrics.log("found", pairs.logits.argmax(1).eq(pairs.targets).to(torch::kFloat).mean());
-    metrics.end_step(step, {.loss = loss, .num_samples = batch.size(), .lr = lr});
+    metrics.end_step(step, {.loss = loss_of(pairs), .num_samples = batch.size(), .lr = lr});
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ddp::run(argc, argv, train);
+  return ddp::run(argc, argv, train, {ddp::uses({"train.grad_accum_steps"})});
 }

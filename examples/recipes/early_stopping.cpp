@@ -37,7 +37,8 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
   ddp::DistributedSampler test_sampler(test_samples->size(), ctx.communicator(),
                                        ddp::eval_sampler_options(cfg.sampler));
   ddp::DataLoader loader(samples, sampler, ctx.device(), cfg.loader);
-  ddp::DataLoader test_loader(test_samples, test_sampler, ctx.device(), cfg.loader);
+  ddp::DataLoader test_loader(test_samples, test_sampler, ctx.device(),
+                              ddp::eval_loader_options(cfg.loader));
   ddp::Metrics metrics(ctx, cfg.metrics);
   const auto settings = cfg.section<StoppingSettings>("stopping");
   ddp::EarlyStopping early_stopping(

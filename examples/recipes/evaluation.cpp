@@ -13,6 +13,7 @@ void evaluate(Model& model, Loader& loader, ddp::Metrics& metrics) {
   const ddp::Metrics::ClockPause pause(metrics);  // the rates count training only
   const torch::NoGradGuard no_grad;
   model.eval();
+  loader.begin_epoch(0);  // a data set with get_for_epoch gives the same samples each time
   for (auto& batch : loader) {
     const auto logits = model.forward(batch.data);
     // The five best classes of each image, the best one first: [N, 5].
@@ -40,7 +41,8 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
   // Each test image once: no padding, so ranks may have different numbers of images.
   ddp::DistributedSampler test_sampler(test_set->size(), ctx.communicator(),
                                        ddp::eval_sampler_options(cfg.sampler));
-  ddp::DataLoader test_loader(test_set, test_sampler, ctx.device(), cfg.loader);
+  ddp::DataLoader test_loader(test_set, test_sampler, ctx.device(),
+                              ddp::eval_loader_options(cfg.loader));
 
   const auto num_steps = cfg.train.num_steps(loader.num_batches());
   const ddp::LrSchedule lr_schedule(cfg.lr_schedule, num_steps);

@@ -90,6 +90,7 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
     metrics.end_step(step, {.loss = loss, .num_samples = batch.size(), .lr = lr});
     checkpointer.save_if_due(step);
   }
+  checkpointer.save(step - 1);
 }
 
 }  // namespace

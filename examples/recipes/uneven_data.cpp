@@ -36,14 +36,19 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
   ddp::DistributedSampler sampler(samples->size(), ctx.communicator(), cfg.sampler);
   ddp::DataLoader loader(samples, sampler, ctx.device(), cfg.loader);
   ddp::Metrics metrics(ctx, cfg.metrics);
-  ddp::Checkpointer checkpointer(ctx, cfg.checkpoint, {model, optimizer, loader});
+  auto checkpoint = cfg.checkpoint;
+  checkpoint.samples_per_step = cfg.loader.global_batch_size;  // a resume with others warns
+  ddp::Checkpointer checkpointer(ctx, checkpoint, {model, optimizer, loader});
 
-  // Ranks have different numbers of batches, but make the same steps: those of the longest rank.
-  const auto all_batches = ctx.control_plane().all_gather_numbers({loader.num_batches()});
-  const auto steps_per_epoch = std::max_element(all_batches.begin(), all_batches.end())->front();
+  auto step = checkpointer.restore();
+  // Ranks have different numbers of batches, but make the same steps: those of rank 0, which has
+  // the most. A rank that has read its last batch of an epoch stands at the next epoch, also after
+  // a resume, so rank 0's epoch counts too.
+  const auto of_all_ranks =
+      ctx.control_plane().all_gather_numbers({loader.num_batches(), loader.epoch()});
+  const auto steps_per_epoch = of_all_ranks[0][0];
   const auto num_steps = cfg.train.num_steps(steps_per_epoch);
   const ddp::LrSchedule lr_schedule(cfg.lr_schedule, num_steps);
-  auto step = checkpointer.restore();
   metrics.begin(step, num_steps, steps_per_epoch);
 
   const auto train_step = [&](bool has_batch) {
@@ -64,11 +69,14 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
                             .lr = lr});
     checkpointer.save_if_due(step++);
   };
-  while (step < num_steps) {
-    const auto epoch = step / steps_per_epoch;
-    // A rank that has read its last batch of the epoch stands at the next one.
+  // The loader counts epochs: after a resume with another batch, `step` is no measure of them.
+  for (auto epoch = of_all_ranks[0][1];; loader.begin_epoch(++epoch)) {
     ddp::join(model, train_step, [&] { return step < num_steps && loader.epoch() == epoch; });
+    if (step >= num_steps) {
+      break;
+    }
   }
+  checkpointer.save(step - 1);
 }
 
 }  // namespace

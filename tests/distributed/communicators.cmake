@@ -37,7 +37,8 @@ if(DDP_HAS_MPI)
   ddp_add_contexts(level_serialized "level;SERIALIZED" "*:64" "0:MPI_THREAD_MULTIPLE")
   ddp_add_contexts(level_multiple "level;MULTIPLE" "*:0" "0:done" "1:done")
   ddp_add_contexts(settings "settings" "*:70" "0:context.communicator.check_collectives differs between ranks")
-  ddp_add_contexts(sizes "sizes;100;50" "*:70" "0:tensors of different sizes" "1:tensors of different sizes")
+  ddp_add_contexts(sizes "sizes;100;50" "*:70" "0:tensors of different sizes" "1:tensors of different sizes"
+                   "0:or give `sizes` to all_gather")
   ddp_add_contexts(finalized "finalized" "*:64" "0:MPI_Finalize")
   # A program with a launcher and a loop of its own, without ddp::run, Metrics and Checkpointer. What a rank has
   # destroyed before it leaves hides no deadlock.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recipes whose files matter: for Python, from Python, or in a checkpoint.
 
-usage: recipes_test.py torchscript|exported_model|fine_tuning|gan|hooks LAUNCHER PROGRAM RANKS
+usage: recipes_test.py RECIPE LAUNCHER PROGRAM RANKS    # RECIPE: a function below without arguments
 """
 
 import filecmp
@@ -12,9 +12,9 @@ import sys
 import tempfile
 
 try:
-    if sys.argv[1] in ("torchscript", "exported_model", "fine_tuning"):
+    if sys.argv[1] in ("torchscript", "exported_model", "fine_tuning", "multi_task"):
         import torch
-    if sys.argv[1] in ("exported_model", "fine_tuning"):
+    if sys.argv[1] in ("exported_model", "fine_tuning", "multi_task"):
         import safetensors.torch
     if sys.argv[1] == "fine_tuning":
         import torchvision
@@ -30,7 +30,7 @@ def python(script, *arguments):
     subprocess.run([sys.executable, ROOT / "examples/recipes" / script, *arguments], check=True)
 
 
-def run(output, *settings, code=0):
+def run(output, *settings, code=0, ranks=ranks):
     """`output`: what rank 0 must write, one text or a list."""
     launch = ["--launch", "env"] if ranks == "1" else []
     expected = [output] if isinstance(output, str) else output
@@ -142,6 +142,35 @@ def hooks():
     settings = ["checkpoint.dir=run", "checkpoint.stop_check_seconds=0.01", "train.max_steps=4000"]
     run(["after the save of ", "before the stop after "], *settings, "loop.stop_after=20", code=75)
     run("after the save of 4000 steps: run/step_0000004000", *settings, "loop.stop_after=20")
+
+
+def uneven_data():
+    """Resumed runs end: with the bits of an uninterrupted one, or with another batch."""
+    # 50 samples in batches of 7: the eighth batch of an epoch has one sample, for rank 0.
+    batch = ["metrics.dir=", "loader.global_batch_size=7"]
+    run("step 20/20 | ", *batch, "checkpoint.dir=whole", "train.max_steps=20")
+    run("step 7/7 | ", *batch, "checkpoint.dir=resumed", "train.max_steps=7")
+    run("after 7 steps", *batch, "checkpoint.dir=resumed", "train.max_steps=20")
+    file = "step_0000000020/model.safetensors"
+    assert filecmp.cmp("whole/" + file, "resumed/" + file, shallow=False), "the weights differ"
+    # Steps of 16 samples, then of 8.
+    run("step 6/6 | ", "metrics.dir=", "checkpoint.dir=other", "train.max_steps=6")
+    other = ["metrics.dir=", "checkpoint.dir=other", "loader.global_batch_size=8", "train.epochs=5"]
+    run(["16 samples per step", "step 35/35 | "], *other)
+
+
+def multi_task():
+    """The ranks' weights are those of one process, which has all labels."""
+    settings = ["metrics.dir=", "loader.global_batch_size=12", "train.epochs=8"]
+    run("step 40/40 | ", *settings, "checkpoint.dir=ranks")
+    run("step 40/40 | ", *settings, "checkpoint.dir=one", ranks="1")
+    found, expected = (
+        safetensors.torch.load_file(f"{folder}/step_0000000040/model.safetensors")
+        for folder in ("ranks", "one")
+    )
+    for name, tensor in expected.items():
+        # Sums of other orders in float32.
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 with tempfile.TemporaryDirectory() as folder:

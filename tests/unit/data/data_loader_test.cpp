@@ -208,7 +208,9 @@ TEST_CASE("evaluation sees each sample once over all ranks", "[loader]") {
       for (int rank = 0; rank < world_size; ++rank) {
         auto dataset = std::make_shared<Numbers>(size);
         DistributedSampler sampler(size, rank, world_size, ddp::eval_sampler_options({}));
-        NumberLoader loader(dataset, sampler, kCpu, {.batch_size = 3});
+        NumberLoader loader(dataset, sampler, kCpu,
+                            ddp::eval_loader_options(
+                                {.batch_size = 3, .global_batch_size = 64, .drop_last = true}));
         for (int round = 0; round < 2; ++round) {
           const auto indices = indices_of(loader);
           REQUIRE(indices == sampler.indices());

@@ -52,10 +52,12 @@ class Autocast {
 ///     scaler.step(*optimizer, lr);
 ///     scaler.update();              // once, after all optimizers
 ///
-/// To clip, prefer clip_and_step(), which reads the gradients once less and writes no gradient. A
-/// disabled scaler passes everything through. All ranks decide alike, because the scaler checks
-/// reduced gradients. The host waits only in get_scale(), state_dict(), and step() of an optimizer
-/// without device found_inf.
+/// To clip, prefer clip_and_step(), which reads the gradients once less and writes no gradient. It
+/// clips by the norm of its optimizer's gradients alone. For one norm of several optimizers, call
+/// unscale_() for each and then clip_grad_norm_(model, max_norm). A step is skipped per optimizer,
+/// as in PyTorch: one with finite gradients still steps. A disabled scaler passes everything
+/// through. All ranks decide alike, because the scaler checks reduced gradients. The host waits
+/// only in get_scale(), state_dict(), and step() of an optimizer without device found_inf.
 class GradScaler : public Stateful {
  public:
   /// Throws SettingsError for options out of range.

@@ -111,8 +111,10 @@ struct LoaderOptions {
   detail::UsageMark usage{};  ///< not a setting: set when a library object receives these options
 };
 
-/// The settings of an evaluation loader: no shuffle, each sample once.
+/// The settings of a sampler for evaluation: no shuffle, each sample once.
 SamplerOptions eval_sampler_options(SamplerOptions options);
+/// The settings of a loader for evaluation: every sample, `batch_size` of them per rank.
+LoaderOptions eval_loader_options(LoaderOptions options);
 
 void describe_fields(DataOptions& options, FieldVisitor& visitor);
 void describe_fields(SamplerOptions& options, FieldVisitor& visitor);

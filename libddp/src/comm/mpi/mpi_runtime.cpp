@@ -24,6 +24,10 @@ constexpr std::chrono::seconds kEndLimit{30};
 // frozen one.
 constexpr std::chrono::seconds kUnwatchedEndLimit{600};
 constexpr std::chrono::milliseconds kPollInterval{50};
+constexpr const char* kDifferentSizes =
+    "; the ranks gave tensors of different sizes; fix: find them with "
+    "context.communicator.check_collectives=true, or give `sizes` to all_gather, all_to_all and "
+    "their functions with gradients if ranks have different numbers of rows";
 
 }  // namespace
 
@@ -39,9 +43,7 @@ void check_mpi(int code, const char* call) {
   const auto message =
       concat(call, " failed: ", std::string(text.data(), static_cast<size_t>(length)));
   if (error_class == MPI_ERR_TRUNCATE) {
-    throw MismatchError(message +
-                        "; the ranks gave tensors of different sizes; fix: find them with "
-                        "context.communicator.check_collectives=true");
+    throw MismatchError(message + kDifferentSizes);
   }
   throw PeerLostError(message);
 }
@@ -74,11 +76,9 @@ bool MpiRequests::have_ended(const std::function<std::string()>& describe) {
     const auto& status = statuses[expected.request];
     check_mpi(MPI_Get_count(&status, expected.datatype, &count), "MPI_Get_count");
     if (count != expected.count) {
-      throw MismatchError(
-          concat(describe(), ": rank ", status.MPI_SOURCE, " of the group sent ", count,
-                 " elements where ", expected.count,
-                 " were expected; the ranks gave tensors of different sizes; fix: find them with "
-                 "context.communicator.check_collectives=true"));
+      throw MismatchError(concat(describe(), ": rank ", status.MPI_SOURCE, " of the group sent ",
+                                 count, " elements where ", expected.count, " were expected",
+                                 kDifferentSizes));
     }
   }
   requests_.clear();

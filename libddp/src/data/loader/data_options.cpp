@@ -13,6 +13,12 @@ SamplerOptions eval_sampler_options(SamplerOptions options) {
   return options;
 }
 
+LoaderOptions eval_loader_options(LoaderOptions options) {
+  options.drop_last = false;
+  options.global_batch_size = 0;
+  return options;
+}
+
 static void describe_rand_augment(RandAugmentOptions& o, FieldVisitor& v) {
   v.field({.name = "rand_augment_ops",
            .doc = "Random operations per training image, as torchvision's v2.RandAugment; usually "
