@@ -91,8 +91,10 @@ TEST_CASE("some settings follow from others") {
     has(text, "fix: also set loader.global_batch_size=0");
     CHECK(parse({batch, "loader.global_batch_size=0"}).loader.batch_size == 8);
   }
-  const LoaderOptions shared{.global_batch_size = 64};
-  const std::vector<Section> shares = {defaults("loader", shared)};
+  struct Shared : LoaderOptions {
+    Shared() { global_batch_size = 64; }
+  };
+  const std::vector<Section> shares = {declare_section<Shared>("loader")};
   CHECK_THROWS_AS(parse({"train.batch_size=8"}, shares), SettingsError);
   CHECK(parse({}, shares).loader.global_batch_size == 64);
   Settings saved;
