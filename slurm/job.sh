@@ -114,7 +114,8 @@ start_study_run() {
   fi
   _log_to "$DDP_RUNS/$run_name"
   if [ ! -e "$DDP_RUNS/SYSTEM.md" ]; then
-    run_tool system_report --build "${DDP_PROGRAM_BUILD:-$(dirname "$(dirname "$program")")}" --output "$DDP_RUNS/SYSTEM.md" ||
+    run_tool system_report --build "${DDP_PROGRAM_BUILD:-$(dirname "$(dirname "$program")")}" --program "$program" \
+      --output "$DDP_RUNS/SYSTEM.md" ||
       echo "warning: tools/system_report.py could not describe the machine"
   fi
 }

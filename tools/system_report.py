@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Describes this machine as Markdown: GPUs, their links, InfiniBand, CPU, memory, versions.
 
-    tools/system_report.py [--output SYSTEM.md] [--build build]
+    tools/system_report.py [--output SYSTEM.md] [--build build] [--program PROGRAM]
     tools/system_report.py --run runs     for a report of a bug: also the newest run in the folder runs
 
 Needs nothing but Python; what a machine has not, or a tool that is not installed, is said in one line.
@@ -180,15 +180,23 @@ def libddp_version():
     return first(r"^project\([^)]*\bVERSION\s+([\d.]+)", read(os.path.join(here, "CMakeLists.txt")))
 
 
-def versions_section(build):
+def program_versions(program):
+    """{library: version} as a program of ddp::run prints them."""
+    lines = (run(program, "--version") if program else "").splitlines()
+    return dict(line.split(maxsplit=1) for line in lines if len(line.split(maxsplit=1)) == 2)
+
+
+def versions_section(build, program=""):
     here = os.path.dirname(os.path.abspath(__file__))
+    linked_with = program_versions(program)
+    own = linked_with.get("libddp", "")
     commit = run("git", "-C", here, "rev-parse", "HEAD")
     if commit and run("git", "-C", here, "status", "--porcelain", "--untracked-files=no"):
         commit += " with changes"
     rows = [
-        ("libddp", libddp_version() or UNKNOWN),
-        ("libddp's commit", commit or UNKNOWN),
-        ("LibTorch", torch_version(build)),
+        ("libddp", libddp_version() or own.split(" ")[0] or UNKNOWN),
+        ("libddp's commit", commit or first(r"\(commit (.+)\)", own) or UNKNOWN),
+        ("LibTorch", linked_with.get("LibTorch") or torch_version(build)),
         (
             "NVIDIA driver",
             run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0] or "none",
@@ -246,6 +254,9 @@ def main(arguments):
     parser = Parser(__doc__)
     parser.add_argument("--output", help="file to write; without it, standard output")
     parser.add_argument("--build", default="build", help="build folder, for the versions it was made with")
+    parser.add_argument(
+        "--program", default="", help="a program of ddp::run, for the versions it is linked with"
+    )
     parser.add_argument("--run", help="folder of a run, or of runs (then the newest): describe it too")
     options = parser.parse_args(arguments)
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
@@ -254,7 +265,7 @@ def main(arguments):
         gpu_section(),
         links_section(),
         network_section(),
-        versions_section(options.build),
+        versions_section(options.build, options.program),
         environment_section(),
     ]
     if options.run:

@@ -359,11 +359,13 @@ def build_folder(study, build):
     return build
 
 
-def describe_system(folder, build):
+def describe_system(folder, build, program):
     report = os.path.join(folder.path, "SYSTEM.md")
     if not os.path.exists(report):
         tool = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "system_report.py")
-        subprocess.run([sys.executable, tool, "--build", build, "--output", report], check=False)
+        subprocess.run(
+            [sys.executable, tool, "--build", build, "--program", program, "--output", report], check=False
+        )
 
 
 def check_program(study, build):
@@ -428,7 +430,7 @@ def run_local(study, folder, runs, build, launcher):
         if beyond:
             print(f"skipped: {', '.join(map(str, beyond))} GPUs, this host has {available}")
         todo = [run for run in todo if run.ranks <= available]
-    describe_system(folder, build_folder(study, build))
+    describe_system(folder, build_folder(study, build), program_path(study, build))
     failed = 0
     for number, run in enumerate(todo, 1):
         code, took = run_here(study, folder, groups[id(run)], run, build, launcher)

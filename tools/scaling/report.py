@@ -153,7 +153,7 @@ def study_section(study, folder, figures):
     info = sorted({(run.gpu_type, run.precision) for point in study.points for run in point.runs})
     parts.append(
         "<p>"
-        + "; ".join(f"{text(gpu)}, {text(precision)}" for gpu, precision in info)
+        + "; ".join(", ".join(text(each) for each in pair if each) for pair in info)
         + f"; program {text(study.program)}; {study.steps} steps a run, the first {study.warmup_steps} of "
         "them warm-up.</p>"
     )

@@ -2,6 +2,7 @@
 """The description of a machine: without GPUs, and with an imitated nvidia-smi."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,23 @@ class System(unittest.TestCase):
             "| libddp's commit | ",
         ):
             self.assertIn(line, text)
+
+    def test_versions_of_an_install_tree_come_from_its_program(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(os.path.join(ROOT, "tools"), os.path.join(folder, "tools"))
+            program = os.path.join(folder, "train")
+            with open(program, "w", encoding="utf-8") as file:
+                file.write("#!/bin/sh\nprintf 'libddp    0.9.1 (commit abc12)\\nLibTorch  2.99.0\\n'\n")
+            os.chmod(program, 0o755)
+            done = subprocess.run(
+                [sys.executable, os.path.join(folder, "tools", "system_report.py"), "--program", program],
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**os.environ, "GIT_CEILING_DIRECTORIES": folder},
+            )
+        for line in ("| libddp | 0.9.1 |", "| libddp's commit | abc12 |", "| LibTorch | 2.99.0 |"):
+            self.assertIn(line, done.stdout)
 
     def test_gpus_and_links(self):
         with tempfile.TemporaryDirectory() as folder:
