@@ -37,7 +37,7 @@ sys.path[:0] = [os.path.join(ROOT, "tools"), os.path.join(ROOT, "data")]
 # pylint: disable=wrong-import-position
 from prepare_chat import ChatTemplate, load_template  # noqa: E402
 from prepare_script import Parser, PrepareError, UsageError, run_main  # noqa: E402
-from scaling.files import regular  # noqa: E402
+from scaling.files import linked  # noqa: E402
 from text_tokenizers import TiktokenTokenizer, load_tokenizer, tokenizer_of, tokenizers_package  # noqa: E402
 from token_files import read_vocabulary  # noqa: E402
 
@@ -64,7 +64,7 @@ def has_adapters(config, settings):
     """Whether the settings have a section lora."""
     lines = [setting for setting in settings if "=" in setting]
     if config:
-        with open(config, encoding="utf-8", errors="replace", opener=regular) as file:
+        with open(config, encoding="utf-8", errors="replace", opener=linked) as file:
             lines += file
     return any(line.startswith(("lora:", "lora.")) for line in lines)
 

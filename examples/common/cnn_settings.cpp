@@ -25,15 +25,13 @@ void describe_fields(CnnSettings& s, ddp::FieldVisitor& v) {
           s.kernel_size);
   v.field({.name = "dropout", .doc = "Dropout before the last layer.", .min = 0, .max = 0.999999},
           s.dropout);
+  auto losses = loss_names();
+  std::erase_if(losses, [](const auto& entry) { return entry.second == LossKind::InGraph; });
   v.field({.name = "loss",
            .doc = "Of the output and the target. cross_entropy: the target is the class. bce: "
                   "binary cross entropy with logits.",
            .common = true},
-          s.loss,
-          {{"cross_entropy", LossKind::CrossEntropy},
-           {"mse", LossKind::Mse},
-           {"l1", LossKind::L1},
-           {"bce", LossKind::Bce}});
+          s.loss, losses);
   v.field({.name = "sync_batch_norm", .doc = "Compute batch statistics over all ranks."},
           s.sync_batch_norm);
   v.field({.name = "ema_decay",

@@ -31,8 +31,10 @@ std::vector<const char*> take_files(int argc, const char* const* argv,
     } else {
       others.push_back(argv[i]);
     }
-    is_value = !is_value && (argument == "--config" || argument == "--help" || argument == "-h" ||
-                             argument == "--completion");
+    // A word after --help is its topic, an option after it is not.
+    const bool takes_word = argument == "--help" || argument == "-h";
+    const bool takes_value = argument == "--config" || argument == "--completion";
+    is_value = (!is_value || argument.starts_with('-')) && (takes_word || takes_value);
   }
   return others;
 }

@@ -88,7 +88,7 @@ void require_same_meaning(const ddp::Checkpointer& checkpointer, const std::stri
   require(kVocabulary, vocabulary_text(data), "data prepared with the same tokenizer");
 }
 
-/// LanguageTrainer::restore_model()
+/// Restores only the model, from a folder in which a run may still be saving.
 int64_t restore_only(ddp::Context& ctx, const ddp::CheckpointOptions& options,
                      ddp::DataParallelModel& model, const std::string& adapters,
                      const TokenData& data) {
@@ -150,8 +150,8 @@ TokenData open_token_data(models::TokenDataOptions options) {
 void load_for_generation(ddp::Context& ctx, const ddp::Config& cfg,
                          const std::shared_ptr<models::LanguageModel>& module,
                          const TokenData& data, const std::string& adapters) {
-  require_fit(*module, data);
   if (cfg.checkpoint.dir.empty()) {
+    require_fit(*module, data);
     return;
   }
   const auto wrapped = wrap(ctx, cfg, module, data);

@@ -77,8 +77,8 @@ void check_loss_settings(LossKind kind, const ddp::Config& cfg) {
   }
   const auto loss = "model.loss=" + name_of(kind);
   if (cfg.train.label_smoothing > 0) {
-    throw ddp::SettingsError("train.label_smoothing has no effect with " + loss +
-                             "; fix: set it to 0");
+    throw ddp::SettingsError(ddp::concat("train.label_smoothing=", cfg.train.label_smoothing,
+                                         " has no effect with ", loss, "; fix: set it to 0"));
   }
   if (cfg.checkpoint.keep_best == ddp::KeepBest::Max) {
     throw ddp::SettingsError("checkpoint.keep_best=max is for an accuracy, which " + loss +

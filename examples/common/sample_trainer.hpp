@@ -25,7 +25,8 @@ struct SampleModel {
   double ema_decay = 0;         ///< evaluations use the average of the weights; 0: off
   std::string weights = "";     ///< the file whose weights `module` has; empty: none
   bool only_evaluates = false;  ///< what restore_trained() loads, without training
-  /// Called after training, while `module` has the weights that evaluations use.
+  /// Called at the end, also of a run that only evaluates, while `module` has the evaluated
+  /// weights.
   std::function<void()> save_trained = {};
 };
 
@@ -90,10 +91,17 @@ SampleRun train_samples(ddp::Context& ctx, ddp::Config cfg, const SampleModel& w
                             .log_every = cfg.metrics.log_every,
                             .stop_check_seconds = cfg.checkpoint.stop_check_seconds,
                             .keep_best = cfg.checkpoint.keep_best});
+  const auto save_trained = [&] {
+    if (wrapped.save_trained) {
+      const auto averages = ema ? ema->swap_in() : nullptr;
+      wrapped.save_trained();
+    }
+  };
   if (only_evaluates) {
     SampleRun run{.has_averages = ema != nullptr,
                   .evaluated = restore_trained(ctx, cfg, model, ema, wrapped.weights)};
     run.training.test = loop.evaluate();
+    save_trained();
     return run;
   }
   auto checkpointer =
@@ -106,10 +114,7 @@ SampleRun train_samples(ddp::Context& ctx, ddp::Config cfg, const SampleModel& w
   run.hash = common_parameter_hash(model.trained_parameters(), ctx.control_plane());
   run.last_saved_step = checkpointer.last_saved_step();
   run.metrics_folder = metrics.folder();
-  if (wrapped.save_trained) {
-    const auto averages = ema ? ema->swap_in() : nullptr;
-    wrapped.save_trained();
-  }
+  save_trained();
   return run;
 }
 

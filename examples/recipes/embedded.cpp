@@ -30,7 +30,6 @@ int surrogate_destroy(Surrogate** surrogate);
 const char* surrogate_error(void);
 }
 
-// Members are destroyed from last to first: the Context closes when nothing uses it any more.
 struct Surrogate {
   ddp::Context context;
   ddp::CommunicatorPtr group;  // of the ranks that train; null on the others
@@ -110,6 +109,9 @@ int surrogate_destroy(Surrogate** surrogate) {
   return guarded([&] {
     const std::unique_ptr<Surrogate> owned(std::exchange(*surrogate, nullptr));
     if (owned) {
+      owned->optimizer.reset();
+      owned->model.reset();
+      owned->group.reset();
       owned->context.close();  // throws, where the destructor only logs
     }
   });

@@ -73,7 +73,7 @@ case $scenario in
       read -r number batch accum <<< "$one"
       [ "$number" -le "$ranks" ] || continue
       name=r${number}_${batch}x$accum
-      (run_on "$number" "$work/$name.log" "${common[@]}" loader.global_batch_size="$batch" train.batch_size="$batch" \
+      (run_on "$number" "$work/$name.log" "${common[@]}" loader.global_batch_size="$batch" \
         train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
       # Micro-batches have statistics of their own, so they are compared with those of one process.
       paste -d, <(cut -d, -f1,3 "$work/runs/r1_${batch}x$accum/steps.csv") <(cut -d, -f1,3 "$work/runs/$name/steps.csv") |

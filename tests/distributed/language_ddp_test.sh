@@ -110,7 +110,7 @@ case $scenario in
       name=r${number}_${batch}x$accum computation=()
       [ "$how" = sharded ] && name+=_sharded computation=(optimizer.zero1=true)
       [ "$how" = pieces ] && computation=(model.checkpoint_every=1 model.loss_chunk_tokens=50)
-      (run_on "$number" "$work/$name.log" "${common[@]}" "${computation[@]}" loader.global_batch_size="$batch" train.batch_size="$batch" \
+      (run_on "$number" "$work/$name.log" "${common[@]}" "${computation[@]}" loader.global_batch_size="$batch" \
         train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
       [ "$(targets_of "$work/$name.log")" = "$(targets_of "$work/r1_6x1.log")" ] || fail "$name: not every target was counted once"
       for file in steps.csv:3 evals.csv:3; do

@@ -44,7 +44,7 @@ case $scenario in
       read -r number batch accum <<< "$one"
       [ "$number" -le "$ranks" ] || continue
       name=r${number}_${batch}x$accum
-      (run_on "$number" "$work/$name.log" "${common[@]}" loader.global_batch_size="$batch" train.batch_size="$batch" \
+      (run_on "$number" "$work/$name.log" "${common[@]}" loader.global_batch_size="$batch" \
         train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
       paste -d, <(cut -d, -f1,3 "$work/runs/r1_12x1/steps.csv") <(cut -d, -f1,3 "$work/runs/$name/steps.csv") |
         awk -F, 'NR > 1 { d = $2 - $4; if ($1 != $3 || d * d > 1e-10 * $2 * $2) exit 1; worst = d * d > worst ? d * d : worst }

@@ -260,7 +260,7 @@ NamedParameters parameters_by_kind(const DataParallelModel& model, bool is_spars
   NamedParameters chosen;
   const auto& gradients = model.reducer().gradients();
   for (size_t i = 0; i < gradients.parameters().size(); ++i) {
-    if (gradients.is_sparse(static_cast<int>(i)) == is_sparse) {
+    if (gradients.specs()[i].is_sparse == is_sparse) {
       chosen.push_back(gradients.parameters()[i]);
     }
   }

@@ -110,7 +110,7 @@ void TorchOptimizer::check_groups() const {
 void TorchOptimizer::check_sparse_gradients() const {
   for (auto& group : optimizer_->param_groups()) {
     const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&group.options());
-    if ((sgd != nullptr && sgd->momentum() == 0) ||
+    if ((sgd != nullptr && sgd->momentum() == 0 && sgd->weight_decay() == 0) ||
         dynamic_cast<const torch::optim::AdagradOptions*>(&group.options()) != nullptr) {
       continue;
     }
@@ -118,7 +118,7 @@ void TorchOptimizer::check_sparse_gradients() const {
       if (tensor.grad().defined() && tensor.grad().is_sparse()) {
         throw SettingsError(concat(
             "wrap_optimizer: the gradient of ", name_of(tensor), " is sparse, which of LibTorch's ",
-            "optimizers only SGD without momentum and Adagrad take; fix: use "
+            "optimizers only Adagrad and SGD without momentum and weight decay take; fix: use "
             "ddp::make_sparse_optimizer for it"));
       }
     }

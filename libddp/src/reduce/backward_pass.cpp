@@ -77,7 +77,7 @@ void check_gradient(const ReducerParts& parts, int index) {
 BackwardPass::BackwardPass(ReducerParts& parts)
     : parts_(parts),
       model_id_(parts.communicator->launch_sequencer().register_model()),
-      pass_(parts.gradients.layout()),
+      pass_(parts.layout()),
       hooks_(
           parts.gradients.parameters(), [this](int index) { on_gradient(index); },
           [this](int index) { before_addition(index); }),
@@ -116,12 +116,12 @@ std::string BackwardPass::why_incomplete() {
 void BackwardPass::start() {
   parts_.reductions.begin_pass();
   parts_.gradients.forget_writes();
-  pass_ = Pass(layout());
+  pass_ = Pass(parts_.layout());
   pass_.is_expected = true;
   pass_.counts_fires = parts_.options.static_graph && history_.num_passes == 0;
   sequencer().begin_pass(
-      model_id_, static_cast<int>(layout().buckets.size()), [this](int bucket) { launch(bucket); },
-      [this] { finish(); });
+      model_id_, static_cast<int>(parts_.layout().buckets.size()),
+      [this](int bucket) { launch(bucket); }, [this] { finish(); });
 }
 
 void BackwardPass::follow_layout() {
@@ -343,14 +343,14 @@ void BackwardPass::mark_ready(int index) {
         "(re-entrant checkpointing) in every step, set ddp.static_graph=true"));
   }
   pass_.ready_order.push_back(index);
-  const int bucket = layout().places[static_cast<size_t>(index)].bucket;
+  const int bucket = parts_.layout().places[static_cast<size_t>(index)].bucket;
   parts_.reductions.record_gradient(bucket, parts_.gradients.slot(index));
   parts_.tuner.record_ready(index, mark == Mark::AllReady);
   if (mark == Mark::Pending) {
     return;
   }
   parts_.reductions.wait_for_gradients(bucket);
-  forget_dropped_gradients(parts_, layout().buckets[static_cast<size_t>(bucket)]);
+  forget_dropped_gradients(parts_, parts_.layout().buckets[static_cast<size_t>(bucket)]);
   parts_.gradients.gather(bucket, parts_.unused.used());
   if (mark == Mark::AllReady) {
     parts_.timing.record_last_gradient();
@@ -364,7 +364,7 @@ void BackwardPass::mark_ready(int index) {
 // LaunchSequencer calls this in the same order on all ranks, possibly in another model's hook.
 // Buckets of one group start together when the last of them is ready.
 void BackwardPass::launch(int index) {
-  const auto& buckets = layout().buckets;
+  const auto& buckets = parts_.layout().buckets;
   const auto last = static_cast<size_t>(index);
   const int number = buckets[last].launch;
   if (last + 1 < buckets.size() && buckets[last + 1].launch == number) {
@@ -413,13 +413,13 @@ void BackwardPass::run_with_zeros() {
   {
     const std::lock_guard lock(mutex_);
     start();
-    parts_.gradients.zero();
     parts_.unused.forget_used();
     for (int i = 0; i < static_cast<int>(expected_fires_.size()); ++i) {
       pass_.scheduler.mark_ready(i);
       pass_.ready_order.push_back(i);
     }
-    for (int b = 0; b < static_cast<int>(layout().buckets.size()); ++b) {
+    for (int b = 0; b < static_cast<int>(parts_.layout().buckets.size()); ++b) {
+      parts_.gradients.bucket_buffer(b).zero_();
       sequencer().bucket_ready(model_id_, b);
     }
   }
@@ -469,7 +469,7 @@ void BackwardPass::complete() {
     for (int i = 0; i < static_cast<int>(expected_fires_.size()); ++i) {
       if (!pass_.scheduler.is_ready(i) &&
           pass_.scheduler.mark_ready(i) != BucketScheduler::Mark::Pending) {
-        sequencer().bucket_ready(model_id_, layout().places[static_cast<size_t>(i)].bucket);
+        sequencer().bucket_ready(model_id_, parts_.layout().places[static_cast<size_t>(i)].bucket);
       }
     }
   }
@@ -487,7 +487,7 @@ void BackwardPass::restore(const History& history) {
   parts_.timing.abandon();
   parts_.tuner.end_backward();
   forwards_.clear();
-  pass_ = Pass(layout());
+  pass_ = Pass(parts_.layout());
   history_ = history;
   running_pass_.clear();
   running_local_.clear();

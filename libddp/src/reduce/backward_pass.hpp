@@ -43,16 +43,18 @@ namespace ddp::detail {
 /// The parts of a Reducer. Each part knows only the parts above it.
 struct ReducerParts {
   ReducerParts(NamedParameters parameters, CommunicatorPtr communicator_in,
-               const DdpOptions& options_in, std::vector<bool> sparse)
+               const DdpOptions& options_in, const std::vector<bool>& sparse)
       : communicator(std::move(communicator_in)),
         options(options_in),
-        gradients(std::move(parameters), communicator, options, std::move(sparse)),
+        gradients(std::move(parameters), communicator, options, sparse),
         mean(communicator, gradients),
         reductions(communicator, gradients, mean),
         unused(communicator, options, gradients.parameters().size()),
         tuner(communicator, options, gradients, reductions),
         timing(communicator->device(), /*times_replays=*/communicator->world_size() > 1),
         buffers(communicator) {}
+
+  const BucketLayout& layout() const { return gradients.layout(); }
 
   /// A parameter in messages: "0.weight", or "0.weight of model 'generator'".
   std::string parameter_name(int index) const {
@@ -144,7 +146,6 @@ class BackwardPass {
   void record_backward();
   void end_backward();
   LaunchSequencer& sequencer() { return parts_.communicator->launch_sequencer(); }
-  const BucketLayout& layout() const { return parts_.gradients.layout(); }
 
   ReducerParts& parts_;
   const LaunchSequencer::ModelId model_id_;

@@ -50,8 +50,8 @@ void require_all_threw(Communicator& communicator, int64_t num_passes, bool runs
 }  // namespace
 
 Reducer::Reducer(NamedParameters parameters, CommunicatorPtr communicator,
-                 const DdpOptions& options, std::vector<bool> sparse)
-    : parts_(std::move(parameters), std::move(communicator), options, std::move(sparse)),
+                 const DdpOptions& options, const std::vector<bool>& sparse)
+    : parts_(std::move(parameters), std::move(communicator), options, sparse),
       pass_(parts_),
       guard_(parts_, pass_),
       initial_bucket_bytes_(bucket_bytes(parts_.gradients)) {

@@ -42,7 +42,7 @@ class Reducer {
   /// `parameters` require gradients and are equal on all ranks (the caller has checked). `sparse`:
   /// see GradientArena.
   Reducer(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options,
-          std::vector<bool> sparse = {});
+          const std::vector<bool>& sparse = {});
 
   /// Call this before a forward that will be synchronised, on every rank. The first call compares
   /// the names of the comm hooks (MismatchError, on all ranks). The first call with a known ready

@@ -193,9 +193,9 @@ std::vector<bool> find_sparse(const NamedParameters& trained, const ModelTensors
 
 std::vector<int> sparse_indices(const GradientArena& gradients) {
   std::vector<int> indices;
-  for (int i = 0; i < static_cast<int>(gradients.parameters().size()); ++i) {
-    if (gradients.is_sparse(i)) {
-      indices.push_back(i);
+  for (size_t i = 0; i < gradients.specs().size(); ++i) {
+    if (gradients.specs()[i].is_sparse) {
+      indices.push_back(static_cast<int>(i));
     }
   }
   return indices;

@@ -79,19 +79,19 @@ void StepGuard::check(const NamedParameters& updated) {
     return;
   }
   if (!why.empty()) {
-    throw MismatchError("step(): " + why);
+    throw MismatchError(why);
   }
   if (counts.is_weighted) {
     throw SettingsError(concat(
-        "step(): gradients", parts_.of_model(), " of weighted_backward under no_sync() are this ",
+        "gradients", parts_.of_model(), " of weighted_backward under no_sync() are this ",
         "rank's sums, because no synchronised backward followed; fix: run the last backward of "
         "each step outside no_sync(), or drop the gradients with zero_grad()"));
   }
   if (parts_.communicator->world_size() > 1 && !std::exchange(has_warned_, true)) {
-    log_warning(concat(
-        "step(): gradients", parts_.of_model(), " of a backward under no_sync() are not averaged, ",
-        "because no synchronised backward followed: the replicas diverge; fix: run the last "
-        "backward of each step outside no_sync()"));
+    log_warning(
+        concat("gradients", parts_.of_model(), " of a backward under no_sync() are not averaged, ",
+               "because no synchronised backward followed: the replicas diverge; fix: run the last "
+               "backward of each step outside no_sync()"));
   }
 }
 

@@ -18,7 +18,8 @@ class StepGuard {
 
   /// Call before a step that updates these parameters. For each model of this thread with one of
   /// them: throws MismatchError after an incomplete backward and SettingsError while counts of
-  /// weighted_backward wait. Warns once where gradients of backward() under no_sync() wait.
+  /// weighted_backward wait. Among several ranks, warns once where gradients of backward() under
+  /// no_sync() wait.
   static void check_all(const NamedParameters& updated);
   /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
   void check_complete() const;

@@ -46,6 +46,7 @@ TEST_CASE("a wrapped optimizer that takes no sparse gradients names the table an
   const std::vector<at::Tensor> tables{sides.module->users->weight, sides.module->items->weight};
   const std::vector<std::shared_ptr<torch::optim::Optimizer>> refused{
       std::make_shared<torch::optim::SGD>(tables, torch::optim::SGDOptions(0.1).momentum(0.9)),
+      std::make_shared<torch::optim::SGD>(tables, torch::optim::SGDOptions(0.1).weight_decay(0.1)),
       std::make_shared<torch::optim::Adam>(tables)};
   for (const auto& plain : refused) {
     sides.model.zero_grad();

@@ -102,7 +102,8 @@ class Communicator : public detail::GroupParts {
   /// `reason`. Any thread, idempotent.
   virtual void abort(const std::string& reason) = 0;
   /// Sets the step shown in failure messages. `first_step_timeout` applies until step 1, or until a
-  /// wrapped model trains again. Cheap; any thread. Also applies to groups made by split().
+  /// wrapped model runs forward after its first reduced backward, whichever comes first. Cheap; any
+  /// thread. Also applies to groups made by split().
   virtual void set_step(int64_t /*step*/) {}
 
  protected:

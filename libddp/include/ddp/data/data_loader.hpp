@@ -49,8 +49,8 @@ class DeviceImageLoader {
  public:
   virtual ~DeviceImageLoader() = default;
   /// The host's part of next(): counts the batch as consumed and, at the start of an epoch, uploads
-  /// the order on the current stream. Not inside a capture. Up to one epoch of batches may be
-  /// prepared before make() is called for the first of them.
+  /// the order on the current stream, without next()'s check of epochs. Not inside a capture. Up to
+  /// one epoch of batches may be prepared before make() is called for the first of them.
   virtual PreparedBatch prepare() = 0;
   /// The device's part, on the current stream. May be captured in a graph that the DataLoader
   /// outlives: each replay makes the batch at the device's current value of `place`.
@@ -80,7 +80,9 @@ class DataLoader : public Stateful {
   /// Throws SettingsError instead of a new epoch where the ranks have different numbers of batches
   /// (sampler.pad=false), because this rank would run ahead: call begin_epoch() for each epoch.
   BatchType next() {
-    batches_.enter(epoch_, source_->place());
+    const auto place = source_->place();
+    batches_.require_same_epoch(epoch_, place);
+    epoch_ = place.epoch;
     return source_->next();
   }
 

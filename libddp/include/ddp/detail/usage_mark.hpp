@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -17,16 +18,21 @@ class UsageMark {
     mark.uses_ = std::make_shared<Uses>();
     return mark;
   }
-  void set() const { set(0); }
-  /// `value` is what the object made of the options, as a loader's batch size of all ranks.
-  void set(int64_t value) const {
+  void set() const {
+    if (uses_) {
+      uses_->is_set.store(true, std::memory_order_relaxed);
+    }
+  }
+  /// Also keeps what the object made of the options, as a loader's batch size of all ranks.
+  void record(int64_t value) const {
+    set();
     if (uses_) {
       const std::lock_guard lock(uses_->mutex);
       uses_->values.insert(value);
     }
   }
-  bool is_set() const { return !values().empty(); }
-  /// Of all objects.
+  bool is_set() const { return uses_ && uses_->is_set.load(std::memory_order_relaxed); }
+  /// The values of all objects that received these options.
   std::set<int64_t> values() const {
     if (!uses_) {
       return {};
@@ -37,6 +43,7 @@ class UsageMark {
 
  private:
   struct Uses {
+    std::atomic<bool> is_set = false;
     std::mutex mutex;
     std::set<int64_t> values;
   };

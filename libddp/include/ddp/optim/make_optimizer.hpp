@@ -90,7 +90,9 @@ std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
 
 /// Adapts a torch::optim::Optimizer, for GradScaler and Checkpointer. Not capturable; GradScaler
 /// reads found_inf on the host before each step. `parameters` must name every parameter of the
-/// optimizer (else SettingsError). Other entries, as in a model's list, are ignored.
+/// optimizer (else SettingsError). Other entries, as in a model's list, are ignored. A step throws
+/// SettingsError for sparse gradients, except of Adagrad and of SGD without momentum and weight
+/// decay.
 ///
 /// A step with `lr` sets every group's learning rate to lr, times the ratio of the group's rate to
 /// that of the first group with a rate above 0, both at construction. It throws SettingsError if
@@ -110,7 +112,8 @@ std::unique_ptr<Optimizer> wrap_optimizer(std::shared_ptr<torch::optim::Optimize
 /// measures. Throws SettingsError for gradients sharded by zero1: use the overload for a model.
 at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm,
                            double norm_type = 2.0);
-/// Collective with zero1, which also needs `norm_type` > 0.
+/// Collective with zero1, which also needs `norm_type` > 0. Throws as Optimizer::step() does for
+/// gradients that no backward averaged.
 at::Tensor clip_grad_norm_(const DataParallelModel& model, double max_norm, double norm_type = 2.0);
 
 }  // namespace ddp

@@ -49,7 +49,10 @@ struct NonFiniteReport {
 /// through the weights from before a step throws, unless a CUDA graph replayed that step.
 class Optimizer : public Stateful {
  public:
-  virtual void step(const StepScalars& scalars) = 0;          ///< applies the gradients
+  /// Applies the gradients. For models that this thread wrapped: throws MismatchError if the last
+  /// backward left parameters without a gradient, and SettingsError for sums of weighted_backward()
+  /// under no_sync() that no synchronised backward followed.
+  virtual void step(const StepScalars& scalars) = 0;
   void step(double lr) { step(StepScalars{.lr = lr}); }       ///< with this learning rate
   void step(std::initializer_list<detail::NoRate>) = delete;  ///< step({}) would be a rate of 0
   /// With the groups' own rates, as in torch::optim. Optimizers of make_optimizer() store no rate

@@ -67,8 +67,9 @@ class DataParallelModel : public Stateful {
   /// backward makes .grad the gradient of (sum over ranks) / (sum of counts), the exact global
   /// mean. Under no_sync() counts add up. If float16 gradients of the sum overflow, multiply
   /// `loss_sum` and `count` by one constant, equal on all ranks and about 1 / (typical count).
-  /// Throws SettingsError if all parameters are frozen, if gradients of a backward() under
-  /// no_sync() are pending, or for a `count` that is negative, infinite or NaN.
+  /// Throws SettingsError if all parameters are frozen, if `loss_sum` requires no gradient, if
+  /// gradients of a backward() under no_sync() are pending, or for a `count` that is negative,
+  /// infinite or NaN.
   void weighted_backward(const at::Tensor& loss_sum, double count);
   /// `count` is a one-element tensor on the model's device. The call reads its value, so the tensor
   /// may be refilled afterwards. Each replay of a CUDA graph reads its current value. Counts are
@@ -105,6 +106,8 @@ class DataParallelModel : public Stateful {
   const std::string& frozen_fingerprint() const;   ///< the first result, cached
 
   std::string state_name() const override { return options().name; }
+  /// Throws MismatchError after a backward that left parameters without a gradient, and for a
+  /// parameter that was registered after wrapping.
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 

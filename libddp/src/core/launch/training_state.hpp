@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether this process may have training state that a stop must save. Torch-free.
+// What this process has trained: whether a stop must save, and whether the first step is over.
+// Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +22,10 @@ inline constexpr int64_t kEvaluationForward = -2;  ///< without gradients
 void report_step(int64_t step);
 void set_step_hook(std::function<void(int64_t step)> hook);
 
-/// A wrapped model whose gradients were reduced before runs forward again, so the first step is
-/// over. Any thread.
+/// A wrapped model runs forward after its first reduced backward. Any thread.
 void record_later_step();
 
-/// What wrapped models did since its construction. It tells of programs that announce no step. Any
-/// thread.
+/// Training since the watch was made, also of programs that announce no step. Any thread.
 class TrainingWatch {
  public:
   TrainingWatch();

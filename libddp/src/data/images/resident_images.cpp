@@ -281,7 +281,6 @@ struct ResidentImages::State {
 ResidentImages::ResidentImages(const std::shared_ptr<const Dataset>& dataset,
                                const DistributedSampler& sampler, at::Device device,
                                const LoaderOptions& options) {
-  options.usage.set();
   const EpochBatches batches(sampler, options);
   if (device.index() < 0) {
     device = at::Device(at::kCUDA, c10::cuda::current_device());

@@ -114,7 +114,7 @@ EpochBatches::EpochBatches(const DistributedSampler& sampler, const LoaderOption
       drop_last_(options.drop_last),
       global_size_(global_batch_size(sampler, options)) {
   check_loader_options(sampler, options);
-  options.usage.set(global_size_);
+  options.usage.record(global_size_);
 }
 
 int64_t EpochBatches::max_size() const {
@@ -125,18 +125,18 @@ int64_t EpochBatches::count_after(int64_t position) const {
   return count_batches(shape_, position, global_size_, drop_last_);
 }
 
-void EpochBatches::enter(int64_t& epoch, LoaderPlace place) const {
+void EpochBatches::require_same_epoch(int64_t epoch, LoaderPlace place) const {
   const int64_t last =
       batch_extent(shape_, shape_.size() / global_size_ * global_size_, global_size_, drop_last_);
   if (epoch >= 0 && place.epoch != epoch && last > 0 && last < shape_.world_size()) {
-    throw SettingsError(concat("DataLoader::next() would begin epoch ", place.epoch,
-                               ", but the last batch of an epoch has ", "samples for ", last,
-                               " of ", shape_.world_size(),
-                               " ranks, so the others would run ahead; fix: set sampler.pad=true "
-                               "or loader.drop_last=true, "
-                               "or train inside ddp::join and call begin_epoch() for each epoch"));
+    throw SettingsError(concat(
+        "DataLoader::next() would begin epoch ", place.epoch,
+        ", but with sampler.pad=false and loader.drop_last=false the last batch of an epoch has "
+        "samples for ",
+        last, " of ", shape_.world_size(),
+        " ranks, so the others would run ahead; fix: set one of them to true, or train inside "
+        "ddp::join and call begin_epoch() for each epoch"));
   }
-  epoch = place.epoch;
 }
 
 void EpochBatches::fail_without_batch() const {

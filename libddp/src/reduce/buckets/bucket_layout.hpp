@@ -17,6 +17,7 @@ struct ParameterSpec {
   int64_t element_bytes = 4;  ///< of the gradient's dtype
   int key = 0;  ///< parameters of one bucket share a key: (parameter dtype, gradient dtype),
                 ///< numbered by the caller; all parameters of a model are on one device
+  bool is_sparse = false;  ///< its gradient: GradientArena
 };
 
 struct BucketLayoutOptions {

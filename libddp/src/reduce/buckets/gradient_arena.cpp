@@ -78,10 +78,9 @@ void clear_writes(ops::GradSlot& slot) {
 }  // namespace
 
 GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communicator,
-                             const DdpOptions& options, std::vector<bool> sparse)
+                             const DdpOptions& options, const std::vector<bool>& sparse)
     : parameters_(std::move(parameters)),
       communicator_(std::move(communicator)),
-      sparse_(std::move(sparse)),
       gradients_(parameters_.size()) {
   const auto device = communicator_->device();
   std::map<std::tuple<at::ScalarType, at::ScalarType>, int> keys;
@@ -94,10 +93,11 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
     const auto dtype = grad_dtype(tensor, options);
     const auto [found, inserted] =
         keys.try_emplace({tensor.scalar_type(), dtype}, static_cast<int>(keys.size()));
-    const bool is_dense = !is_sparse(static_cast<int>(specs_.size()));
-    specs_.push_back({.numel = is_dense ? tensor.numel() : 1,
+    const bool is_sparse = !sparse.empty() && sparse[specs_.size()];
+    specs_.push_back({.numel = is_sparse ? 1 : tensor.numel(),
                       .element_bytes = static_cast<int64_t>(c10::elementSize(dtype)),
-                      .key = found->second});
+                      .key = found->second,
+                      .is_sparse = is_sparse});
     if (inserted) {
       arenas_.push_back(at::empty({0}, tensor.options().dtype(dtype)));  // replaced by allocate()
     }
@@ -157,7 +157,7 @@ void GradientArena::cut(BucketLayout layout) {
       slot.is_sharded = is_sharded_;
       clear_writes(slot);
       ops::add_grad_slot(tensor, slot);
-      if (is_sparse(bucket.parameters[i])) {
+      if (specs_[static_cast<size_t>(bucket.parameters[i])].is_sparse) {
         continue;
       }
       slot.memory = slot_view(arena, tensor, bucket.begin + bucket.offsets[i]);
@@ -181,7 +181,7 @@ void GradientArena::set_layout(BucketLayout layout) {
   const at::NoGradGuard no_grad;
   std::vector<std::pair<size_t, at::Tensor>> kept;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!is_sparse(static_cast<int>(i)) && lies_in(parameters_[i].tensor, gradients_[i].slot)) {
+    if (!specs_[i].is_sparse && lies_in(parameters_[i].tensor, gradients_[i].slot)) {
       kept.emplace_back(i, parameters_[i].tensor.grad().clone());
     }
   }
@@ -210,8 +210,8 @@ void GradientArena::gather(int index, const std::vector<bool>& used) {
   collect(parameters, used);
   for (const int parameter : parameters) {
     const auto i = static_cast<size_t>(parameter);
-    if (!is_sparse(parameter) && !parameters_[i].tensor.grad().defined() &&
-        !gradients_[i].slot.written) {
+    if (!specs_[static_cast<size_t>(parameter)].is_sparse &&
+        !parameters_[i].tensor.grad().defined() && !gradients_[i].slot.written) {
       gradients_[i].slot.memory.zero_();
     }
   }
@@ -227,7 +227,7 @@ void GradientArena::gather_local(std::vector<int> parameters) {
 }
 
 void GradientArena::keep_apart(int parameter, bool used) {
-  if (is_sparse(parameter)) {
+  if (specs_[static_cast<size_t>(parameter)].is_sparse) {
     return;  // no reduction overwrites a sparse .grad
   }
   const at::NoGradGuard no_grad;
@@ -258,7 +258,7 @@ void GradientArena::collect(const std::vector<int>& indices, const std::vector<b
       continue;
     }
     slot.reduced = held != nullptr ? held->reduced : gradient.is_apart && slot.reduced;
-    if (is_sparse(index)) {
+    if (specs_[static_cast<size_t>(index)].is_sparse) {
       continue;
     }
     if (grad.defined() && !aliases(grad, slot.memory)) {
@@ -324,12 +324,6 @@ void GradientArena::forget_writes() {
   }
 }
 
-void GradientArena::zero() {
-  for (auto& buffer : buffers_) {
-    buffer.zero_();
-  }
-}
-
 void GradientArena::set_reduced_aside(bool are_added) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < gradients_.size(); ++i) {
@@ -357,7 +351,7 @@ void GradientArena::add_set_aside() {
   for (size_t i = 0; i < gradients_.size(); ++i) {
     auto& gradient = gradients_[i];
     const at::Tensor mean = std::exchange(gradient.set_aside, at::Tensor());
-    if (mean.defined() && is_sparse(static_cast<int>(i))) {
+    if (mean.defined() && specs_[i].is_sparse) {
       gradient.slot.memory = (gradient.slot.memory + mean).coalesce();
       at::Tensor& grad = parameters_[i].tensor.mutable_grad();
       grad = grad.defined() ? gradient.slot.memory : grad;
@@ -378,7 +372,7 @@ std::vector<GradientArena::Saved> GradientArena::save(bool copies) const {
     const auto& gradient = gradients_[i];
     // A later reduction writes other memory than that of a sparse mean.
     const bool is_copied =
-        copies && !is_sparse(static_cast<int>(i)) && lies_in(parameters_[i].tensor, gradient.slot);
+        copies && !specs_[i].is_sparse && lies_in(parameters_[i].tensor, gradient.slot);
     saved.push_back({.grad = parameters_[i].tensor.grad(),
                      .slot_values = is_copied ? parameters_[i].tensor.grad().clone() : at::Tensor(),
                      .set_aside = gradient.set_aside,
@@ -394,7 +388,7 @@ void GradientArena::restore(const std::vector<Saved>& saved) {
     const auto& kept = saved[i];
     at::Tensor memory = gradient.slot.memory;  // the layout may have changed
     gradient = {.slot = kept.slot, .set_aside = kept.set_aside};
-    if (is_sparse(static_cast<int>(i))) {
+    if (specs_[i].is_sparse) {
       memory = kept.slot.memory;
     } else if (kept.slot_values.defined()) {
       memory.copy_(kept.slot_values);

@@ -40,7 +40,7 @@ class GradientArena {
   /// or unused as any other parameter. Their slot holds the mean as a sparse tensor
   /// (set_sparse_sum), and no op may write to it.
   GradientArena(NamedParameters parameters, CommunicatorPtr communicator, const DdpOptions& options,
-                std::vector<bool> sparse = {});
+                const std::vector<bool>& sparse = {});
   ~GradientArena();
   GradientArena(const GradientArena&) = delete;
   GradientArena& operator=(const GradientArena&) = delete;
@@ -74,9 +74,6 @@ class GradientArena {
     return gradients_[static_cast<size_t>(parameter)].slot;
   }
 
-  bool is_sparse(int parameter) const {
-    return !sparse_.empty() && sparse_[static_cast<size_t>(parameter)];
-  }
   /// Call before publish(): the coalesced sum of all ranks, which the caller divides.
   void set_sparse_sum(int parameter, at::Tensor sum) {
     gradients_[static_cast<size_t>(parameter)].slot.memory = std::move(sum);
@@ -102,8 +99,6 @@ class GradientArena {
   void publish(const std::vector<bool>& used);
   /// Marks every slot as unwritten: after a backward that threw, values of fused ops are invalid.
   void forget_writes();
-  /// Sets all gradients in the buckets to zero.
-  void zero();
 
   /// Moves means of earlier backwards out of the buckets until add_set_aside(). A mean is equal on
   /// all ranks, so a reduction that divides by the number of ranks returns it unchanged. Another
@@ -139,7 +134,6 @@ class GradientArena {
 
   NamedParameters parameters_;
   CommunicatorPtr communicator_;
-  const std::vector<bool> sparse_;
   std::vector<ParameterSpec> specs_;
   std::vector<at::Tensor> arenas_;  // one per key
   BucketLayout layout_;

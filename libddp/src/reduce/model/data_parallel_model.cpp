@@ -123,7 +123,7 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   detail::check_equal_across_ranks(*parts_->communicator, own, options);
   detail::check_supported(own);
   auto trained = trainable(own.parameters);
-  auto sparse = detail::find_sparse(trained, own, options);
+  const auto sparse = detail::find_sparse(trained, own, options);
   if (trained.empty()) {
     throw SettingsError(
         "DistributedDataParallel needs a parameter that requires a gradient, and this module has "
@@ -134,8 +134,8 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   }
   parts_->frozen = std::make_unique<detail::FrozenParameters>(own.parameters, parts_->communicator,
                                                               options.static_graph);
-  parts_->reducer = std::make_unique<Reducer>(std::move(trained), parts_->communicator, options,
-                                              std::move(sparse));
+  parts_->reducer =
+      std::make_unique<Reducer>(std::move(trained), parts_->communicator, options, sparse);
   if (options.seed_ranks) {
     detail::seed_ranks_differently(parts_->communicator->rank());
   }

@@ -67,8 +67,8 @@ TEST_CASE("an epoch's row has constants of the settings that the program used") 
     CHECK(epoch.at(column) == "");
   }
   options.configured.amp.set();
-  options.configured.loader.set(32);   // training, on 2 ranks
-  options.configured.loader.set(256);  // evaluation
+  options.configured.loader.record(32);   // training, on 2 ranks
+  options.configured.loader.record(256);  // evaluation
   options.configured.ddp.set();
   epoch = row();
   CHECK(epoch.at("precision") == "bf16");
@@ -77,9 +77,9 @@ TEST_CASE("an epoch's row has constants of the settings that the program used") 
   CHECK(epoch.at("bucket_cap_mb") == "25");
   // The program gave its loader another batch than the settings.
   options.configured.loader = ddp::detail::UsageMark::make();
-  options.configured.loader.set(48);
+  options.configured.loader.record(48);
   CHECK(row().at("global_batch_size") == "96");
-  options.configured.loader.set(64);
+  options.configured.loader.record(64);
   CHECK(row().at("global_batch_size") == "");  // which of the two trains is not known
   options.run = {.precision = "fp8", .batch_size_per_rank = 5, .bucket_cap_mb = 1};
   epoch = row();

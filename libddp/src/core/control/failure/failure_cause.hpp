@@ -10,7 +10,7 @@ namespace ddp {
 namespace detail {
 
 /// The step of a rank that trains and has announced no step.
-inline constexpr int64_t kUnknownStep = -2;
+inline constexpr int64_t kUnknownStep = -3;
 
 /// " at step 41", " before the first step" (-1), " at an unknown step (call
 /// Context::set_progress)".
