@@ -35,8 +35,8 @@ class InputLines {
         buffer_.erase(0, end + 1);
         return line;
       }
-      if (!fill()) {
-        break;
+      if (!fill()) {  // a last line without an end is a line too
+        return buffer_.empty() ? std::nullopt : std::optional(std::exchange(buffer_, ""));
       }
     }
     return std::nullopt;

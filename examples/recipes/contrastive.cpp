@@ -96,7 +96,10 @@ void train(ddp::Context& ctx, const ddp::Config& cfg) {
 
   const auto num_steps = cfg.train.num_steps(loader.num_batches());
   const ddp::LrSchedule lr_schedule(cfg.lr_schedule, num_steps);
-  ddp::Metrics metrics(ctx, cfg.metrics);
+  auto metrics_options = cfg.metrics;  // the chunks of a step are of one batch
+  metrics_options.run.batch_size_per_rank = cfg.loader.batch_size;
+  metrics_options.run.global_batch_size = cfg.loader.global_batch_size;
+  ddp::Metrics metrics(ctx, metrics_options);
   metrics.begin(0, num_steps);
   for (int64_t step = 0; step < num_steps; ++step) {
     const auto batch = loader.next();

@@ -46,8 +46,8 @@ class AbortState {
 };
 
 /// The time limit of a collective, which is longer in a job's first step. That step ends when the
-/// program announces step 1, or when a wrapped model runs forward after its gradients were reduced.
-/// Any thread.
+/// program announces step 1. Of a program that announces none, it ends when a wrapped model runs
+/// forward after its first reduced backward. Any thread.
 class StepTimeouts {
  public:
   StepTimeouts(std::chrono::milliseconds first_step, std::chrono::milliseconds later)
@@ -59,7 +59,8 @@ class StepTimeouts {
   int64_t step() const { return step_.load(std::memory_order_relaxed); }
   /// Limit of a collective that is called now.
   std::chrono::milliseconds current() const {
-    return step() < 1 && !training_.has_ended_first_step() ? first_step_ : later_;
+    const bool is_first = step() < 0 ? !training_.has_ended_first_step() : step() < 1;
+    return is_first ? first_step_ : later_;
   }
   std::chrono::milliseconds shortest() const { return std::min(first_step_, later_); }
 

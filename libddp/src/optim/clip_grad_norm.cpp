@@ -86,7 +86,7 @@ at::Tensor clip_grad_norm_(const NamedParameters& parameters, double max_norm, d
 }
 
 at::Tensor clip_grad_norm_(const DataParallelModel& model, double max_norm, double norm_type) {
-  detail::StepGuard::check_all(model.trained_parameters());
+  detail::StepGuard::check_ended(model.trained_parameters());
   if (!model.reducer().gradients().is_sharded()) {
     return clip_grad_norm_(model.trained_parameters(), max_norm, norm_type);
   }

@@ -2,7 +2,9 @@
 #include "optim/torch_optimizer.hpp"
 
 #include <ATen/Functions.h>
-#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
@@ -110,8 +112,12 @@ void TorchOptimizer::check_groups() const {
 void TorchOptimizer::check_sparse_gradients() const {
   for (auto& group : optimizer_->param_groups()) {
     const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&group.options());
-    if ((sgd != nullptr && sgd->momentum() == 0 && sgd->weight_decay() == 0) ||
-        dynamic_cast<const torch::optim::AdagradOptions*>(&group.options()) != nullptr) {
+    const bool takes_dense_only =
+        (sgd != nullptr && (sgd->momentum() != 0 || sgd->weight_decay() != 0)) ||
+        dynamic_cast<const torch::optim::AdamOptions*>(&group.options()) != nullptr ||
+        dynamic_cast<const torch::optim::AdamWOptions*>(&group.options()) != nullptr ||
+        dynamic_cast<const torch::optim::RMSpropOptions*>(&group.options()) != nullptr;
+    if (!takes_dense_only) {
       continue;
     }
     for (const auto& tensor : group.params()) {

@@ -203,7 +203,7 @@ std::vector<int> sparse_indices(const GradientArena& gradients) {
 
 void check_layout(const ReducerParts& parts, int index) {
   const at::Tensor& grad = parts.gradients.parameters()[static_cast<size_t>(index)].tensor.grad();
-  const bool is_sparse = parts.gradients.is_sparse(index);
+  const bool is_sparse = parts.gradients.specs()[static_cast<size_t>(index)].is_sparse;
   if (!grad.defined() || (is_sparse ? is_rows(grad) : grad.layout() == at::kStrided)) {
     return;
   }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reduce/step_guard.hpp"
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <algorithm>
 #include <mutex>
 #include <string>
@@ -13,11 +15,12 @@
 namespace ddp::detail {
 namespace {
 
-bool share_a_tensor(const NamedParameters& own, const NamedParameters& updated) {
-  return std::any_of(own.begin(), own.end(), [&](const auto& a) {
-    return std::any_of(updated.begin(), updated.end(),
-                       [&](const auto& b) { return a.tensor.is_same(b.tensor); });
-  });
+std::unordered_set<const void*> tensors_of(const NamedParameters& parameters) {
+  std::unordered_set<const void*> tensors;
+  for (const auto& entry : parameters) {
+    tensors.insert(entry.tensor.unsafeGetTensorImpl());
+  }
+  return tensors;
 }
 
 }  // namespace
@@ -34,7 +37,10 @@ std::shared_ptr<StepGuard::Registry> StepGuard::registry_of_thread() {
 }
 
 StepGuard::StepGuard(ReducerParts& parts, BackwardPass& pass)
-    : parts_(parts), pass_(pass), registry_(registry_of_thread()) {
+    : parts_(parts),
+      pass_(pass),
+      own_(tensors_of(parts.gradients.parameters())),
+      registry_(registry_of_thread()) {
   const std::lock_guard lock(registry_->mutex);
   registry_->guards.push_back(this);
 }
@@ -44,11 +50,39 @@ StepGuard::~StepGuard() {
   std::erase(registry_->guards, this);
 }
 
+bool StepGuard::owns_any(const NamedParameters& parameters) const {
+  return std::any_of(parameters.begin(), parameters.end(), [this](const auto& entry) {
+    return own_.contains(entry.tensor.unsafeGetTensorImpl());
+  });
+}
+
+bool StepGuard::holds_gradients() const {
+  const auto& parameters = parts_.gradients.parameters();
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const auto& entry) { return entry.tensor.grad().defined(); });
+}
+
 void StepGuard::check_all(const NamedParameters& updated) {
+  check_ended(updated);
   const auto registry = registry_of_thread();
   const std::lock_guard lock(registry->mutex);
   for (StepGuard* guard : registry->guards) {
-    guard->check(updated);
+    if (guard->owns_any(updated)) {
+      guard->check_waiting();
+    }
+  }
+}
+
+void StepGuard::check_ended(const NamedParameters& measured) {
+  if (torch::autograd::get_current_graph_task_id() != -1) {
+    return;  // a comm hook that steps: the pass is locked
+  }
+  const auto registry = registry_of_thread();
+  const std::lock_guard lock(registry->mutex);
+  for (const StepGuard* guard : registry->guards) {
+    if (guard->owns_any(measured)) {
+      guard->check_used();
+    }
   }
 }
 
@@ -58,40 +92,44 @@ void StepGuard::check_complete() const {
   }
 }
 
+void StepGuard::check_used() const {
+  const bool threw = pass_.threw();
+  const auto why = threw ? concat("a backward", parts_.of_model(),
+                                  " ended with an exception, and .grad is not averaged; fix: drop "
+                                  "it with zero_grad()")
+                         : pass_.why_incomplete();
+  if (!why.empty() && holds_gradients()) {
+    throw MismatchError(why);
+  }
+}
+
 void StepGuard::drop_stale_counts() {
   // Reducer::join_broken_backward() completes a broken backward and needs the counts.
-  if (parts_.mean.counts().is_none() || pass_.threw()) {
-    return;
-  }
-  const auto& parameters = parts_.gradients.parameters();
-  if (std::none_of(parameters.begin(), parameters.end(),
-                   [](const auto& entry) { return entry.tensor.grad().defined(); })) {
+  if (!parts_.mean.counts().is_none() && !pass_.threw() && !holds_gradients()) {
     parts_.mean.reset();
   }
 }
 
-void StepGuard::check(const NamedParameters& updated) {
-  drop_stale_counts();
-  const auto why = pass_.why_incomplete();
-  const auto& counts = parts_.mean.counts();
-  const bool waits = !counts.is_none() && !pass_.threw();
-  if ((why.empty() && !waits) || !share_a_tensor(parts_.gradients.parameters(), updated)) {
+void StepGuard::check_waiting() {
+  if (torch::autograd::get_current_graph_task_id() != -1) {
     return;
   }
-  if (!why.empty()) {
-    throw MismatchError(why);
+  drop_stale_counts();
+  const auto& counts = parts_.mean.counts();
+  if (counts.is_none() || pass_.threw()) {
+    return;
   }
   if (counts.is_weighted) {
     throw SettingsError(concat(
-        "gradients", parts_.of_model(), " of weighted_backward under no_sync() are this ",
-        "rank's sums, because no synchronised backward followed; fix: run the last backward of "
-        "each step outside no_sync(), or drop the gradients with zero_grad()"));
+        "gradients", parts_.of_model(), " of weighted_backward under no_sync() are this rank's ",
+        "sums, because no synchronised backward followed; fix: run the last backward of each step "
+        "outside no_sync(), or drop the gradients with zero_grad()"));
   }
   if (parts_.communicator->world_size() > 1 && !std::exchange(has_warned_, true)) {
-    log_warning(
-        concat("gradients", parts_.of_model(), " of a backward under no_sync() are not averaged, ",
-               "because no synchronised backward followed: the replicas diverge; fix: run the last "
-               "backward of each step outside no_sync()"));
+    log_warning(concat(
+        "gradients", parts_.of_model(), " are not averaged, because no synchronised backward ",
+        "followed: the replicas diverge, unless the program averaged them itself; fix: run the "
+        "last backward of each step outside no_sync()"));
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <unordered_set>
 
 #include "reduce/backward_pass.hpp"
 
@@ -16,13 +17,17 @@ class StepGuard {
   StepGuard(const StepGuard&) = delete;
   StepGuard& operator=(const StepGuard&) = delete;
 
-  /// Call before a step that updates these parameters. For each model of this thread with one of
-  /// them: throws MismatchError after an incomplete backward and SettingsError while counts of
-  /// weighted_backward wait. Among several ranks, warns once where gradients of backward() under
-  /// no_sync() wait.
+  /// Call before a step that updates these parameters. Asks the models of this thread that own one
+  /// of them. Throws MismatchError if .grad is of a backward that did not end, and SettingsError
+  /// while counts of weighted_backward wait. Among several ranks, warns once where gradients of
+  /// backward() under no_sync() wait. Does nothing inside a backward.
   static void check_all(const NamedParameters& updated);
+  /// The same without what waits under no_sync(): call it before the gradients are measured.
+  static void check_ended(const NamedParameters& measured);
   /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
   void check_complete() const;
+  /// The same, unless zero_grad() dropped the gradients of that backward.
+  void check_used() const;
   /// Drops counts that wait if every .grad is undefined: zero_grad() dropped the gradients that
   /// they belong to.
   void drop_stale_counts();
@@ -30,10 +35,13 @@ class StepGuard {
  private:
   struct Registry;
   static std::shared_ptr<Registry> registry_of_thread();
-  void check(const NamedParameters& updated);
+  bool owns_any(const NamedParameters& parameters) const;
+  bool holds_gradients() const;
+  void check_waiting();
 
   ReducerParts& parts_;
   BackwardPass& pass_;
+  const std::unordered_set<const void*> own_;  // the model's parameters
   bool has_warned_ = false;
   std::shared_ptr<Registry> registry_;
 };

@@ -73,6 +73,35 @@ TEST_CASE("after an incomplete backward no step, checkpoint or frozen forward fo
   refuses([&] { model.forward(batch_of(rank(), 1, 4)); });
 }
 
+TEST_CASE("gradients that zero_grad() dropped stop neither a checkpoint nor a step") {
+  Critic module;
+  DistributedDataParallel model(module, group());
+  const auto optimizer = make_optimizer(model, {.type = OptimizerType::Sgd});
+  SECTION("of an incomplete backward") {
+    run_penalty(model, /*reaches_all=*/false);
+  }
+  SECTION("of a backward that threw") {
+    const auto scores = model.forward(batch_of(rank(), 0, 4));
+    module->first->weight.register_hook(
+        [](const at::Tensor&) -> at::Tensor { throw std::runtime_error("in a hook"); });
+    REQUIRE_THROWS(scores.sum().backward());
+    REQUIRE_THROWS_WITH(optimizer->step(0.1), Catch::Contains("ended with an exception"));
+  }
+  model.zero_grad();
+  REQUIRE_NOTHROW(model.state_dict());
+  REQUIRE_NOTHROW(optimizer->step(0.1));
+}
+
+TEST_CASE("a local norm may be measured before the synchronised backward") {
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  {
+    const NoSync guard(model);
+    model.weighted_backward(loss_of(model, 0), 3);
+  }
+  REQUIRE_NOTHROW(clip_grad_norm_(model, 0));
+}
+
 TEST_CASE("a penalty that reaches all parameters has the mean of all ranks' gradients") {
   Critic module;
   DistributedDataParallel model(module, group());

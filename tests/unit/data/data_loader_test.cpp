@@ -188,6 +188,21 @@ TEST_CASE("next() begins no epoch that other ranks begin at another step", "[loa
       (void)resumed->next();
     }
     REQUIRE_THROWS_AS(resumed->next(), ddp::SettingsError);
+    {
+      const torch::NoGradGuard evaluates;  // no rank waits for another one's step
+      for (int b = 0; b < 7; ++b) {
+        (void)resumed->next();
+      }
+    }
+    // Resumed where one sample is left, which rank 0 gets.
+    auto moved = loader_of(rank, false);
+    auto place = state;
+    place.values["position"] = int64_t{16};
+    moved->load_state_dict(place);
+    if (rank == 0) {
+      (void)moved->next();
+    }
+    REQUIRE_THROWS_AS(moved->next(), ddp::SettingsError);
     for (int epoch = 2; epoch < 4; ++epoch) {  // a loop over batches ends with the epoch
       for (auto& batch : *loader) {
         (void)batch;

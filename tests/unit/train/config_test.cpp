@@ -87,7 +87,7 @@ TEST_CASE("some settings follow from others") {
 
   for (const char* batch : {"train.batch_size=8", "loader.batch_size=8"}) {
     const auto text = refusal({batch, "loader.global_batch_size=64"});
-    has(text, "has no effect, because loader.global_batch_size=64 (argument)");
+    has(text, "has no effect on training, because loader.global_batch_size=64 (argument)");
     has(text, "fix: also set loader.global_batch_size=0");
     CHECK(parse({batch, "loader.global_batch_size=0"}).loader.batch_size == 8);
   }

@@ -101,8 +101,8 @@ class Communicator : public detail::GroupParts {
   /// Ends all pending operations on this rank with an error. Later calls throw PeerLostError with
   /// `reason`. Any thread, idempotent.
   virtual void abort(const std::string& reason) = 0;
-  /// Sets the step shown in failure messages. `first_step_timeout` applies until step 1, or until a
-  /// wrapped model runs forward after its first reduced backward, whichever comes first. Cheap; any
+  /// Sets the step shown in failure messages. `first_step_timeout` applies until step 1; without
+  /// this call until a wrapped model runs forward after its first reduced backward. Cheap; any
   /// thread. Also applies to groups made by split().
   virtual void set_step(int64_t /*step*/) {}
 

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #include <cstdint>
 #include <memory>
@@ -77,12 +78,15 @@ class DataLoader : public Stateful {
   /// the current stream, not the host, waits for the copy. Throws a batch's loading error with
   /// sample index and epoch (get_batch and collate: the first indices; data errors also name file
   /// and offset). Later calls throw the error again, until begin_epoch() or load_state_dict().
-  /// Throws SettingsError instead of a new epoch where the ranks have different numbers of batches
-  /// (sampler.pad=false), because this rank would run ahead: call begin_epoch() for each epoch.
+  /// In grad mode, throws SettingsError instead of a new epoch where the ranks have different
+  /// numbers of batches (sampler.pad=false), because this rank would run ahead: call begin_epoch()
+  /// for each epoch.
   BatchType next() {
     const auto place = source_->place();
-    batches_.require_same_epoch(epoch_, place);
-    epoch_ = place.epoch;
+    if (c10::GradMode::is_enabled()) {  // an evaluation's ranks wait for none of each other's steps
+      batches_.require_same_epoch(begun_, place);
+    }
+    enter(place);
     return source_->next();
   }
 
@@ -91,12 +95,12 @@ class DataLoader : public Stateful {
     if (const auto now = source_->place(); now.epoch != epoch || now.position != 0) {
       source_->restart({epoch, 0});
     }
-    epoch_ = epoch;
+    begun_ = {epoch, 0};
   }
 
   /// Iterates over the batches left in the current epoch.
   auto begin() {
-    epoch_ = epoch();
+    enter(source_->place());
     return detail::BatchIterator<DataLoader>(this, batches_left());
   }
   auto end() { return detail::BatchIterator<DataLoader>(nullptr, 0); }  ///< see begin()
@@ -116,15 +120,21 @@ class DataLoader : public Stateful {
   std::string state_name() const override { return "loader"; }
   StateDict state_dict() const override { return batches_.state_of(source_->place()); }
   void load_state_dict(const StateDict& state) override {
-    source_->restart(batches_.place_in(state));
-    epoch_ = epoch();
+    begun_ = batches_.place_in(state);
+    source_->restart(begun_);
   }
 
  private:
+  void enter(detail::LoaderPlace place) {
+    if (place.epoch != begun_.epoch) {
+      begun_ = place;
+    }
+  }
+
   std::shared_ptr<DatasetT> dataset_;
   std::unique_ptr<detail::BatchSource<BatchType>> source_;
   detail::EpochBatches batches_;
-  int64_t epoch_ = -1;  // that next() serves; -1: not known yet
+  detail::LoaderPlace begun_{-1, 0};  // where the epoch of next() began, or was resumed
 };
 
 }  // namespace ddp

@@ -51,9 +51,9 @@ class EpochBatches {
   int64_t max_size() const;
   /// This rank's batches in an epoch after `position`.
   int64_t count_after(int64_t position) const;
-  /// Throws SettingsError if `place` is not in `epoch` (-1: any is right) and the ranks have
-  /// different numbers of batches.
-  void require_same_epoch(int64_t epoch, LoaderPlace place) const;
+  /// Throws SettingsError if `place` is in another epoch than `begun` and the ranks had different
+  /// numbers of batches from `begun` to the end of its epoch. Epoch -1: not begun.
+  void require_same_epoch(LoaderPlace begun, LoaderPlace place) const;
   /// Throws SettingsError with reason and fix when an epoch holds no batch for this rank.
   [[noreturn]] void fail_without_batch() const;
 

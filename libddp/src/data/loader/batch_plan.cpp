@@ -125,17 +125,19 @@ int64_t EpochBatches::count_after(int64_t position) const {
   return count_batches(shape_, position, global_size_, drop_last_);
 }
 
-void EpochBatches::require_same_epoch(int64_t epoch, LoaderPlace place) const {
-  const int64_t last =
-      batch_extent(shape_, shape_.size() / global_size_ * global_size_, global_size_, drop_last_);
-  if (epoch >= 0 && place.epoch != epoch && last > 0 && last < shape_.world_size()) {
+void EpochBatches::require_same_epoch(LoaderPlace begun, LoaderPlace place) const {
+  const int64_t left = std::max<int64_t>(shape_.size() - begun.position, 0);
+  const int64_t last = batch_extent(shape_, begun.position + left / global_size_ * global_size_,
+                                    global_size_, drop_last_);
+  if (begun.epoch >= 0 && place.epoch != begun.epoch && last > 0 && last < shape_.world_size()) {
     throw SettingsError(concat(
         "DataLoader::next() would begin epoch ", place.epoch,
-        ", but with sampler.pad=false and loader.drop_last=false the last batch of an epoch has "
+        ", but with sampler.pad=false and loader.drop_last=false the last batch of this epoch has "
         "samples for ",
         last, " of ", shape_.world_size(),
-        " ranks, so the others would run ahead; fix: set one of them to true, or train inside "
-        "ddp::join and call begin_epoch() for each epoch"));
+        " ranks, so the others would run ahead; fix: set one of them to true, loop over the loader "
+        "(for (auto& batch : loader)), or train inside ddp::join and call begin_epoch() for each "
+        "epoch"));
   }
 }
 

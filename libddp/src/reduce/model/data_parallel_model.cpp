@@ -351,7 +351,7 @@ const std::string& DataParallelModel::frozen_fingerprint() const {
 }
 
 StateDict DataParallelModel::state_dict() const {
-  parts_->reducer->guard().check_complete();
+  parts_->reducer->guard().check_used();
   parts_->reducer->finish_pending();
   return parts_->state.save();
 }

@@ -154,12 +154,13 @@ void require_one_batch(const Settings& settings, const LoaderOptions& loader) {
   for (const char* key : {"train.batch_size", "loader.batch_size"}) {
     if (loader.global_batch_size > 0 && settings.has(key) &&
         (settings.is_override(key) || !settings.has(kGlobal))) {
-      throw SettingsError(concat(key, " (", settings.origin(key), ") has no effect, because ",
-                                 kGlobal, "=", loader.global_batch_size,
-                                 settings.has(kGlobal) ? concat(" (", settings.origin(kGlobal), ")")
-                                                       : std::string(" (this program's default)"),
-                                 " is shared by all ranks; fix: also set ", kGlobal,
-                                 "=0, or leave out ", key));
+      throw SettingsError(
+          concat(key, " (", settings.origin(key), ") has no effect on training, because ", kGlobal,
+                 "=", loader.global_batch_size,
+                 settings.has(kGlobal) ? concat(" (", settings.origin(kGlobal), ")")
+                                       : std::string(" (this program's default)"),
+                 " is shared by all ranks; fix: also set ", kGlobal, "=0, or leave out ", key,
+                 " (evaluations have train.eval_batch_size)"));
     }
   }
 }
