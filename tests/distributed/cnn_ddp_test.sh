@@ -98,7 +98,7 @@ case $scenario in
     refused 64 "model.loss" model.loss=in_graph
     refused 64 "train.mixup" train.mixup=0.2
     refused 64 "data.path" data.path=.
-    refused 64 "train.label_smoothing has no effect with model.loss=mse" train.label_smoothing=0.1 model.loss=mse
+    refused 64 "train.label_smoothing=0.1 has no effect with model.loss=mse" train.label_smoothing=0.1 model.loss=mse
     refused 64 "checkpoint.keep_best=max is for an accuracy, which model.loss=mse" checkpoint.keep_best=max model.loss=mse
     refused 64 "halve a sample of shape [1, 96] 7 times" model.channels=[4,4,4,4,4,4,4,4]
     refused 64 "tensors.eval_rows=960 of 960 rows" tensors.eval_rows=960

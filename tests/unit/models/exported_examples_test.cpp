@@ -170,7 +170,7 @@ TEST_CASE("the settings choose one kind of data") {
   CHECK_THAT(choice.refusal(), Contains("train.mixup"));
   choice.cfg.train.mixup = 0;
   choice.cfg.train.label_smoothing = 0.1;
-  CHECK_THAT(choice.refusal(), Contains("train.label_smoothing has no effect with "
+  CHECK_THAT(choice.refusal(), Contains("train.label_smoothing=0.1 has no effect with "
                                         "model.loss=mse"));
   choice.cfg.train.label_smoothing = 0;
   choice.cfg.checkpoint.keep_best = ddp::KeepBest::Max;
