@@ -54,10 +54,10 @@ constexpr const char* kFrozenKey = "frozen_parameters";
 
 // A parameter that was registered, or made anew, after the model was wrapped.
 void require_known(const NamedParameters& known, const NamedParameters& now) {
-  for (const auto& [name, tensor] : now) {
+  for (const auto& late : now) {
     if (std::none_of(known.begin(), known.end(),
-                     [&](const auto& entry) { return entry.tensor.is_same(tensor); })) {
-      throw MismatchError(concat("parameter ", name,
+                     [&](const auto& entry) { return entry.tensor.is_same(late.tensor); })) {
+      throw MismatchError(concat("parameter ", late.name,
                                  " was registered after the model was wrapped, so its gradient is ",
                                  "not averaged and no checkpoint holds it; fix: register it before "
                                  "DistributedDataParallel is made, or wrap the model again"));
