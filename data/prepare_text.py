@@ -35,8 +35,7 @@ from text_tokenizers import (
     END_OF_TEXT,
     ByteTokenizer,
     CharacterTokenizer,
-    TiktokenTokenizer,
-    load_tokenizer,
+    open_tokenizer,
     train_tokenizer,
     train_wordpiece,
 )
@@ -128,14 +127,12 @@ def make_tokenizer(args, documents):
                 **{token[1:-1].lower() + "_token": token for token in BERT_TOKENS},
             },
         )
-    if args.tokenizer.startswith("tiktoken:"):
-        return TiktokenTokenizer(args.tokenizer[len("tiktoken:") :]), {}
-    if not os.path.exists(args.tokenizer):
+    if not args.tokenizer.startswith("tiktoken:") and not os.path.exists(args.tokenizer):
         raise UsageError(
             f"--tokenizer {args.tokenizer} is neither bytes, chars, bpe, wordpiece, "
             "tiktoken:NAME nor a path that exists"
         )
-    return load_tokenizer(args.tokenizer), {}
+    return open_tokenizer(args.tokenizer), {}
 
 
 def parse_arguments():

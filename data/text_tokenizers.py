@@ -236,6 +236,18 @@ def train_wordpiece(texts, vocab_size, name):
     return JsonTokenizer(tokenizer, name)
 
 
+def holds_tokenizer(folder):
+    """Whether load_tokenizer() finds one in the folder."""
+    return any(os.path.exists(os.path.join(folder, name)) for name in ("tokenizer.json", "vocab.json"))
+
+
+def open_tokenizer(choice):
+    """tiktoken:NAME, or what load_tokenizer() takes."""
+    if choice.startswith("tiktoken:"):
+        return TiktokenTokenizer(choice[len("tiktoken:") :])
+    return load_tokenizer(choice)
+
+
 class TiktokenTokenizer:
     def __init__(self, name):
         try:

@@ -38,7 +38,7 @@ sys.path[:0] = [os.path.join(ROOT, "tools"), os.path.join(ROOT, "data")]
 from prepare_chat import ChatTemplate, load_template  # noqa: E402
 from prepare_script import Parser, PrepareError, UsageError, run_main  # noqa: E402
 from scaling.files import linked  # noqa: E402
-from text_tokenizers import TiktokenTokenizer, load_tokenizer, tokenizer_of, tokenizers_package  # noqa: E402
+from text_tokenizers import holds_tokenizer, open_tokenizer, tokenizer_of, tokenizers_package  # noqa: E402
 from token_files import read_vocabulary  # noqa: E402
 
 
@@ -128,12 +128,7 @@ class Program:
 def find_tokenizer(chosen, tokens, model, vocabulary):
     """The tokenizer of the ids in the folder `tokens`, and the folder that has its chat template."""
     folders = [folder for folder in (tokens, model) if folder]
-    path = chosen
-    for folder in folders:
-        if not path and any(
-            os.path.exists(os.path.join(folder, n)) for n in ("tokenizer.json", "vocab.json")
-        ):
-            path = folder
+    path = chosen or next(filter(holds_tokenizer, folders), "")
     if not path:
         tokenizer = tokenizer_of(vocabulary)
         if not tokenizer:
@@ -142,10 +137,7 @@ def find_tokenizer(chosen, tokens, model, vocabulary):
                 f"'{vocabulary.name}'; fix: --tokenizer FOLDER"
             )
         return tokenizer, tokens
-    if path.startswith("tiktoken:"):
-        tokenizer = TiktokenTokenizer(path[len("tiktoken:") :])
-    else:
-        tokenizer = load_tokenizer(path)
+    tokenizer = open_tokenizer(path)
     if tokenizer.vocabulary.identity() != vocabulary.identity():
         print(
             f"warning: the tokenizer of {path} has other tokens than tokens.path={tokens}, which the model "

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "common/sample_trainer.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
 
@@ -34,12 +35,7 @@ void describe_fields(CnnSettings& s, ddp::FieldVisitor& v) {
           s.loss, losses);
   v.field({.name = "sync_batch_norm", .doc = "Compute batch statistics over all ranks."},
           s.sync_batch_norm);
-  v.field({.name = "ema_decay",
-           .doc = "Decay of an exponential moving average of weights and buffers. Evaluation "
-                  "uses the average. 0: off.",
-           .min = 0,
-           .max = 0.999999},
-          s.ema_decay);
+  describe_ema_decay(s.ema_decay, v);
 }
 
 CnnFiles::CnnFiles() {

@@ -10,6 +10,7 @@
 
 #include "common/data_path.hpp"
 #include "common/exported_adapters.hpp"
+#include "common/sample_trainer.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/data/distributed_sampler.hpp"
 #include "ddp/detail/text.hpp"
@@ -96,12 +97,7 @@ void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
                   "safetensors.torch.load_file. Adapters of section lora are merged into them. "
                   "With model.ema_decay the file has the averages. Empty: none."},
           s.save_weights);
-  v.field({.name = "ema_decay",
-           .doc = "Decay of an exponential moving average of weights and buffers. Evaluation "
-                  "uses the average. 0: off.",
-           .min = 0,
-           .max = 0.999999},
-          s.ema_decay);
+  describe_ema_decay(s.ema_decay, v);
 }
 
 ExportedTokens::ExportedTokens() {

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "common/image_program.hpp"
+#include "common/sample_trainer.hpp"
 #include "ddp/reduce/sync_batch_norm.hpp"
 #include "ddp/train/config.hpp"
 #include "ddp/train/weights.hpp"
@@ -42,12 +43,7 @@ void describe_fields(ModelOptions& o, ddp::FieldVisitor& v) {
   v.field({.name = "weights",
            .doc = "Initial weights: a safetensors file with torchvision's names. Empty: random."},
           o.weights);
-  v.field({.name = "ema_decay",
-           .doc = "Decay of an exponential moving average of weights and buffers. Evaluation "
-                  "uses the average. 0: off.",
-           .min = 0,
-           .max = 0.999999},
-          o.ema_decay);
+  describe_ema_decay(o.ema_decay, v);
 }
 
 std::vector<ddp::Section> resnet_sections() {

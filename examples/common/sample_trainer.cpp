@@ -29,6 +29,15 @@ std::string evaluation_line(const SampleRun& run, const std::string& samples) {
 
 }  // namespace
 
+void describe_ema_decay(double& decay, ddp::FieldVisitor& visitor) {
+  visitor.field({.name = "ema_decay",
+                 .doc = "Decay of an exponential moving average of weights and buffers. Evaluation "
+                        "uses the average. 0: off.",
+                 .min = 0,
+                 .max = 0.999999},
+                decay);
+}
+
 std::unique_ptr<ddp::Ema> make_ema(const ddp::DataParallelModel& model, double decay) {
   return decay > 0 ? std::make_unique<ddp::Ema>(model, ddp::EmaOptions{.decay = decay}) : nullptr;
 }

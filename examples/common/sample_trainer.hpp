@@ -19,6 +19,9 @@
 namespace examples {
 
 /// A wrapped model; `model` wraps `module`.
+/// The setting `ema_decay` of a model's section.
+void describe_ema_decay(double& decay, ddp::FieldVisitor& visitor);
+
 struct SampleModel {
   ddp::DataParallelModel& model;
   torch::nn::Module& module;

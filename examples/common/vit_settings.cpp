@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "common/image_program.hpp"
+#include "common/sample_trainer.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/train/config.hpp"
 #include "ddp/train/weights.hpp"
@@ -38,12 +39,7 @@ void describe_fields(VitSettings& s, ddp::FieldVisitor& v) {
   v.field({.name = "weights",
            .doc = "Initial weights: a safetensors file with torchvision's names. Empty: random."},
           s.weights);
-  v.field({.name = "ema_decay",
-           .doc = "Decay of an exponential moving average of weights and buffers. Evaluation "
-                  "uses the average. 0: off.",
-           .min = 0,
-           .max = 0.999999},
-          s.ema_decay);
+  describe_ema_decay(s.ema_decay, v);
 }
 
 std::vector<ddp::Section> vit_sections() {

@@ -29,12 +29,6 @@ as_shape() { # as_shape FILE SHAPE: the sample with SHAPE, which has as many cha
   [ "$(stat -c %s "$1")" = "$(stat -c %s "$sample")" ] || fail "$2 has another length"
 }
 
-loss_falls() { # loss_falls LOG SHARE: the last epoch's training loss is below SHARE of the first one's
-  sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$1" |
-    awk '{ found = 1; print "loss", $1, "->", $2; exit !($2 < '"$2"' * $1) } END { if (!found) exit 1 }' ||
-    fail "the loss did not fall"
-}
-
 case $scenario in
   learns)
     # From a folder without data/: the program finds the sample by itself.
@@ -76,10 +70,7 @@ case $scenario in
       (run_on "$number" "$work/$name.log" "${common[@]}" loader.global_batch_size="$batch" \
         train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
       # Micro-batches have statistics of their own, so they are compared with those of one process.
-      paste -d, <(cut -d, -f1,3 "$work/runs/r1_${batch}x$accum/steps.csv") <(cut -d, -f1,3 "$work/runs/$name/steps.csv") |
-        awk -F, 'NR > 1 { d = $2 - $4; if ($1 != $3 || d * d > 1e-10 * $2 * $2) exit 1; worst = d * d > worst ? d * d : worst }
-                 END { print "'"$name"'", NR - 1, "rows, largest difference", sqrt(worst); exit NR != 16 }' ||
-        fail "$name: another curve than one process's: $(paste "$work/runs/r1_${batch}x$accum/steps.csv" "$work/runs/$name/steps.csv")"
+      same_curve "r1_${batch}x$accum" "$name" steps.csv "NR != 16"
     done
     ;;
   resumes)
@@ -87,14 +78,7 @@ case $scenario in
       train.eval_every_steps=400 optimizer.momentum=0.9 lr_schedule.lr=0.02
     ;;
   refuses)
-    refused() { # refused CODE TEXT SETTING…
-      local expected=$1 text=$2 code
-      shift 2
-      (run "$work/refused.log" train.max_steps=1 "$@")
-      code=$?
-      [ $code = "$expected" ] || fail "exit code $code with $*, expected $expected"
-      grep -qF -- "$text" "$work/refused.log" || fail "with $*: no message '$text'"
-    }
+    refusing=(train.max_steps=1)
     refused 64 "model.loss" model.loss=in_graph
     refused 64 "train.mixup" train.mixup=0.2
     refused 64 "data.path" data.path=.

@@ -27,8 +27,7 @@ case $scenario in
     (run "$work/1.log" train.max_steps=60 train.batch_size=$((32 / ranks)) train.mixup=0.1 train.label_smoothing=0.05 \
       train.max_grad_norm=1 model.ema_decay=0.5 optimizer.groups="*.bias,*bn* weight_decay=0" \
       model.save_weights="$work/trained.safetensors") || fail "exit code $?"
-    sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$work/1.log" |
-      awk '{ found = 1; print "loss", $1, "->", $2; exit !($2 < 0.95 * $1) } END { if (!found) exit 1 }' || fail "the loss did not fall"
+    loss_falls "$work/1.log" 0.95
     grep -q "^test accuracy .* of 163 images .*averages" "$work/1.log" || fail "not every test image was counted once"
     grep -qF "weights saved in $work/trained.safetensors (the averages)" "$work/1.log" || fail "the report does not name the weights"
     # The written weights are those that were evaluated.
@@ -45,38 +44,34 @@ case $scenario in
     check_resumes "${common[@]}"
     ;;
   refuses)
-    refused() { # refused CODE TEXT SETTING…
-      local expected=$1 text=$2 code
-      shift 2
-      (run "$work/refused.log" train.max_steps=2 "$@")
-      code=$?
-      [ $code = "$expected" ] || fail "exit code $code with $*, expected $expected"
-      grep -qF -- "$text" "$work/refused.log" || fail "with $*: no message '$text'"
+    refusing=(train.max_steps=2)
+    refused_early() { # refused_early CODE TEXT SETTING…
+      refused "$@"
       ! grep -qE "failed at step|rank 0 at step" "$work/refused.log" || fail "with $*: refused after the start of the training"
     }
-    refused 64 "model.path is empty; fix" model.path=
-    refused 74 "cannot read $work/none.pt2" model.path="$work/none.pt2"
+    refused_early 64 "model.path is empty; fix" model.path=
+    refused_early 74 "cannot read $work/none.pt2" model.path="$work/none.pt2"
     head -c 100000 "$archive" > "$work/cut.pt2"
-    refused 74 "$work/cut.pt2" model.path="$work/cut.pt2"
-    refused 64 "the size is 48, and the export allows only 32" data.image_size=48
-    refused 64 "the size is 1, and the export allows only 3" data.channels=1
-    refused 64 "data.image_size and data.channels set the shape of images" data.channels=1
+    refused_early 74 "$work/cut.pt2" model.path="$work/cut.pt2"
+    refused_early 64 "the size is 48, and the export allows only 32" data.image_size=48
+    refused_early 64 "the size is 1, and the export allows only 3" data.channels=1
+    refused_early 64 "data.image_size and data.channels set the shape of images" data.channels=1
     ! { (run "$work/refused.log" model.loss=in_graph); grep -q "set the shape of images" "$work/refused.log"; } ||
       fail "a number of arguments has the hint about shapes"
-    refused 65 "the data has 11 classes, but the output of model.path has 10" data.num_classes=11
-    refused 64 "model.output=1 does not exist; the program returns: 0" model.output=1
-    refused 64 "model.loss=mse needs the targets of a file" model.loss=mse
-    refused 64 "model.loss" model.loss=hinge
-    refused 64 "the exported module takes 1 arguments (images), not 2" model.loss=in_graph
-    refused 64 "cannot load $work/none.so" model.libraries="$work/none.so"
-    refused 64 "takes no parameter" optimizer.groups="heads.* weight_decay=0"
-    refused 73 "$work/none does not exist; fix: create it" model.save_weights="$work/none/trained.safetensors"
-    refused 64 "is a folder; fix: name a file in it" model.save_weights="$work"
+    refused_early 65 "the data has 11 classes, but the output of model.path has 10" data.num_classes=11
+    refused_early 64 "model.output=1 does not exist; the program returns: 0" model.output=1
+    refused_early 64 "model.loss=mse needs the targets of a file" model.loss=mse
+    refused_early 64 "model.loss" model.loss=hinge
+    refused_early 64 "the exported module takes 1 arguments (images), not 2" model.loss=in_graph
+    refused_early 64 "cannot load $work/none.so" model.libraries="$work/none.so"
+    refused_early 64 "takes no parameter" optimizer.groups="heads.* weight_decay=0"
+    refused_early 73 "$work/none does not exist; fix: create it" model.save_weights="$work/none/trained.safetensors"
+    refused_early 64 "is a folder; fix: name a file in it" model.save_weights="$work"
     cp "$archive" "$work/own.pt2"
-    refused 64 "is the archive of model.path" model.path="$work/own.pt2" model.save_weights="$work/own.pt2"
+    refused_early 64 "is the archive of model.path" model.path="$work/own.pt2" model.save_weights="$work/own.pt2"
     cmp -s "$archive" "$work/own.pt2" || fail "the archive was replaced"
-    refused 73 "lora.save_dir=$work/own.pt2/adapter" lora.rank=2 lora.save_dir="$work/own.pt2/adapter"
-    refused 70 "unexpected" model.weights="$data/chat-sample/vocabulary.safetensors"
+    refused_early 73 "lora.save_dir=$work/own.pt2/adapter" lora.rank=2 lora.save_dir="$work/own.pt2/adapter"
+    refused_early 70 "unexpected" model.weights="$data/chat-sample/vocabulary.safetensors"
     ;;
   *) fail "unknown scenario $scenario" ;;
 esac

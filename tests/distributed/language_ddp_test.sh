@@ -113,11 +113,8 @@ case $scenario in
       (run_on "$number" "$work/$name.log" "${common[@]}" "${computation[@]}" loader.global_batch_size="$batch" \
         train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
       [ "$(targets_of "$work/$name.log")" = "$(targets_of "$work/r1_6x1.log")" ] || fail "$name: not every target was counted once"
-      for file in steps.csv:3 evals.csv:3; do
-        paste -d, <(cut -d, -f1,${file#*:} "$work/runs/r1_6x1/${file%:*}") <(cut -d, -f1,${file#*:} "$work/runs/$name/${file%:*}") |
-          awk -F, 'NR > 1 { d = $2 - $4; if ($1 != $3 || d * d > 1e-10 * $2 * $2) exit 1; worst = d * d > worst ? d * d : worst }
-                   END { print "'"$name ${file%:*}"'", NR - 1, "rows, largest difference", sqrt(worst); exit NR < 3 }' ||
-          fail "$name: another curve than one process's: $(paste "$work/runs/r1_6x1/${file%:*}" "$work/runs/$name/${file%:*}")"
+      for file in steps.csv evals.csv; do
+        same_curve r1_6x1 "$name" $file "NR < 3"
       done
     done
     ;;

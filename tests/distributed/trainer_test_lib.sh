@@ -22,6 +22,32 @@ check_resumed() { # check_resumed LINE: resumed.log ends as whole.log, never int
   [ "$(grep "^$1" "$work/whole.log")" = "$(grep "^$1" "$work/resumed.log")" ] || fail "the evaluations differ"
 }
 
+loss_falls() { # loss_falls LOG SHARE: the last epoch's training loss is below SHARE of the first one's
+  sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$1" |
+    awk '{ found = 1; print "loss", $1, "->", $2; exit !($2 < '"$2"' * $1) } END { if (!found) exit 1 }' ||
+    fail "the loss did not fall"
+}
+
+# same_curve REFERENCE NAME FILE WRONG: the runs of these names have the same steps and, to 1e-5, the same losses in FILE (sums
+# are taken in another order, in fp32). WRONG is awk's condition of a wrong number of lines.
+same_curve() {
+  local reference=$work/runs/$1/$3 file=$work/runs/$2/$3
+  paste -d, <(cut -d, -f1,3 "$reference") <(cut -d, -f1,3 "$file") |
+    awk -F, 'NR > 1 { d = $2 - $4; if ($1 != $3 || d * d > 1e-10 * $2 * $2) exit 1; worst = d * d > worst ? d * d : worst }
+             END { print "'"$2 $3"'", NR - 1, "rows, largest difference", sqrt(worst); exit '"$4"' }' ||
+    fail "$2: another curve than one process's: $(paste "$reference" "$file")"
+}
+
+# refused CODE TEXT ARGUMENT…: the run of the settings `refusing` and ARGUMENT… ends with CODE and says TEXT. Needs `run`.
+refused() {
+  local expected=$1 text=$2 code
+  shift 2
+  (run "$work/refused.log" "${refusing[@]}" "$@")
+  code=$?
+  [ $code = "$expected" ] || fail "exit code $code with $*, expected $expected"
+  grep -qF -- "$text" "$work/refused.log" || fail "with $*: no message '$text'"
+}
+
 descendants() {
   local child
   for child in $(pgrep -P "$1"); do

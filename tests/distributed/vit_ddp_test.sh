@@ -31,8 +31,7 @@ case $scenario in
   learns)
     (run "$work/1.log" "${regularised[@]}" train.max_steps=50 train.batch_size=$((32 / ranks)) train.mixup=0.1 \
       train.cutmix=0.1 data.rand_augment_ops=1 train.label_smoothing=0.05 train.max_grad_norm=1 model.ema_decay=0.5) || fail "exit code $?"
-    sed -n 's/^train loss *\([0-9.]*\) in this run.s first epoch, \([0-9.]*\) in its last/\1 \2/p' "$work/1.log" |
-      awk '{ found = 1; print "loss", $1, "->", $2; exit !($2 < 0.97 * $1) } END { if (!found) exit 1 }' || fail "the loss did not fall"
+    loss_falls "$work/1.log" 0.97
     grep -q "^test accuracy .* of 163 images" "$work/1.log" || fail "not every test image was counted once"
     [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
     ;;
@@ -46,10 +45,7 @@ case $scenario in
       name=r${number}_${batch}x$accum
       (run_on "$number" "$work/$name.log" "${common[@]}" loader.global_batch_size="$batch" \
         train.grad_accum_steps="$accum" metrics.run_name="$name") || fail "exit code $? on $number ranks"
-      paste -d, <(cut -d, -f1,3 "$work/runs/r1_12x1/steps.csv") <(cut -d, -f1,3 "$work/runs/$name/steps.csv") |
-        awk -F, 'NR > 1 { d = $2 - $4; if ($1 != $3 || d * d > 1e-10 * $2 * $2) exit 1; worst = d * d > worst ? d * d : worst }
-                 END { print "'"$name"'", NR - 1, "rows, largest difference", sqrt(worst); exit NR != 16 }' ||
-        fail "$name: another curve than one process's: $(paste "$work/runs/r1_12x1/steps.csv" "$work/runs/$name/steps.csv")"
+      same_curve r1_12x1 "$name" steps.csv "NR != 16"
     done
     ;;
   uses)
@@ -68,14 +64,7 @@ case $scenario in
     check_resumes "${common[@]}"
     ;;
   refuses)
-    refused() { # refused CODE TEXT SETTING…
-      local expected=$1 text=$2 code
-      shift 2
-      (run "$work/refused.log" train.max_steps=1 "$@")
-      code=$?
-      [ $code = "$expected" ] || fail "exit code $code with $*, expected $expected"
-      grep -qF -- "$text" "$work/refused.log" || fail "with $*: no message '$text'"
-    }
+    refusing=(train.max_steps=1)
     refused 64 "patches of 5 pixels do not divide images of 32; fix: set model.patch_size to a divisor of 32" model.patch_size=5
     refused 64 "model.name" model.name=vit_h_14
     refused 64 "model.dropout" model.dropout=1

@@ -109,8 +109,7 @@ std::string BackwardPass::why_incomplete() {
           ? "; the graph changed although ddp.static_graph=true; fix: set it to false"
           : "; fix: set ddp.find_unused_parameters=true, or use all outputs of the model in the "
             "loss. A loss that uses outputs and still skips parameters, as a gradient penalty "
-            "does, "
-            "needs \"+ 0 * output.sum()\"");
+            "does, needs \"+ 0 * output.sum()\"");
 }
 
 void BackwardPass::start() {

@@ -62,28 +62,29 @@ bool StepGuard::holds_gradients() const {
                      [](const auto& entry) { return entry.tensor.grad().defined(); });
 }
 
-void StepGuard::check_all(const NamedParameters& updated) {
-  check_ended(updated);
-  const auto registry = registry_of_thread();
-  const std::lock_guard lock(registry->mutex);
-  for (StepGuard* guard : registry->guards) {
-    if (guard->owns_any(updated)) {
-      guard->check_waiting();
-    }
-  }
-}
-
-void StepGuard::check_ended(const NamedParameters& measured) {
+void StepGuard::ask_owners(const NamedParameters& parameters,
+                           const std::function<void(StepGuard&)>& check) {
   if (torch::autograd::get_current_graph_task_id() != -1) {
     return;  // a comm hook that steps: the pass is locked
   }
   const auto registry = registry_of_thread();
   const std::lock_guard lock(registry->mutex);
-  for (const StepGuard* guard : registry->guards) {
-    if (guard->owns_any(measured)) {
-      guard->check_used();
+  for (StepGuard* guard : registry->guards) {
+    if (guard->owns_any(parameters)) {
+      check(*guard);
     }
   }
+}
+
+void StepGuard::check_all(const NamedParameters& updated) {
+  ask_owners(updated, [](StepGuard& guard) {
+    guard.check_used();
+    guard.check_waiting();
+  });
+}
+
+void StepGuard::check_ended(const NamedParameters& measured) {
+  ask_owners(measured, [](StepGuard& guard) { guard.check_used(); });
 }
 
 void StepGuard::check_complete() const {
@@ -111,9 +112,6 @@ void StepGuard::drop_stale_counts() {
 }
 
 void StepGuard::check_waiting() {
-  if (torch::autograd::get_current_graph_task_id() != -1) {
-    return;
-  }
   drop_stale_counts();
   const auto& counts = parts_.mean.counts();
   if (counts.is_none() || pass_.threw()) {

@@ -2,6 +2,7 @@
 // Finds gradients that no backward averaged, before an optimizer or a checkpoint uses them.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <unordered_set>
 
@@ -35,6 +36,8 @@ class StepGuard {
  private:
   struct Registry;
   static std::shared_ptr<Registry> registry_of_thread();
+  static void ask_owners(const NamedParameters& parameters,
+                         const std::function<void(StepGuard&)>& check);
   bool owns_any(const NamedParameters& parameters) const;
   bool holds_gradients() const;
   void check_waiting();

@@ -90,9 +90,9 @@ std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
 
 /// Adapts a torch::optim::Optimizer, for GradScaler and Checkpointer. Not capturable; GradScaler
 /// reads found_inf on the host before each step. `parameters` must name every parameter of the
-/// optimizer (else SettingsError). Other entries, as in a model's list, are ignored. A step throws
-/// SettingsError for sparse gradients, except of Adagrad and of SGD without momentum and weight
-/// decay.
+/// optimizer (else SettingsError). Other entries, as in a model's list, are ignored. A step of
+/// Adam, AdamW, RMSprop, or of SGD with momentum or weight decay, throws SettingsError for sparse
+/// gradients.
 ///
 /// A step with `lr` sets every group's learning rate to lr, times the ratio of the group's rate to
 /// that of the first group with a rate above 0, both at construction. It throws SettingsError if

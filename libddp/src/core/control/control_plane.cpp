@@ -178,9 +178,7 @@ class SinglePlane final : public ControlPlane {
       const std::lock_guard lock(mutex_);
       full.rank = 0;
       full.host = cause.host.empty() ? membership_.hosts[0] : cause.host;
-      full.step = cause.step >= 0                      ? cause.step
-                  : step_ < 0 && training_.has_begun() ? detail::kUnknownStep
-                                                       : step_;
+      full.step = cause.step >= 0 ? cause.step : training_.step_of(step_);
       full.where = cause.where.empty() ? where_ : cause.where;
     }
     if (failure_.set(full)) {

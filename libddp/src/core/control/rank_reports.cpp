@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/control/failure/failure_cause.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -59,9 +58,7 @@ Progress ProgressTracker::get() const {
 
 Progress ProgressTracker::current() const {
   auto progress = progress_;
-  if (progress.step < 0 && training_.has_begun()) {
-    progress.step = kUnknownStep;
-  }
+  progress.step = training_.step_of(progress.step);
   if (!activity_.empty()) {
     progress.where += concat(progress.where.empty() ? "" : ", ", activity_);
   }

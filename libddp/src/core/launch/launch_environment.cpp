@@ -74,7 +74,7 @@ void require_below(const std::optional<LaunchNumber>& index,
 }
 
 void require_same(const std::optional<LaunchNumber>& left, const std::optional<LaunchNumber>& right,
-                  const char* rule) {
+                  const std::string& rule) {
   if (left && right && left->value != right->value) {
     contradiction(left->origin, right->origin, rule);
   }
@@ -310,11 +310,9 @@ std::optional<LaunchNumber> argument(const char* name, std::optional<int> value,
 
 void merge(const std::optional<LaunchNumber>& argument_value,
            std::optional<LaunchNumber>& launcher_value) {
-  if (argument_value && launcher_value && argument_value->value != launcher_value->value) {
-    contradiction(argument_value->origin, launcher_value->origin,
-                  concat("fix: omit the argument, or unset the variable if no launcher set it; ",
-                         detail::kTrainOnSome));
-  }
+  require_same(argument_value, launcher_value,
+               concat("fix: omit the argument, or unset the variable if no launcher set it; ",
+                      detail::kTrainOnSome));
   if (argument_value) {
     launcher_value = argument_value;
   }

@@ -95,8 +95,10 @@ void detail::record_later_step() {
 }
 detail::TrainingWatch::TrainingWatch()
     : forwards_at_start_(num_training_forwards), later_steps_at_start_(num_later_steps) {}
-bool detail::TrainingWatch::has_begun() const {
-  return num_training_forwards.load(std::memory_order_relaxed) != forwards_at_start_;
+int64_t detail::TrainingWatch::step_of(int64_t announced) const {
+  const bool has_begun =
+      num_training_forwards.load(std::memory_order_relaxed) != forwards_at_start_;
+  return announced < 0 && has_begun ? kUnknownStep : announced;
 }
 bool detail::TrainingWatch::has_ended_first_step() const {
   return num_later_steps.load(std::memory_order_relaxed) != later_steps_at_start_;

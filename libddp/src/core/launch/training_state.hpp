@@ -15,6 +15,8 @@ bool has_training_state();
 
 inline constexpr int64_t kTrainingForward = -1;    ///< of a wrapped model, in grad mode
 inline constexpr int64_t kEvaluationForward = -2;  ///< without gradients
+/// The step of a rank that trains and has announced no step.
+inline constexpr int64_t kUnknownStep = -3;
 
 /// Calls the hook, if any, with each announced step (>= 0), and with one of the constants above
 /// after a forward of a wrapped model. An evaluation is no training state. The hook may throw;
@@ -29,8 +31,9 @@ void record_later_step();
 class TrainingWatch {
  public:
   TrainingWatch();
-  bool has_begun() const;             ///< a training forward ended
   bool has_ended_first_step() const;  ///< see record_later_step()
+  /// The step that was announced last (-1: none), or kUnknownStep.
+  int64_t step_of(int64_t announced) const;
 
  private:
   const int64_t forwards_at_start_, later_steps_at_start_;

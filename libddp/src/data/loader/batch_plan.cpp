@@ -126,10 +126,13 @@ int64_t EpochBatches::count_after(int64_t position) const {
 }
 
 void EpochBatches::require_same_epoch(LoaderPlace begun, LoaderPlace place) const {
+  if (begun.epoch < 0 || place.epoch == begun.epoch) {
+    return;
+  }
   const int64_t left = std::max<int64_t>(shape_.size() - begun.position, 0);
   const int64_t last = batch_extent(shape_, begun.position + left / global_size_ * global_size_,
                                     global_size_, drop_last_);
-  if (begun.epoch >= 0 && place.epoch != begun.epoch && last > 0 && last < shape_.world_size()) {
+  if (last > 0 && last < shape_.world_size()) {
     throw SettingsError(concat(
         "DataLoader::next() would begin epoch ", place.epoch,
         ", but with sampler.pad=false and loader.drop_last=false the last batch of this epoch has "

@@ -9,11 +9,8 @@
 namespace ddp {
 namespace detail {
 
-/// The step of a rank that trains and has announced no step.
-inline constexpr int64_t kUnknownStep = -3;
-
 /// " at step 41", " before the first step" (-1), " at an unknown step (call
-/// Context::set_progress)".
+/// Context::set_progress)" (kUnknownStep).
 std::string step_words(int64_t step);
 
 }  // namespace detail

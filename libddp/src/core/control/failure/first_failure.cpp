@@ -7,6 +7,7 @@
 
 #include "core/control/wire/control_channel.hpp"
 #include "core/control/wire/message_codec.hpp"
+#include "core/launch/training_state.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp {
