@@ -11,7 +11,7 @@ namespace models {
 namespace detail {
 namespace {
 
-struct Linear {
+struct Dense {
   torch::Tensor weight;  // [out, in]
   torch::Tensor bias;
 
@@ -28,8 +28,8 @@ std::shared_ptr<Group> new_group(torch::nn::Module& owner, const std::string& na
   return group;
 }
 
-Linear new_linear(torch::nn::Module& owner, const std::string& name, int64_t in, int64_t out,
-                  const torch::TensorOptions& memory) {
+Dense new_dense(torch::nn::Module& owner, const std::string& name, int64_t in, int64_t out,
+                const torch::TensorOptions& memory) {
   const auto group = new_group(owner, name);
   return {new_parameter(*group, "weight", {out, in}, memory),
           new_parameter(*group, "bias", {out}, memory)};
@@ -48,7 +48,7 @@ BertNorm new_bert_norm(torch::nn::Module& owner, int64_t size, const torch::Tens
 
 /// The end of a residual branch: LayerNorm(residual + dropout(dense(x))).
 struct BranchEnd {
-  Linear dense;
+  Dense dense;
   BertNorm norm;
 
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& residual, double eps,
@@ -62,7 +62,7 @@ struct BranchEnd {
 BranchEnd new_branch_end(torch::nn::Module& owner, int64_t in, int64_t out,
                          const torch::TensorOptions& memory) {
   const auto group = new_group(owner, "output");
-  return {new_linear(*group, "dense", in, out, memory), new_bert_norm(*group, out, memory)};
+  return {new_dense(*group, "dense", in, out, memory), new_bert_norm(*group, out, memory)};
 }
 
 }  // namespace
@@ -77,13 +77,13 @@ class BertLayer : public torch::nn::Module {
         index_(index) {
     const auto attention = new_group(*this, "attention");
     const auto self = new_group(*attention, "self");
-    query_ = new_linear(*self, "query", o.hidden_size, o.hidden_size, memory);
-    key_ = new_linear(*self, "key", o.hidden_size, o.hidden_size, memory);
-    value_ = new_linear(*self, "value", o.hidden_size, o.hidden_size, memory);
+    query_ = new_dense(*self, "query", o.hidden_size, o.hidden_size, memory);
+    key_ = new_dense(*self, "key", o.hidden_size, o.hidden_size, memory);
+    value_ = new_dense(*self, "value", o.hidden_size, o.hidden_size, memory);
     join();  // before buckets and optimizers know the memory
     attention_end_ = new_branch_end(*attention, o.hidden_size, o.hidden_size, memory);
-    intermediate_ = new_linear(*new_group(*this, "intermediate"), "dense", o.hidden_size,
-                               o.intermediate_size, memory);
+    intermediate_ = new_dense(*new_group(*this, "intermediate"), "dense", o.hidden_size,
+                              o.intermediate_size, memory);
     mlp_end_ = new_branch_end(*this, o.intermediate_size, o.hidden_size, memory);
   }
 
@@ -114,7 +114,7 @@ class BertLayer : public torch::nn::Module {
     return attend(query, key, value, call, index_, is_training() ? attention_dropout_ : 0.0);
   }
 
-  Linear query_, key_, value_, intermediate_;
+  Dense query_, key_, value_, intermediate_;
   BranchEnd attention_end_, mlp_end_;
   int64_t num_heads_;
   double hidden_dropout_, attention_dropout_, eps_;
@@ -122,7 +122,7 @@ class BertLayer : public torch::nn::Module {
 };
 
 struct BertHead {
-  Linear dense;
+  Dense dense;
   BertNorm norm;
   torch::Tensor bias;  // [vocab]
 
@@ -200,7 +200,7 @@ BertImpl::BertImpl(const BertOptions& options, const torch::TensorOptions& tenso
   const auto predictions = detail::new_group(*detail::new_group(*this, "cls"), "predictions");
   const auto transform = detail::new_group(*predictions, "transform");
   head_ = std::make_unique<detail::BertHead>(detail::BertHead{
-      .dense = detail::new_linear(*transform, "dense", width, width, tensor_options),
+      .dense = detail::new_dense(*transform, "dense", width, width, tensor_options),
       .norm = detail::new_bert_norm(*transform, width, tensor_options),
       .bias = detail::new_parameter(*predictions, "bias", {options_.vocab_size}, tensor_options)});
   ddp::ops::pad_rows(word_embeddings_);

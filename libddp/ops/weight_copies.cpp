@@ -10,14 +10,14 @@
 namespace ddp::ops {
 namespace {
 
-struct Registry {
+struct WeightCopies {
   std::mutex mutex;
   std::vector<std::weak_ptr<WeightCopy>> copies;
 };
 
 // Never destroyed: a model may be static.
-Registry& registry() {
-  static auto& copies = *new Registry;
+WeightCopies& weight_copies() {
+  static auto& copies = *new WeightCopies;
   return copies;
 }
 
@@ -26,13 +26,13 @@ std::atomic<uint64_t> num_invalidations{0};
 }  // namespace
 
 void register_weight_copy(const std::shared_ptr<WeightCopy>& copy) {
-  const std::lock_guard lock(registry().mutex);
-  registry().copies.push_back(copy);
+  const std::lock_guard lock(weight_copies().mutex);
+  weight_copies().copies.push_back(copy);
 }
 
 void refresh_weight_copies() {
-  const std::lock_guard lock(registry().mutex);
-  auto& copies = registry().copies;
+  const std::lock_guard lock(weight_copies().mutex);
+  auto& copies = weight_copies().copies;
   copies.erase(std::remove_if(copies.begin(), copies.end(),
                               [](const auto& weak) {
                                 const auto copy = weak.lock();

@@ -128,8 +128,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool fits_kernels(const at::Tensor& branch, const at::Tensor& residual,
-                  const BranchOptions& options) {
+bool fits_branch_kernels(const at::Tensor& branch, const at::Tensor& residual,
+                         const BranchOptions& options) {
   const auto dtype = branch.scalar_type();
   return options.dropout_p > 0 && detail::runs_own_kernels(branch, dtype) && branch.numel() > 0 &&
          branch.size(-1) % 8 == 0 && (!residual.defined() || residual.scalar_type() == dtype) &&
@@ -182,7 +182,7 @@ at::Tensor add_branch(const at::Tensor& branch, const at::Tensor& residual,
                       const BranchOptions& options) {
   detail::check_branch("add_branch", branch, residual, options);
 #ifdef DDP_HAS_CUDA
-  if (fits_kernels(branch, residual, options)) {
+  if (fits_branch_kernels(branch, residual, options)) {
     return AddBranch::apply(branch, detail::optional_of(options.bias),
                             detail::optional_of(residual), options.dropout_p);
   }

@@ -87,7 +87,7 @@ detail::HeadSource source_of(const at::Tensor& heads) {
           .head_stride = heads.stride(2)};
 }
 
-at::Tensor in_vectors(const at::Tensor& heads) {
+at::Tensor aligned_heads(const at::Tensor& heads) {
   const bool fits = heads.stride(3) == 1 && heads.stride(0) % 8 == 0 && heads.stride(1) % 8 == 0 &&
                     heads.stride(2) % 8 == 0 && detail::is_aligned(heads);
   return fits ? heads : detail::dense(heads);
@@ -173,8 +173,8 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
     if (!at::GradMode::is_enabled()) {  // enabled: create_graph=true
       const auto qkv = at::empty(sizes, grads[0].options());
       if (fits_kernel(qkv, grads[0].size(3), cos)) {
-        const std::vector<at::Tensor> parts = {in_vectors(grads[0]), in_vectors(grads[1]),
-                                               in_vectors(grads[2])};
+        const std::vector<at::Tensor> parts = {aligned_heads(grads[0]), aligned_heads(grads[1]),
+                                               aligned_heads(grads[2])};
         const auto target = detail::grad_target(bias, wants_bias);
         rotate_by_kernel(rows_of_heads(parts, qkv), cos, sin, true, qkv, target);
         return {qkv, {}, {}, target.result(), {}, {}};

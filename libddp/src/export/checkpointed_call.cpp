@@ -75,7 +75,7 @@ bool is_tensor(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined();
 }
 
-const void* memory_of(const at::Tensor& tensor) {
+const void* storage_or_null(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
@@ -100,7 +100,7 @@ Trial try_out(const Block& block, const ValueStack& inputs, CallContext context)
       copies[i] = inputs[i].toTensor().detach().clone();
       versions[i] = copies[i]._version();
       values[i] = copies[i];
-      memory.insert(memory_of(copies[i]));
+      memory.insert(storage_or_null(copies[i]));
     }
   }
   const auto random = ops::detail::RandomStates::of_devices(given);
@@ -116,7 +116,7 @@ Trial try_out(const Block& block, const ValueStack& inputs, CallContext context)
     }
   }
   for (const auto& output : outputs) {
-    if (is_tensor(output) && !memory.insert(memory_of(output.toTensor())).second) {
+    if (is_tensor(output) && !memory.insert(storage_or_null(output.toTensor())).second) {
       trial.obstacle = "its results share memory with each other or with its inputs";
     }
   }
@@ -225,8 +225,8 @@ bool changes_buffers_alone(const ValueStack& inputs, const std::vector<bool>& wr
     }
     const auto& buffer = inputs[i].toTensor();
     for (std::size_t k = 0; k < inputs.size(); ++k) {
-      const bool shares =
-          k != i && is_tensor(inputs[k]) && memory_of(inputs[k].toTensor()) == memory_of(buffer);
+      const bool shares = k != i && is_tensor(inputs[k]) &&
+                          storage_or_null(inputs[k].toTensor()) == storage_or_null(buffer);
       if (shares || buffer.requires_grad()) {
         return false;
       }

@@ -19,7 +19,7 @@
 namespace ddp::detail {
 namespace {
 
-using Kind = GuardTerm::Kind;
+using TermKind = GuardTerm::Kind;
 
 constexpr int kMaxDepth = 100;
 constexpr int kMaxTerms = 1000;  // a chain a + b + … makes a tree that is as deep
@@ -57,7 +57,7 @@ class GuardReader : private TextScanner {
   [[noreturn]] static void fail() { throw DataError("the condition is not readable"); }
 
   template <typename... Terms>
-  GuardTerm made(Kind kind, StackFunction function, Terms... operands) {
+  GuardTerm made(TermKind kind, StackFunction function, Terms... operands) {
     if (++num_terms_ > kMaxTerms) {
       throw DataError("it has too many terms");
     }
@@ -72,7 +72,7 @@ class GuardReader : private TextScanner {
     if (!function) {
       throw DataError("unknown function " + printable(target));
     }
-    return made(Kind::Call, std::move(function), std::move(operands)...);
+    return made(TermKind::Call, std::move(function), std::move(operands)...);
   }
 
   void expect(std::string_view symbol) {
@@ -110,7 +110,7 @@ class GuardReader : private TextScanner {
     }
     auto term = conjunction();
     while (take_word("or")) {
-      term = made(Kind::Or, {}, std::move(term), conjunction());
+      term = made(TermKind::Or, {}, std::move(term), conjunction());
     }
     --depth_;
     return term;
@@ -119,7 +119,7 @@ class GuardReader : private TextScanner {
   GuardTerm conjunction() {
     auto term = negation();
     while (take_word("and")) {
-      term = made(Kind::And, {}, std::move(term), negation());
+      term = made(TermKind::And, {}, std::move(term), negation());
     }
     return term;
   }
@@ -141,7 +141,7 @@ class GuardReader : private TextScanner {
       auto right = sum();
       auto term = call(operation->target, std::move(left), right);
       left = std::move(right);
-      all = all ? made(Kind::And, {}, std::move(*all), std::move(term)) : std::move(term);
+      all = all ? made(TermKind::And, {}, std::move(*all), std::move(term)) : std::move(term);
     }
     return all ? std::move(*all) : left;
   }
@@ -246,19 +246,19 @@ class GuardReader : private TextScanner {
   GuardTerm source() {
     const auto begin = rest_;
     take("L");
-    GuardTerm term{.kind = Kind::Value};
+    GuardTerm term{.kind = TermKind::Value};
     std::string path;
     for (bool is_path = true; is_path;) {
       if (take(".size()[") || take(".shape[")) {
-        term.kind = Kind::Size;
+        term.kind = TermKind::Size;
         term.dimension = index();
         is_path = false;
       } else if (take(".stride()[")) {
-        term.kind = Kind::Stride;
+        term.kind = TermKind::Stride;
         term.dimension = index();
         is_path = false;
       } else if (take(".storage_offset()")) {
-        term.kind = Kind::StorageOffset;
+        term.kind = TermKind::StorageOffset;
         is_path = false;
       } else if (take("['")) {
         const auto key = take_until("']");
@@ -294,36 +294,36 @@ c10::IValue of_tensor(const GuardTerm& term, const c10::IValue& input) {
     throw DataError(term.text + " is of no tensor");
   }
   const auto& tensor = input.toTensor();
-  if (term.kind == Kind::StorageOffset) {
+  if (term.kind == TermKind::StorageOffset) {
     return tensor.storage_offset();
   }
   if (term.dimension >= static_cast<std::size_t>(tensor.dim())) {
     throw DataError(concat(term.text, " is of a tensor with ", tensor.dim(), " dimensions"));
   }
   const auto dimension = static_cast<int64_t>(term.dimension);
-  return term.kind == Kind::Size ? tensor.size(dimension) : tensor.stride(dimension);
+  return term.kind == TermKind::Size ? tensor.size(dimension) : tensor.stride(dimension);
 }
 
 c10::IValue evaluate(const GuardTerm& term, const std::vector<c10::IValue>& inputs) {
   switch (term.kind) {
-    case Kind::Constant:
+    case TermKind::Constant:
       return term.constant;
-    case Kind::Value:
+    case TermKind::Value:
       if (!inputs[term.input].isScalar() || inputs[term.input].isComplexDouble()) {
         throw DataError(term.text + " is no number");
       }
       return inputs[term.input];
-    case Kind::Size:
-    case Kind::Stride:
-    case Kind::StorageOffset:
+    case TermKind::Size:
+    case TermKind::Stride:
+    case TermKind::StorageOffset:
       return of_tensor(term, inputs[term.input]);
-    case Kind::And:
-    case Kind::Or: {
+    case TermKind::And:
+    case TermKind::Or: {
       auto left = evaluate(term.operands[0], inputs);
-      const bool decides = is_true(left) == (term.kind == Kind::Or);
+      const bool decides = is_true(left) == (term.kind == TermKind::Or);
       return decides ? left : evaluate(term.operands[1], inputs);
     }
-    case Kind::Call:
+    case TermKind::Call:
       break;
   }
   ValueStack stack;

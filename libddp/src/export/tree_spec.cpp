@@ -13,7 +13,7 @@ namespace ddp::detail {
 namespace {
 
 using Json = nlohmann::json;
-using Kind = TreeSpec::Kind;
+using TreeKind = TreeSpec::Kind;
 using NamedtupleFields = std::map<std::string, std::vector<std::string>>;
 
 std::vector<std::string> texts(const Json& list) {
@@ -58,11 +58,11 @@ TreeSpec read_node(const Json& json, const NamedtupleFields& namedtuple_fields) 
   }
   const auto type = json.at("type").get<std::string>();
   if (type == "builtins.tuple") {
-    spec.kind = Kind::Tuple;
+    spec.kind = TreeKind::Tuple;
   } else if (type == "builtins.list" || type == "collections.deque") {
-    spec.kind = Kind::List;
+    spec.kind = TreeKind::List;
   } else {
-    spec.kind = Kind::Dict;
+    spec.kind = TreeKind::Dict;
     spec.keys = names_of_children(type, json.at("context"), namedtuple_fields);
     if (spec.keys.size() != spec.children.size()) {
       throw DataError(concat("the container ", printable(type), " has ", spec.children.size(),
@@ -73,7 +73,7 @@ TreeSpec read_node(const Json& json, const NamedtupleFields& namedtuple_fields) 
 }
 
 c10::IValue build(const TreeSpec& spec, std::span<const c10::IValue>& leaves) {
-  if (spec.kind == Kind::Leaf) {
+  if (spec.kind == TreeKind::Leaf) {
     const auto leaf = leaves.front();
     leaves = leaves.subspan(1);
     return leaf;
@@ -82,10 +82,10 @@ c10::IValue build(const TreeSpec& spec, std::span<const c10::IValue>& leaves) {
   for (const auto& child : spec.children) {
     values.push_back(build(child, leaves));
   }
-  if (spec.kind == Kind::Tuple) {
+  if (spec.kind == TreeKind::Tuple) {
     return c10::ivalue::Tuple::create(std::move(values));
   }
-  if (spec.kind == Kind::List) {
+  if (spec.kind == TreeKind::List) {
     c10::impl::GenericList list(c10::AnyType::get());
     for (auto& value : values) {
       list.push_back(std::move(value));
@@ -135,7 +135,7 @@ void flatten_dict(const TreeSpec& spec, const c10::impl::GenericDict& dict, cons
 }  // namespace
 
 std::size_t TreeSpec::num_leaves() const {
-  std::size_t count = kind == Kind::Leaf ? 1 : 0;
+  std::size_t count = kind == TreeKind::Leaf ? 1 : 0;
   for (const auto& child : children) {
     count += child.num_leaves();
   }
@@ -157,14 +157,14 @@ c10::IValue unflatten(const TreeSpec& spec, const std::vector<c10::IValue>& leav
 
 void flatten(const TreeSpec& spec, const c10::IValue& value, const std::string& what,
              std::vector<c10::IValue>& leaves) {
-  if (spec.kind == Kind::Leaf) {
+  if (spec.kind == TreeKind::Leaf) {
     leaves.push_back(value);
-  } else if (spec.kind == Kind::Dict && value.isGenericDict()) {
+  } else if (spec.kind == TreeKind::Dict && value.isGenericDict()) {
     flatten_dict(spec, value.toGenericDict(), what, leaves);
-  } else if (spec.kind != Kind::Dict && value.isTuple()) {
+  } else if (spec.kind != TreeKind::Dict && value.isTuple()) {
     const auto& elements = value.toTupleRef().elements();
     flatten_sequence(spec, {elements.begin(), elements.end()}, what, leaves);
-  } else if (spec.kind != Kind::Dict && value.isList()) {
+  } else if (spec.kind != TreeKind::Dict && value.isList()) {
     const auto elements = value.toListRef();
     flatten_sequence(spec, {elements.begin(), elements.end()}, what, leaves);
   } else {

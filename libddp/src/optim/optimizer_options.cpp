@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/optim/make_optimizer.hpp"
 
-#include <charconv>
 #include <cmath>
 #include <sstream>
 
+#include "core/settings/parse_number.hpp"
 #include "ddp/core/error.hpp"
 #include "optim/parameter_settings.hpp"
 
 namespace ddp {
 namespace {
 
-double parse_number(const std::string& text, const std::string& group_text) {
-  double value = 0.0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || rest != end) {
+double number_in(const std::string& group_text, std::string_view text) {
+  const auto value = detail::parse_number<double>(text);
+  if (!value) {
     throw SettingsError(
         concat("optimizer.groups: \"", text, "\" in \"", group_text, "\" is not a number"));
   }
-  return value;
+  return *value;
 }
 
 // "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0": adds one item to the group and returns whether
@@ -44,7 +42,7 @@ bool parse_item(const std::string& text, ParameterGroup& group) {
       throw SettingsError(concat("optimizer.groups: \"", word, "\" in \"", text,
                                  "\" is not lr_scale=NUMBER or weight_decay=NUMBER"));
     }
-    const double value = parse_number(word.substr(equals + 1), text);
+    const double value = number_in(text, word.substr(equals + 1));
     if (key == "lr_scale") {
       group.lr_scale = value;
     } else {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/settings/parse_number.hpp"
 #include "train/checkpoint/save_history.hpp"
 
 #define XXH_INLINE_ALL
@@ -38,9 +38,9 @@ std::string padded(int64_t step) {
   return text;
 }
 
-bool parse_number(std::string_view text, int64_t& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() && value >= 0;
+bool parse_count(std::string_view text, int64_t& value) {
+  value = parse_number<int64_t>(text).value_or(-1);
+  return value >= 0;
 }
 
 // "step_0000000120" or "step_0000000120.1"; other names are not checkpoints.
@@ -52,10 +52,10 @@ std::optional<CheckpointFolder> parse_folder(const std::string& name) {
   rest.remove_prefix(kPrefix.size());
   CheckpointFolder folder{.name = name};
   const auto dot = rest.find('.');
-  if (dot != std::string_view::npos && !parse_number(rest.substr(dot + 1), folder.repeat)) {
+  if (dot != std::string_view::npos && !parse_count(rest.substr(dot + 1), folder.repeat)) {
     return std::nullopt;
   }
-  if (!parse_number(rest.substr(0, dot), folder.step)) {
+  if (!parse_count(rest.substr(0, dot), folder.step)) {
     return std::nullopt;
   }
   return folder;

@@ -17,8 +17,8 @@ using testing::ResumeRun;
 namespace {
 
 // What a run of one rank saves with.
-struct OneRank {
-  OneRank() { options.dir = folder.file("ckpt"); }
+struct SavingRank {
+  SavingRank() { options.dir = folder.file("ckpt"); }
 
   const ddp::CommunicatorPtr communicator = ddp::make_single_communicator(at::kCPU);
   testing::TemporaryFolder folder;
@@ -30,7 +30,8 @@ struct OneRank {
 }  // namespace
 
 TEST_CASE_METHOD(
-    OneRank, "resuming is bit-exact for every precision, optimizer, save mode and accumulation") {
+    SavingRank,
+    "resuming is bit-exact for every precision, optimizer, save mode and accumulation") {
   // 3 x 3 x 2 x 2 = 36 cases.
   const auto precision = GENERATE(Precision::Fp32, Precision::Bf16Leaves, Precision::Fp16Scaled);
   const auto type =
@@ -78,7 +79,7 @@ TEST_CASE_METHOD(
   REQUIRE(losses == undisturbed.losses);
 }
 
-TEST_CASE_METHOD(OneRank,
+TEST_CASE_METHOD(SavingRank,
                  "a checkpoint of another model is refused with the first key, nothing changed") {
   ResumeRun run({}, communicator);
   {
@@ -100,7 +101,7 @@ TEST_CASE_METHOD(OneRank,
   REQUIRE(other->parameters()[0].equal(before));
 }
 
-TEST_CASE_METHOD(OneRank,
+TEST_CASE_METHOD(SavingRank,
                  "a resumed run keeps its dtype: another one is refused by the parameter's name") {
   const bool narrows = GENERATE(true, false);
   const auto run_in = [&](bool is_wide) {
@@ -120,7 +121,7 @@ TEST_CASE_METHOD(OneRank,
           Catch::Contains("model.dtype"));
 }
 
-TEST_CASE_METHOD(OneRank,
+TEST_CASE_METHOD(SavingRank,
                  "one checkpoint holds two models and their optimizers under the list's names") {
   const auto precision = GENERATE(Precision::Fp32, Precision::Bf16Leaves);
   const ResumeCase setup{precision, ddp::OptimizerType::Adam, 1};
