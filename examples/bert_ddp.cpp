@@ -11,11 +11,11 @@
 #include <iostream>
 #include <memory>
 
-#include "common/base_tokenizer.hpp"
-#include "common/language_options.hpp"
-#include "common/language_sections.hpp"
-#include "common/language_trainer.hpp"
 #include "ddp/ddp.hpp"
+#include "language/base_tokenizer.hpp"
+#include "language/language_options.hpp"
+#include "language/language_sections.hpp"
+#include "language/language_trainer.hpp"
 #include "models/tokens/token_masking.hpp"
 
 namespace {

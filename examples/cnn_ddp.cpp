@@ -11,9 +11,9 @@
 #include <map>
 #include <string>
 
-#include "common/cnn_settings.hpp"
-#include "common/tensor_trainer.hpp"
 #include "ddp/ddp.hpp"
+#include "tensors/cnn_settings.hpp"
+#include "tensors/tensor_trainer.hpp"
 
 namespace {
 

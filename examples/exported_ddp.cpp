@@ -12,12 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "common/exported_adapters.hpp"
-#include "common/exported_language.hpp"
-#include "common/exported_settings.hpp"
-#include "common/image_trainer.hpp"
-#include "common/tensor_trainer.hpp"
+#include "common/model_call.hpp"
 #include "ddp/ddp.hpp"
+#include "exported/exported_adapters.hpp"
+#include "exported/exported_language.hpp"
+#include "exported/exported_settings.hpp"
+#include "images/image_trainer.hpp"
+#include "tensors/tensor_trainer.hpp"
 
 namespace {
 

@@ -14,15 +14,15 @@
 #include <memory>
 #include <string>
 
-#include "common/base_tokenizer.hpp"
-#include "common/language_options.hpp"
-#include "common/language_sections.hpp"
-#include "common/language_trainer.hpp"
-#include "common/prompt_loop.hpp"
 #include "common/run_plan.hpp"
-#include "common/sample_text.hpp"
 #include "ddp/ddp.hpp"
 #include "ddp/detail/text.hpp"
+#include "language/base_tokenizer.hpp"
+#include "language/language_options.hpp"
+#include "language/language_sections.hpp"
+#include "language/language_trainer.hpp"
+#include "language/prompt_loop.hpp"
+#include "language/sample_text.hpp"
 
 namespace {
 

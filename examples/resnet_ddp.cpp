@@ -9,9 +9,9 @@
 //   … run.mode=classify cat.jpg dog.png
 //
 // The last two do not train. They use the newest checkpoint of checkpoint.dir.
-#include "common/image_program.hpp"
-#include "common/model_options.hpp"
 #include "ddp/ddp.hpp"
+#include "images/image_program.hpp"
+#include "images/model_options.hpp"
 
 namespace {
 

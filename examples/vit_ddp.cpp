@@ -8,9 +8,9 @@
 //   … run.mode=classify cat.jpg dog.png
 //
 // The last two do not train. They use the newest checkpoint of checkpoint.dir.
-#include "common/image_program.hpp"
-#include "common/vit_settings.hpp"
 #include "ddp/ddp.hpp"
+#include "images/image_program.hpp"
+#include "images/vit_settings.hpp"
 
 namespace {
 

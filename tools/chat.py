@@ -84,7 +84,7 @@ def find_program(name):
 
 
 class Program:
-    """A trainer that answers prompts of token ids (examples/common/prompt_loop.hpp)."""
+    """A trainer that answers prompts of token ids (examples/language/prompt_loop.hpp)."""
 
     def __init__(self, command):
         environment = {"DDP_LOG_LEVEL": "warning", **os.environ}

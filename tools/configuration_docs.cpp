@@ -6,16 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "common/cnn_settings.hpp"
-#include "common/exported_settings.hpp"
-#include "common/language_options.hpp"
-#include "common/language_sections.hpp"
-#include "common/model_options.hpp"
-#include "common/vit_settings.hpp"
 #include "core/files/file_ops.hpp"
 #include "core/settings/setting_row.hpp"
 #include "ddp/train/command_line.hpp"
 #include "ddp/train/config.hpp"
+#include "exported/exported_settings.hpp"
+#include "images/model_options.hpp"
+#include "images/vit_settings.hpp"
+#include "language/language_options.hpp"
+#include "language/language_sections.hpp"
+#include "tensors/cnn_settings.hpp"
 
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Answers decoded on several ranks by a model that has memorised its conversations.
-#include "common/decode_prompts.hpp"
+#include "language/decode_prompts.hpp"
 
 #include <torch/torch.h>
 

@@ -51,7 +51,7 @@ if(TARGET gpt2_ddp AND TARGET bert_ddp AND TARGET vit_ddp AND Python3_FOUND)
   set_tests_properties(transformers_train_like_pytorch PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 240
                        ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
 endif()
-if(TARGET ddp_examples_common)
+if(TARGET ddp_examples_language)
   ddp_add_test(NAME decode_prompts SOURCES decode_prompts_test.cpp RANKS 1 2 TIMEOUT 60
-               LIBRARIES ddp_examples_common ddp ddp_models)
+               LIBRARIES ddp_examples_language)
 endif()

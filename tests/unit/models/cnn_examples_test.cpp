@@ -4,11 +4,11 @@
 
 #include <string>
 
-#include "common/cnn_settings.hpp"
 #include "common/data_path.hpp"
 #include "ddp/ddp.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
+#include "tensors/cnn_settings.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace {

@@ -7,20 +7,20 @@
 #include <string>
 #include <vector>
 
-#include "common/cnn_settings.hpp"
 #include "common/data_path.hpp"
-#include "common/exported_settings.hpp"
-#include "common/image_trainer.hpp"
-#include "common/language_options.hpp"
-#include "common/language_sections.hpp"
-#include "common/model_options.hpp"
 #include "common/run_plan.hpp"
 #include "common/training_report.hpp"
-#include "common/vit_settings.hpp"
 #include "ddp/ddp.hpp"
+#include "exported/exported_settings.hpp"
+#include "images/image_trainer.hpp"
+#include "images/model_options.hpp"
+#include "images/vit_settings.hpp"
+#include "language/language_options.hpp"
+#include "language/language_sections.hpp"
 #include "models/resnet.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
+#include "tensors/cnn_settings.hpp"
 #include "unit/train/temporary_folder.hpp"
 #include "unit/train/thread_control_plane.hpp"
 

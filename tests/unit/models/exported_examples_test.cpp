@@ -6,12 +6,13 @@
 #include <vector>
 
 #include "common/evaluation.hpp"
-#include "common/exported_settings.hpp"
+#include "common/model_call.hpp"
 #include "common/sample_loss.hpp"
-#include "common/tensor_files.hpp"
 #include "ddp/ddp.hpp"
+#include "exported/exported_settings.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
+#include "tensors/tensor_files.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "common/image_mix.hpp"
+#include "images/image_mix.hpp"
 
 #include <torch/torch.h>
 
 #include <array>
 #include <cmath>
 
-#include "common/image_task.hpp"
-#include "common/model_options.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/train/config.hpp"
+#include "images/image_task.hpp"
+#include "images/model_options.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
 

@@ -5,16 +5,16 @@
 #include <cmath>
 #include <string>
 
-#include "common/base_tokenizer.hpp"
 #include "common/data_path.hpp"
-#include "common/decode_prompts.hpp"
 #include "common/evaluation.hpp"
-#include "common/language_options.hpp"
-#include "common/language_task.hpp"
-#include "common/language_trainer.hpp"
-#include "common/sample_text.hpp"
 #include "common/training_report.hpp"
 #include "ddp/ddp.hpp"
+#include "language/base_tokenizer.hpp"
+#include "language/decode_prompts.hpp"
+#include "language/language_options.hpp"
+#include "language/language_task.hpp"
+#include "language/language_trainer.hpp"
+#include "language/sample_text.hpp"
 #include "models/pretrained/hf_config.hpp"
 #include "models/pretrained/hf_vocabulary.hpp"
 #include "models/pretrained/hf_weights.hpp"

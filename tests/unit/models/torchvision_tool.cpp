@@ -9,10 +9,10 @@
 #include <iostream>
 #include <string>
 
-#include "common/model_options.hpp"
-#include "common/vit_settings.hpp"
 #include "ddp/core/safetensors.hpp"
 #include "ddp/ddp.hpp"
+#include "images/model_options.hpp"
+#include "images/vit_settings.hpp"
 
 namespace {
 

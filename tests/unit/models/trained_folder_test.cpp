@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Folders of trained language models and adapters: files of others are never replaced.
-#include "common/trained_folder.hpp"
+#include "language/trained_folder.hpp"
 
 #include <filesystem>
 #include <memory>
 #include <string>
 
 #include "common/data_path.hpp"
-#include "common/language_options.hpp"
 #include "ddp/ddp.hpp"
+#include "language/language_options.hpp"
 #include "models/pretrained/hf_config.hpp"
 #include "models/qwen2.hpp"
 #include "models/tokens/token_dataset.hpp"
