@@ -237,7 +237,7 @@ def train_wordpiece(texts, vocab_size, name):
 
 
 def holds_tokenizer(folder):
-    """Whether load_tokenizer() finds one in the folder."""
+    """Whether the folder has a file of a tokenizer, which load_tokenizer() then reads or refuses."""
     return any(os.path.exists(os.path.join(folder, name)) for name in ("tokenizer.json", "vocab.json"))
 
 

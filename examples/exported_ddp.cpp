@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "common/model_call.hpp"
 #include "ddp/ddp.hpp"
 #include "exported/exported_adapters.hpp"
 #include "exported/exported_language.hpp"
 #include "exported/exported_settings.hpp"
 #include "images/image_trainer.hpp"
+#include "tensors/model_call.hpp"
 #include "tensors/tensor_trainer.hpp"
 
 namespace {

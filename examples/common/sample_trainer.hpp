@@ -19,9 +19,6 @@
 namespace examples {
 
 /// A wrapped model; `model` wraps `module`.
-/// The setting `ema_decay` of a model's section.
-void describe_ema_decay(double& decay, ddp::FieldVisitor& visitor);
-
 struct SampleModel {
   ddp::DataParallelModel& model;
   torch::nn::Module& module;
@@ -32,6 +29,9 @@ struct SampleModel {
   /// weights.
   std::function<void()> save_trained = {};
 };
+
+/// The setting `ema_decay` of a model's section.
+void describe_ema_decay(double& decay, ddp::FieldVisitor& visitor);
 
 struct SampleRun {
   TrainingSummary training{};

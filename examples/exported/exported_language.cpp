@@ -3,10 +3,10 @@
 
 #include <torch/torch.h>
 
-#include "common/model_call.hpp"
 #include "common/sample_trainer.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/ops/vision.hpp"
+#include "tensors/model_call.hpp"
 
 namespace examples {
 namespace {

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <utility>
 
-#include "common/model_call.hpp"
+#include "tensors/model_call.hpp"
 #include "tensors/tensor_task.hpp"
 
 namespace examples {

@@ -77,10 +77,8 @@ void StepGuard::ask_owners(const NamedParameters& parameters,
 }
 
 void StepGuard::check_all(const NamedParameters& updated) {
-  ask_owners(updated, [](StepGuard& guard) {
-    guard.check_used();
-    guard.check_waiting();
-  });
+  check_ended(updated);
+  ask_owners(updated, [](StepGuard& guard) { guard.check_waiting(); });
 }
 
 void StepGuard::check_ended(const NamedParameters& measured) {

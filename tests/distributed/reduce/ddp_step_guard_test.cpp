@@ -73,6 +73,17 @@ TEST_CASE("after an incomplete backward no step, checkpoint or frozen forward fo
   refuses([&] { model.forward(batch_of(rank(), 1, 4)); });
 }
 
+TEST_CASE("in a join the next forward names the parameters that an incomplete backward left out") {
+  Critic module;
+  DistributedDataParallel model(module, group());
+  REQUIRE_THROWS_WITH(join(model,
+                           [&] {
+                             run_penalty(model, /*reaches_all=*/false);
+                             model.forward(batch_of(rank(), 1, 4));
+                           }),
+                      Catch::Contains("without a gradient: last.bias"));
+}
+
 TEST_CASE("gradients that zero_grad() dropped stop neither a checkpoint nor a step") {
   Critic module;
   DistributedDataParallel model(module, group());

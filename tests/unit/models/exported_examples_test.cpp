@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "common/evaluation.hpp"
-#include "common/model_call.hpp"
 #include "common/sample_loss.hpp"
 #include "ddp/ddp.hpp"
 #include "exported/exported_settings.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
+#include "tensors/model_call.hpp"
 #include "tensors/tensor_files.hpp"
 #include "unit/train/temporary_folder.hpp"
 

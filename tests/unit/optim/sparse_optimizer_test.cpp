@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kRows = 7;
 constexpr int64_t kWidth = 5;
-constexpr double kRate = 0.0625;
+constexpr double kTableLr = 0.0625;
 
 // The golden script has the same rows.
 at::Tensor rows_of(int64_t step) {
@@ -42,7 +42,7 @@ struct Table {
       : optimizer(ddp::make_sparse_optimizer(parameters, options_of(name))) {}
 
   at::Tensor weight() const { return parameters[0].tensor.detach(); }
-  void run(int64_t from, int64_t to, const ddp::StepScalars& scalars = {.lr = kRate}) {
+  void run(int64_t from, int64_t to, const ddp::StepScalars& scalars = {.lr = kTableLr}) {
     for (int64_t step = from; step < to; ++step) {
       parameters[0].tensor.mutable_grad() = rows_of(step);
       optimizer->step(scalars);
@@ -139,11 +139,11 @@ TEST_CASE("A sparse step takes factors and found_inf", "[optim]") {
     plain.run(step, step + 1);
     scaled.parameters[0].tensor.mutable_grad() = rows_of(step) * 8;
     scaled.optimizer->step(
-        {.lr = kRate, .inverse_scale = 0.25, .clip_factor = at::scalar_tensor(0.5)});
+        {.lr = kTableLr, .inverse_scale = 0.25, .clip_factor = at::scalar_tensor(0.5)});
   }
   CHECK(at::equal(scaled.weight(), plain.weight()));
   const auto before = plain.weight().clone();
-  plain.run(4, 6, {.lr = kRate, .found_inf = 1.0});
+  plain.run(4, 6, {.lr = kTableLr, .found_inf = 1.0});
   CHECK(at::equal(plain.weight(), before));
   CHECK_FALSE(plain.optimizer->capturable());
   CHECK_FALSE(plain.optimizer->supports_found_inf());

@@ -213,7 +213,7 @@ class ChatTest(unittest.TestCase):
     def test_sends_the_ids_that_the_model_was_trained_on(self):
         data, turn = Folder(SAMPLE), "<|im_start|>{}\n(.*)<|im_end|>\n"
         pattern = turn.format("system") + turn.format("user") + "<.im_start.>assistant\n"
-        tokenizer = chat.load_tokenizer(SAMPLE)
+        tokenizer = chat.open_tokenizer(SAMPLE)
         template = chat.ChatTemplate(*chat.load_template(SAMPLE, None))
         for document in range(20):
             ids, text = data.ids("eval", document), data.text("eval", document)

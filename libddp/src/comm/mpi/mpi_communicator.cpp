@@ -175,7 +175,7 @@ bool is_mean_of_halves(const at::Tensor& tensor, ReduceOp op) {
          (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
 }
 
-std::string describe_message(const at::Tensor& tensor) {
+std::string describe_buffer(const at::Tensor& tensor) {
   return concat(tensor.numel(), " ", c10::toString(tensor.scalar_type()), ", ", tensor.nbytes(),
                 " bytes");
 }
@@ -250,7 +250,7 @@ WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
     finish = [span, n = world_size()] { divide_by(span.data, span.num_elements, span.dtype, n); };
   }
   return submit(
-      "all_reduce", concat(to_string(op), " of ", describe_message(tensor)),
+      "all_reduce", concat(to_string(op), " of ", describe_buffer(tensor)),
       [group = group_, span, op, divides_first](MpiRequests& requests) {
         if (divides_first) {
           divide_by(span.data, span.num_elements, span.dtype, group->membership.world_size);
@@ -263,7 +263,7 @@ WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
 WorkPtr MpiCommunicator::broadcast(at::Tensor tensor, int root) {
   check_broadcast(*this, tensor, root);
   compare("broadcast", tensor, std::nullopt, root);
-  return submit("broadcast", concat("of ", describe_message(tensor), ", root ", root),
+  return submit("broadcast", concat("of ", describe_buffer(tensor), ", root ", root),
                 [group = group_, span = MpiSpan(tensor), root](MpiRequests& requests) {
                   launch_broadcast(*group, span, root, requests);
                 });
@@ -279,7 +279,7 @@ WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Red
   const bool in_place = is_own_part(input, output, rank());
   const MpiSpan target = in_place ? MpiSpan(output.clone()) : out;
   return submit(
-      "reduce_scatter", concat(to_string(op), " of ", describe_message(input)),
+      "reduce_scatter", concat(to_string(op), " of ", describe_buffer(input)),
       [group = group_, in, target, op, divides_first](MpiRequests& requests) {
         if (divides_first) {
           divide_by(in.data, in.num_elements, in.dtype, group->membership.world_size);
@@ -303,7 +303,7 @@ WorkPtr MpiCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   compare("all_gather", output);
   const bool in_place = is_own_part(output, input, rank());
   return submit(
-      "all_gather", concat("into ", describe_message(output)),
+      "all_gather", concat("into ", describe_buffer(output)),
       [group = group_, out = MpiSpan(output), in = MpiSpan(input), in_place](
           MpiRequests& requests) { launch_all_gather(*group, out, in, in_place, requests); });
 }
@@ -320,7 +320,7 @@ WorkPtr MpiCommunicator::reduce(at::Tensor tensor, int root, ReduceOp op) {
     finish = [span, n = world_size()] { divide_by(span.data, span.num_elements, span.dtype, n); };
   }
   return submit(
-      "reduce", concat(to_string(op), " of ", describe_message(tensor), ", root ", root),
+      "reduce", concat(to_string(op), " of ", describe_buffer(tensor), ", root ", root),
       [group = group_, span, root, op, divides_first](MpiRequests& requests) {
         if (divides_first) {
           divide_by(span.data, span.num_elements, span.dtype, group->membership.world_size);
@@ -343,7 +343,7 @@ WorkPtr MpiCommunicator::exchange(const Exchange& exchange) {
 
 WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
   check_peer(*this, "send", tensor, destination);
-  return submit("send", concat("of ", describe_message(tensor), " to rank ", destination),
+  return submit("send", concat("of ", describe_buffer(tensor), " to rank ", destination),
                 [group = group_, span = MpiSpan(tensor), destination](MpiRequests& requests) {
                   launch_send(*group, span, destination, requests);
                 });
@@ -351,7 +351,7 @@ WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
 
 WorkPtr MpiCommunicator::recv(at::Tensor tensor, int source) {
   check_peer(*this, "recv", tensor, source);
-  return submit("recv", concat("of ", describe_message(tensor), " from rank ", source),
+  return submit("recv", concat("of ", describe_buffer(tensor), " from rank ", source),
                 [group = group_, span = MpiSpan(tensor), source](MpiRequests& requests) {
                   launch_recv(*group, span, source, requests);
                 });

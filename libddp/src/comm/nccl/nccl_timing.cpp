@@ -13,7 +13,7 @@ namespace ddp::detail {
 namespace {
 
 constexpr int64_t kLargestMeasured = int64_t{64} << 20;  // times grow linearly beyond it
-constexpr int kRunsOfEach = 5;
+constexpr int kRunsPerGraph = 5;
 
 // The resources of a graph and its timing, released even after exceptions.
 struct TimedGraph {
@@ -73,7 +73,7 @@ double time_us(NcclLauncher& launcher, NcclReductions& reductions, const at::Ten
   });
   timed.run_us(stream);
   double best = timed.run_us(stream);
-  for (int run = 1; run < kRunsOfEach; ++run) {
+  for (int run = 1; run < kRunsPerGraph; ++run) {
     best = std::min(best, timed.run_us(stream));
   }
   return best / calls;

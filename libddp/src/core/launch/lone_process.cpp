@@ -13,7 +13,7 @@
 namespace ddp::detail {
 namespace {
 
-constexpr std::size_t kMaxFileStart = 1 << 20;
+constexpr std::size_t kMaxNodeFileBytes = 1 << 20;
 
 // A variable of the scheduler, and the number of tasks that it gives; 0: it gives none.
 struct Tasks {
@@ -42,7 +42,7 @@ Tasks first_of(std::initializer_list<const char*> names, const EnvironmentLookup
 Tasks pbs_slots(const EnvironmentLookup& environment) {
   const auto path = environment("PBS_NODEFILE").value_or("");
   std::string why;
-  const auto text = path.empty() ? std::nullopt : read_start(path, kMaxFileStart, why);
+  const auto text = path.empty() ? std::nullopt : read_start(path, kMaxNodeFileBytes, why);
   if (!text) {
     return first_of({"PBS_NP", "PBS_NUM_NODES"}, environment);
   }

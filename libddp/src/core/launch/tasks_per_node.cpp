@@ -7,7 +7,7 @@
 namespace ddp::detail {
 namespace {
 
-constexpr std::size_t kMaxTasksText = 64 * 1024;
+constexpr std::size_t kMaxTasksBytes = 64 * 1024;
 constexpr int64_t kMaxCount = int64_t{1} << 31;
 
 [[noreturn]] void fail(const std::string& variable, std::string_view text, const std::string& why) {
@@ -22,7 +22,7 @@ constexpr int64_t kMaxCount = int64_t{1} << 31;
 
 TasksPerNode parse_tasks_per_node(std::string_view text, int64_t node_rank,
                                   const std::string& variable) {
-  if (text.size() > kMaxTasksText) {
+  if (text.size() > kMaxTasksBytes) {
     fail(variable, text, "it is longer than 64 KiB");
   }
   TasksPerNode result;

@@ -15,9 +15,6 @@ bool has_training_state();
 
 inline constexpr int64_t kTrainingForward = -1;    ///< of a wrapped model, in grad mode
 inline constexpr int64_t kEvaluationForward = -2;  ///< without gradients
-/// The step of a rank that trains and has announced no step.
-inline constexpr int64_t kUnknownStep = -3;
-
 /// Calls the hook, if any, with each announced step (>= 0), and with one of the constants above
 /// after a forward of a wrapped model. An evaluation is no training state. The hook may throw;
 /// ddp::run sets it while no other thread runs.
@@ -27,12 +24,16 @@ void set_step_hook(std::function<void(int64_t step)> hook);
 /// A wrapped model runs forward after its first reduced backward. Any thread.
 void record_later_step();
 
+/// The step of a rank that trains and has announced no step.
+inline constexpr int64_t kUnknownStep = -3;
+
 /// Training since the watch was made, also of programs that announce no step. Any thread.
 class TrainingWatch {
  public:
   TrainingWatch();
   bool has_ended_first_step() const;  ///< see record_later_step()
-  /// The step that was announced last (-1: none), or kUnknownStep.
+  /// `announced`, the step that was announced last (-1: none); kUnknownStep if none was and a
+  /// training forward ended since the watch was made.
   int64_t step_of(int64_t announced) const;
 
  private:

@@ -252,12 +252,11 @@ void DataParallelModel::before_forward() {
   const bool sends_buffers =
       sends_buffers_in_training(*this) && buffers.state().is_required && !buffers.take_sent();
   if (synchronised) {
+    parts_->reducer->guard()
+        .check_complete();  // before a join or the frozen set finds a consequence
     parts_->update_frozen();
   }
   const bool reduces = synchronised && !parts_->frozen->covers_all();
-  if (synchronised && !reduces) {
-    parts_->reducer->guard().check_complete();  // else begin_forward() does
-  }
   if (parts_->join != nullptr) {
     parts_->join->announce_forward(reduces, sends_buffers);
   }
@@ -303,6 +302,7 @@ void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outp
   if (at::GradMode::is_enabled() && require_backward_grad_sync()) {
     detail::report_step(detail::kTrainingForward);
     parts_->reducer->join_broken_backward();
+    parts_->reducer->guard().check_complete();
     parts_->update_frozen();
     const bool reduces = !parts_->frozen->covers_all();
     if (parts_->join != nullptr) {
@@ -311,8 +311,6 @@ void DataParallelModel::prepare_for_backward(const std::vector<at::Tensor>& outp
     if (reduces) {
       parts_->reducer->begin_forward();
       parts_->reducer->prepare_for_backward(outputs);
-    } else {
-      parts_->reducer->guard().check_complete();
     }
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "common/model_call.hpp"
+#include "tensors/model_call.hpp"
 
 #include <torch/torch.h>
 

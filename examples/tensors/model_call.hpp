@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How trainers call a model whose batches, inputs and outputs the settings choose.
+// Calls of models whose output and loss are settings (model.output, model.loss).
 #pragma once
 
 #include <ATen/core/ivalue.h>
