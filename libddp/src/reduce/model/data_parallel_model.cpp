@@ -252,8 +252,8 @@ void DataParallelModel::before_forward() {
   const bool sends_buffers =
       sends_buffers_in_training(*this) && buffers.state().is_required && !buffers.take_sent();
   if (synchronised) {
-    parts_->reducer->guard()
-        .check_complete();  // before a join or the frozen set finds a consequence
+    // Before a join or the frozen set finds a consequence.
+    parts_->reducer->guard().check_complete();
     parts_->update_frozen();
   }
   const bool reduces = synchronised && !parts_->frozen->covers_all();
