@@ -101,8 +101,9 @@ def configure(module, inputs):
     """Changes a module of Python as prepare() does, without a comparison."""
     parts = hugging_face_parts(module)
     switch_caches_off(parts)
-    if not mask_inputs(inputs):
-        leave_masks_out([part for part in parts if is_causal(part)])
+    causal = [part for part in parts if is_causal(part)]
+    if causal and not mask_inputs(inputs):
+        leave_masks_out(causal)
 
 
 def prepare(module, copy, inputs, args, kwargs):
