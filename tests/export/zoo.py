@@ -87,13 +87,16 @@ def arguments_of(name, column):
 def made(name, column):
     """The model as new, args, kwargs, and the options of the command."""
     import torch
-    from libddp.export import command
+    from libddp.export import command, program
     from libddp.export.sources import make_model
 
     options = command.parse(arguments_of(name, column))
     torch.manual_seed(0)
     model, offered = make_model(options.source, options)
     args, kwargs = command.inputs_of(model, options, offered)
+    if options.dtype:
+        model.to(program.dtype_of(options.dtype))
+        args, kwargs = program.converted((args, kwargs), program.dtype_of(options.dtype))
     names = list(inspect.signature(model.forward).parameters)
     while not isinstance(args[-1], torch.Tensor):  # exported_case gives tensors alone by position
         kwargs[names[len(args) - 1]] = args[-1]

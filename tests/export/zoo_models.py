@@ -121,6 +121,29 @@ MODELS = {
     "qwen3_moe": transformers(
         "Qwen3MoeForCausalLM", f"{LLAMA},num_experts=4,num_experts_per_tok=2,moe_intermediate_size=16"
     ),
+    "deepseek_v3": transformers(
+        "DeepseekV3ForCausalLM",
+        "vocab_size=97,hidden_size=32,intermediate_size=64,num_hidden_layers=2,"
+        "num_attention_heads=4,num_key_value_heads=4,moe_intermediate_size=16,n_routed_experts=4,"
+        "num_experts_per_tok=2,n_group=2,topk_group=1,q_lora_rank=8,kv_lora_rank=8,"
+        "qk_rope_head_dim=4,qk_nope_head_dim=8,v_head_dim=8,first_k_dense_replace=1",
+    ),
+    "gpt_oss": transformers(
+        "GptOssForCausalLM", f"{LLAMA},num_local_experts=4,num_experts_per_tok=2,head_dim=8,sliding_window=64"
+    ),
+    "jamba": transformers(
+        "JambaForCausalLM",
+        f"{LLAMA},num_experts=4,num_experts_per_tok=2,mamba_d_state=4,attn_layer_period=2,"
+        "attn_layer_offset=1,expert_layer_period=2,expert_layer_offset=1,use_mamba_kernels=False,"
+        "pad_token_id=0",
+        "input_ids=int64[B,8]<97",
+    ),
+    "recurrent_gemma": transformers(
+        "RecurrentGemmaForCausalLM",
+        "vocab_size=97,hidden_size=32,intermediate_size=64,num_hidden_layers=3,"
+        "num_attention_heads=4,pad_token_id=0",
+        "input_ids=int64[B,8]<97",
+    ),
     "albert": transformers("AlbertForMaskedLM", f"{BERT},embedding_size=16"),
     "electra": transformers("ElectraForPreTraining", f"{BERT},embedding_size=16"),
     "deberta_v2": transformers(
@@ -205,7 +228,8 @@ MODELS = {
     ),
     "dpt": transformers(
         "DPTForDepthEstimation",
-        "hidden_size=32,intermediate_size=64,num_hidden_layers=4,num_attention_heads=4,image_size=32,patch_size=8,"
+        "hidden_size=32,intermediate_size=64,num_hidden_layers=4,num_attention_heads=4,"
+        "image_size=32,patch_size=8,"
         "backbone_out_indices=[0,1,2,3],neck_hidden_sizes=[8,8,8,8],fusion_hidden_size=8,is_hybrid=False",
         "pixel_values=float32[B,3,32,32]",
     ),
@@ -235,6 +259,27 @@ MODELS = {
         "num_input_channels=3,context_length=32,patch_length=8,patch_stride=8,d_model=32,"
         "num_attention_heads=4,num_hidden_layers=2,ffn_dim=64,prediction_length=8",
         "past_values=float32[B,32,3]",
+    ),
+    "videomae": transformers(
+        "VideoMAEForVideoClassification",
+        f"{VISION},patch_size=8,num_frames=4,tubelet_size=2",
+        "pixel_values=float32[B,4,3,32,32]",
+    ),
+    "wavlm": transformers(
+        "WavLMForCTC",
+        "vocab_size=32,hidden_size=32,intermediate_size=64,num_hidden_layers=2,"
+        "num_attention_heads=4,conv_dim=[16,16,16],conv_kernel=[10,3,2],conv_stride=[5,2,2],"
+        "num_conv_pos_embeddings=16,num_conv_pos_embedding_groups=4,layerdrop=0.0,"
+        "mask_time_prob=0.0",
+        "input_values=float32[B,800]",
+    ),
+    "blip": transformers(
+        "BlipForConditionalGeneration",
+        '{"text_config":{"vocab_size":97,"hidden_size":32,"intermediate_size":64,'
+        '"num_hidden_layers":2,"num_attention_heads":4,"encoder_hidden_size":32,'
+        '"bos_token_id":1},"vision_config":{"hidden_size":32,"intermediate_size":64,'
+        '"num_hidden_layers":2,"num_attention_heads":4,"image_size":32,"patch_size":8}}',
+        "pixel_values=float32[B,3,32,32] --input input_ids=int64[B,8]<97",
     ),
     # diffusers
     "unet2d": "diffusers:UNet2DModel --set sample_size=16,block_out_channels=[16,32],layers_per_block=1,"
@@ -285,3 +330,5 @@ MODELS = {
     "metric": "zoo_nets:Metric --input ids=int64[P]<20 --input values=float32[P,8]",
     "translator": "zoo_nets:Translator --input frames=float32[B,20,16] --input words=int64[B,6]<12",
 }
+HALF = ("efficientnet_b0", "vit_b_16", "gpt2", "mixtral", "mamba", "lstm")
+MODELS |= {f"{name}_bf16": f"{MODELS[name]} --dtype bfloat16" for name in HALF}
