@@ -69,6 +69,19 @@ class FixedBatch(nn.Linear):
     def forward(self, x):
         return super().forward(x).view(4, 4)
 
+class Even(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.shape[0] % 2 == 0 else x
+
+class Heads(nn.Module):
+    """Attention of batch times heads. PyTorch cannot prove that the strides of its views are in order."""
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 32)
+    def forward(self, x):
+        heads = self.net(x).view(x.shape[0], x.shape[1], 4, 8).transpose(1, 2).reshape(-1, x.shape[1], 8)
+        return torch.bmm(heads, heads.transpose(1, 2)).softmax(-1).view(x.shape[0], 4, x.shape[1], -1)
+
 def number():
     return 3
 '''
@@ -178,6 +191,54 @@ class Archives(unittest.TestCase):
         mask = torch.ones(3, 12, dtype=torch.int64)
         mask[0, 9:] = 0
         self.run_in_cpp("mistral", model, (torch.randint(97, (3, 12)),), {"attention_mask": mask})
+
+    def test_decoder_that_has_a_copy_of_the_configuration(self):
+        printed = self.export(
+            "t5",
+            "--from",
+            "transformers:T5ForConditionalGeneration",
+            "--config",
+            pairs(dict(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)),
+        )
+        self.assertIn("without a cache", printed)
+        self.assertNotIn("past_key_values", printed)
+
+    def test_experts_without_the_operator_of_transformers(self):
+        values = dict(MISTRAL, num_local_experts=4)
+        printed = self.export(
+            "mixtral",
+            "--from",
+            "transformers:MixtralForCausalLM",
+            "--config",
+            pairs(values),
+            "--input",
+            "input_ids=int64[3,8]<97",
+        )
+        self.assertNotIn("no part of LibTorch", printed)
+        from transformers import MixtralConfig, MixtralForCausalLM
+
+        model = made(lambda: MixtralForCausalLM(MixtralConfig(**values, use_cache=False)))
+        model.config._attn_implementation = "causal_without_mask"
+        self.run_in_cpp("mixtral", model, (torch.randint(97, (5, 8)),))
+
+    def test_conditions_that_hold_in_the_whole_range(self):
+        dynamic = "x:0=batch,x:1=length,length=4..32"
+        self.export("heads", "--from", "own:Heads", "--input", "x=float32[3,12,8]", "--dynamic", dynamic)
+        import own
+
+        self.run_in_cpp("heads", made(own.Heads), (torch.randn(5, 30, 8),))
+        code, printed = call("even.pt2", "--from", "own:Even", "--set", LINEAR_SET, "--input", X)
+        self.assertEqual(code, 65, printed)
+        self.assertIn("does not export in mode train", printed)
+
+    def test_causal_model_that_needs_its_mask(self):
+        values = dict(vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+        words = ["--from", "transformers:FalconForCausalLM", "--config", pairs(values)]
+        code, printed = call("falcon.pt2", *words)
+        self.assertEqual(code, 65, printed)
+        self.assertIn("fix: an input attention_mask", printed)
+        masked = ["--input", "input_ids=int64[2,8]<97", "--input", "attention_mask=int64[2,8]<2"]
+        self.export("falcon", *words, *masked)
 
     def test_own_module(self):
         self.export("own", "--from", "own:make", "--set", "width=6")

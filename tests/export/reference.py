@@ -75,6 +75,7 @@ def part(values, step, batches):
 
 
 def train(model, inputs, keywords, batches):
+    """What the training gave by name, the milliseconds of a step, and the peak of its memory in MiB."""
     tensors, losses, seconds = {}, [], []
     torch.manual_seed(1)
     peak = MemoryPeak()
@@ -99,11 +100,11 @@ def train(model, inputs, keywords, batches):
         seconds.append(time.process_time() - start)
         del leaves, loss
     tensors.update({f"after.{name}": value.detach().clone() for name, value in model.state_dict().items()})
+    step_ms = sorted(seconds[1:])[(STEPS - 1) // 2] * 1000
     print(
-        f"Python: step {sorted(seconds[1:])[(STEPS - 1) // 2] * 1000:.3f} ms, peak {peak_mib:.1f} MiB; "
-        f"losses {losses[0]:.6f} to {losses[-1]:.6f}"
+        f"Python: step {step_ms:.3f} ms, peak {peak_mib:.1f} MiB; losses {losses[0]:.6f} to {losses[-1]:.6f}"
     )
-    return {**tensors, "losses": torch.stack(losses)}
+    return {**tensors, "losses": torch.stack(losses)}, step_ms, peak_mib
 
 
 def can_evaluate(program):
@@ -134,8 +135,9 @@ def named_leaves(inputs):
 
 
 def write_case(folder, model, inputs, keywords, batches=1, evaluate=True):
-    """Trains the model, and writes what exported_case compares."""
-    tensors = train(model.train(), inputs, keywords, batches)
+    """Trains the model, and writes what exported_case compares. Returns the milliseconds of a step and the
+    peak of its memory in MiB."""
+    tensors, step_ms, peak_mib = train(model.train(), inputs, keywords, batches)
     model.eval()
     if evaluate:
         with torch.no_grad():
@@ -151,6 +153,7 @@ def write_case(folder, model, inputs, keywords, batches=1, evaluate=True):
         {key: value.cpu().clone().contiguous() for key, value in tensors.items()},
         os.path.join(folder, "case.safetensors"),
     )
+    return step_ms, peak_mib
 
 
 def write(folder, name):
@@ -180,14 +183,13 @@ def write(folder, name):
     )
 
 
-def check_trained(folder, name):
-    """What exported_case trained and saved, in Python: weights, and an archive."""
+def check_trained(folder, model):
+    """What exported_case trained and saved, in Python: weights for a model as new, and an archive."""
     trained = {
         key[6:]: value
         for key, value in load_file(os.path.join(folder, "case.safetensors")).items()
         if key.startswith("after.")
     }
-    model = models.make(name).model
     model.load_state_dict(load_file(os.path.join(folder, "trained.safetensors")))
     program = torch.export.load(os.path.join(folder, "trained.pt2"))
     for key, value in trained.items():
@@ -207,7 +209,7 @@ def run(program, names):
                 continue
             done = subprocess.run([program, folder], capture_output=True, text=True)
             if done.returncode == 0:
-                check_trained(folder, name)
+                check_trained(folder, models.make(name).model)
         print("C++:", done.stdout.strip() or done.stderr.strip(), flush=True)
         failed += [name] if done.returncode != 0 else []
     if failed:

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from .check import difference, run
-from .errors import DoesNotExport
+from .errors import DoesNotExport, last_lines
 
 NAME = "causal_without_mask"
 WINDOWS = ("sliding_window", "attention_chunk_size")
@@ -29,6 +29,13 @@ def hugging_face_parts(module):
         ):
             found.append((name, part))
     return [part for _, part in found]
+
+
+def configurations(parts):
+    """Those of the models and of models inside them: a decoder may have a copy of its own."""
+    found = [getattr(m, "config", None) for part in parts for m in part.modules()]
+    kind = sys.modules["transformers"].PretrainedConfig if parts else ()
+    return list({id(config): config for config in found if isinstance(config, kind)}.values())
 
 
 def is_causal(part):
@@ -74,28 +81,57 @@ def check_window(config, inputs):
             )
 
 
+def switch_caches_off(parts):
+    for config in configurations(parts):
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+
+
+def leave_masks_out(parts):
+    register()
+    for config in configurations(parts):
+        config._attn_implementation = NAME
+
+
+def mask_inputs(inputs):
+    return [i.name for i in inputs if "attention_mask" in i.name and i.value is not None]
+
+
+def configure(module, inputs):
+    """Changes a module of Python as prepare() does, without a comparison."""
+    parts = hugging_face_parts(module)
+    switch_caches_off(parts)
+    causal = [part for part in parts if is_causal(part)]
+    if causal and not mask_inputs(inputs):
+        leave_masks_out(causal)
+
+
 def prepare(module, copy, inputs, args, kwargs):
     """Changes the configuration of the causal models in `module`. `copy` makes one of it. Returns what to say
     about it."""
     parts = hugging_face_parts(module)
-    for part in parts:
-        if hasattr(part.config, "use_cache"):
-            part.config.use_cache = False
+    switch_caches_off(parts)
     causal = [part for part in parts if is_causal(part)]
     if not causal:
         return []
-    masks = [i.name for i in inputs if "attention_mask" in i.name and i.value is not None]
+    masks = mask_inputs(inputs)
     if masks:
         return [f"causal attention keeps its masks, because {masks[0]} is an input"]
-    register()
     before = copy(module).eval()
     for part in causal:
         check_window(part.config, inputs)
-        part.config._attn_implementation = NAME
+    leave_masks_out(causal)
     after = copy(module).eval()
-    expected, found = run(before, args, kwargs), run(after, args, kwargs)
-    apart = difference(expected, found)
     names = ", ".join(sorted({type(part).__name__ for part in causal}))
+    expected = run(before, args, kwargs)
+    try:
+        found = run(after, args, kwargs)
+    except Exception as error:
+        raise DoesNotExport(
+            f"{names} does not run without its mask; fix: an input attention_mask, which keeps it. "
+            f"Python says: {last_lines(error)}"
+        ) from error
+    apart = difference(expected, found)
     if apart is None or apart.relative > apart.allowed:
         raise DoesNotExport(
             f"{names} is not only causal: without its mask it computes something else ({apart}); {FIX}"

@@ -16,6 +16,8 @@ from . import archive, attention
 from .check import check_mode, copied, quiet, run
 from .errors import DoesNotExport, ExportError, Mistake, last_lines
 from .files import checked_path, storages_of, write
+from .operators import use_twins
+from .ranges import export_program
 from .sizes import Sizes, batch_shapes, list_inputs, resolve
 
 MODES = {"both": ("train", "eval"), "train": ("train",), "eval": ("eval",)}
@@ -132,9 +134,10 @@ def try_module(module, mode, args, kwargs):
 def trace(module, mode, args, kwargs, shapes, verify):
     try:
         with quiet():
-            program = torch.export.export(in_mode(module, mode), args, kwargs, dynamic_shapes=shapes)
+            program = export_program(in_mode(module, mode), args, kwargs, shapes)
             verify(program)
             refuse_constants_over_parameters(program)
+            use_twins(program)
             return program
     except ExportError:
         raise
