@@ -228,7 +228,7 @@ def main():
     parser.add_argument("--keep", metavar="FOLDER", help="keeps archives and logs")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("--child", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     program = os.path.abspath(options.program)
     if options.child:
         return child(program, options.names[0], options.child)
