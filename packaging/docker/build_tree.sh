@@ -26,7 +26,7 @@ if [ -x "$toolkit/bin/nvcc" ]; then
 fi
 
 cmake -S . -B build -G Ninja -DDDP_BUILD_TESTS=OFF -DDDP_TORCH_BESIDE=ON -DCMAKE_INSTALL_LIBDIR=lib \
-  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=24 "$@"
+  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=8 "$@"
 cmake --build build --parallel "${JOBS:-$(build_jobs)}"
 cmake --install build --prefix "$tree/libddp" --strip
 # Of the pages only the licences travel.
