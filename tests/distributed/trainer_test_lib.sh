@@ -28,8 +28,8 @@ loss_falls() { # loss_falls LOG SHARE: the last epoch's training loss is below S
     fail "the loss did not fall"
 }
 
-# same_curve REFERENCE NAME FILE WRONG: the runs of these names have the same steps and, to 1e-5, the same losses in FILE (sums
-# are taken in another order, in fp32). WRONG is awk's condition of a wrong number of lines.
+# same_curve REFERENCE NAME FILE WRONG: the runs of these names have the same steps and, to 1e-5, the same losses in
+# FILE (sums are taken in another order, in fp32). WRONG is awk's condition of a wrong number of lines.
 same_curve() {
   local reference=$work/runs/$1/$3 file=$work/runs/$2/$3
   paste -d, <(cut -d, -f1,3 "$reference") <(cut -d, -f1,3 "$file") |

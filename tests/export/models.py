@@ -35,48 +35,10 @@ def images(model, size, *, batch=4, other=6):
     )
 
 
-def resnet50():
-    import torchvision
-
-    return images(torchvision.models.resnet50(num_classes=10), 64)
-
-
 def resnet_small():
     from torchvision.models.resnet import BasicBlock, ResNet
 
     return images(ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10), 32)
-
-
-def vit_b_16():
-    from torchvision.models import VisionTransformer
-
-    return images(
-        VisionTransformer(
-            image_size=32,
-            patch_size=8,
-            num_layers=2,
-            num_heads=4,
-            hidden_dim=64,
-            mlp_dim=128,
-            dropout=0.1,
-            attention_dropout=0.1,
-            num_classes=10,
-        ),
-        32,
-    )
-
-
-def convnext_tiny():
-    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
-
-    blocks = [CNBlockConfig(16, 32, 1), CNBlockConfig(32, None, 2)]
-    return images(ConvNeXt(blocks, stochastic_depth_prob=0.2, num_classes=10), 32)
-
-
-def efficientnet_b0():
-    import torchvision
-
-    return images(torchvision.models.efficientnet_b0(num_classes=10), 64)
 
 
 def hugging_face(model, vocab, *, inputs=None):
@@ -105,53 +67,6 @@ def gpt2():
 
     config = GPT2Config(vocab_size=97, n_positions=32, n_embd=32, n_layer=2, n_head=4, use_cache=False)
     return hugging_face(causal(GPT2LMHeadModel(config)), 97)
-
-
-def qwen2():
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=97,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        use_cache=False,
-        tie_word_embeddings=True,
-    )
-    return hugging_face(causal(Qwen2ForCausalLM(config)), 97)
-
-
-def bert():
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
-        vocab_size=97,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        max_position_embeddings=32,
-    )
-    return hugging_face(BertForSequenceClassification(config), 97)
-
-
-def vit():
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=64,
-        image_size=32,
-        patch_size=8,
-        hidden_dropout_prob=0.1,
-        num_labels=10,
-    )
-    return images(ViTForImageClassification(config), 32)
 
 
 class UNet(nn.Module):
@@ -474,12 +389,6 @@ def gpt2_loss():
         other=(rows[:, :-1], rows[:, 1:]),
         batches=16,
     )
-
-
-NAMES = (
-    "resnet50 vit_b_16 convnext_tiny efficientnet_b0 gpt2 qwen2 bert vit unet lstm graph_network pinn dlrm "
-    "two_inputs checkpointed siamese trees"
-).split()
 
 
 def make(name):

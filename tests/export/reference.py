@@ -4,7 +4,6 @@
 usage: reference.py FOLDER NAME                     writes FOLDER/model.pt2 and FOLDER/case.safetensors
        reference.py --run EXPORTED_CASE NAME…       does so in a temporary folder, and runs the program on
                                                     each
-       reference.py --run EXPORTED_CASE all
 The environment variables BATCH, STEPS, LR and DEVICE set the number of training samples (of a batch), the
 steps, the learning rate and the device. Each side prints the median processor time of a step, and the peak of
 the memory during the first step above that before it.
@@ -199,7 +198,7 @@ def check_trained(folder, model):
 
 def run(program, names):
     failed, skipped = [], []
-    for name in models.NAMES if names == ["all"] else names:
+    for name in names:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 write(folder, name)

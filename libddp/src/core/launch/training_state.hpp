@@ -15,6 +15,7 @@ bool has_training_state();
 
 inline constexpr int64_t kTrainingForward = -1;    ///< of a wrapped model, in grad mode
 inline constexpr int64_t kEvaluationForward = -2;  ///< without gradients
+
 /// Calls the hook, if any, with each announced step (>= 0), and with one of the constants above
 /// after a forward of a wrapped model. An evaluation is no training state. The hook may throw;
 /// ddp::run sets it while no other thread runs.
