@@ -200,7 +200,7 @@ class Archives(unittest.TestCase):
             "--config",
             pairs(dict(vocab_size=97, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)),
         )
-        self.assertIn("without a cache", printed)
+        self.assertIn("no cache of keys and values", printed)
         self.assertNotIn("past_key_values", printed)
 
     def test_experts_without_the_operator_of_transformers(self):

@@ -82,9 +82,11 @@ def check_window(config, inputs):
 
 
 def switch_caches_off(parts):
-    for config in configurations(parts):
-        if hasattr(config, "use_cache"):
-            config.use_cache = False
+    """Returns what to say about it."""
+    switched = [config for config in configurations(parts) if getattr(config, "use_cache", False)]
+    for config in switched:
+        config.use_cache = False
+    return ["the model returns no cache of keys and values"] if switched else []
 
 
 def leave_masks_out(parts):
@@ -110,13 +112,13 @@ def prepare(module, copy, inputs, args, kwargs):
     """Changes the configuration of the causal models in `module`. `copy` makes one of it. Returns what to say
     about it."""
     parts = hugging_face_parts(module)
-    switch_caches_off(parts)
+    notes = switch_caches_off(parts)
     causal = [part for part in parts if is_causal(part)]
     if not causal:
-        return []
+        return notes
     masks = mask_inputs(inputs)
     if masks:
-        return [f"causal attention keeps its masks, because {masks[0]} is an input"]
+        return [*notes, f"causal attention keeps its masks, because {masks[0]} is an input"]
     before = copy(module).eval()
     for part in causal:
         check_window(part.config, inputs)
@@ -136,7 +138,4 @@ def prepare(module, copy, inputs, args, kwargs):
         raise DoesNotExport(
             f"{names} is not only causal: without its mask it computes something else ({apart}); {FIX}"
         )
-    return [
-        f"{names}: attention is causal by itself, without a mask and without padding; without a cache of "
-        "keys and values"
-    ]
+    return [*notes, f"{names}: attention is causal by itself, without a mask and without padding"]
