@@ -6,6 +6,7 @@
 #include "common/data_path.hpp"
 #include "common/sample_trainer.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/reduce/sync_batch_norm.hpp"
 #include "ddp/train/weights.hpp"
 #include "exported/exported_adapters.hpp"
 
@@ -57,6 +58,8 @@ void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
                   "safetensors.torch.load_file. Adapters of section lora are merged into them. "
                   "With model.ema_decay the file has the averages. Empty: none."},
           s.save_weights);
+  v.field({.name = "sync_batch_norm", .doc = "Compute batch statistics over all ranks."},
+          s.sync_batch_norm);
   describe_ema_decay(s.ema_decay, v);
 }
 
@@ -132,6 +135,9 @@ ddp::ExportedModule make_exported(const ExportedSettings& settings, const ddp::C
     module->to(communicator->device(), *settings.dtype);
   } else {
     module->to(communicator->device());
+  }
+  if (settings.sync_batch_norm) {
+    ddp::convert_sync_batchnorm(*module, communicator);
   }
   return module;
 }

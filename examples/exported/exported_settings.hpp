@@ -27,6 +27,7 @@ struct ExportedSettings {
   std::optional<c10::ScalarType> dtype = std::nullopt;  ///< nullopt: the archive's
   std::string weights = "";
   std::string save_weights = "";
+  bool sync_batch_norm = false;
   double ema_decay = 0;
 };
 void describe_fields(ExportedSettings& settings, ddp::FieldVisitor& visitor);
