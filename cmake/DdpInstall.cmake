@@ -33,6 +33,7 @@ set_target_properties(ddp_ops ddp ddp_models ddp_pretrained ddp_tokens PROPERTIE
 
 install(TARGETS ddp_ops ddp ddp_user_pch ddp_models ddp_pretrained ddp_tokens EXPORT ddpTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(TARGETS ddp_no_python LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT ddpTargets NAMESPACE ddp:: DESTINATION ${DDP_INSTALL_CMAKEDIR})
 install(DIRECTORY libddp/include/ libddp/ops/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")
 install(DIRECTORY models/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp")

@@ -5,10 +5,12 @@ program of tests/export."""
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 import zipfile
 
 from export_support import ROOT, call  # isort: skip  (finds the exporter)
@@ -84,6 +86,37 @@ class Heads(nn.Module):
 
 def number():
     return 3
+'''
+VISION = '''
+import torch
+import torchvision
+from torch import nn
+from torchvision.ops import deform_conv2d, nms, roi_align
+
+class Net(nn.Module):
+    """A deformable convolution, boxes of its result, and those that do not overlap."""
+    def __init__(self):
+        super().__init__()
+        self.offsets, self.mask = nn.Conv2d(3, 18, 3, padding=1), nn.Conv2d(3, 9, 3, padding=1)
+        self.weight, self.head = nn.Parameter(torch.randn(8, 3, 3, 3) / 5), nn.Linear(8, 5)
+    def forward(self, x):
+        mask = torch.sigmoid(self.mask(x))
+        y = torch.relu(deform_conv2d(x, self.offsets(x), self.weight, padding=1, mask=mask))
+        number = torch.arange(x.shape[0], dtype=x.dtype)[:, None]
+        corners = number // 2 * 8 + y.mean((2, 3))[:, :2].sigmoid()
+        boxes = torch.cat([corners, corners + 5], 1)
+        y = self.head(roi_align(y, torch.cat([number, boxes % 16], 1), 4).mean((2, 3)))
+        return y, y[nms(boxes, y[:, 4], 0.2)]
+
+@torch.library.custom_op("export_test::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+double.register_fake(torch.empty_like)
+double.register_autograd(lambda context, gradient: gradient * 2)
+
+class InPython(nn.Linear):
+    def forward(self, x):
+        return double(super().forward(x))
 '''
 MISTRAL = dict(
     vocab_size=97,
@@ -220,6 +253,26 @@ class Archives(unittest.TestCase):
         model = made(lambda: MixtralForCausalLM(MixtralConfig(**values, use_cache=False)))
         model.config._attn_implementation = "causal_without_mask"
         self.run_in_cpp("mixtral", model, (torch.randint(97, (5, 8)),))
+
+    def test_operators_of_torchvision(self):
+        try:
+            import torchvision  # noqa: F401
+        except ImportError as error:
+            self.skipTest(str(error))
+        pathlib.Path("vision.py").write_text(VISION)
+        printed = self.export("vision", "--from", "vision:Net", "--input", "x=float32[6,3,16,16]")
+        found = re.search(r"operators of torchvision are no part of LibTorch: .*, here (\S+)", printed)
+        self.assertTrue(found, printed)
+        with self.assertRaisesRegex(
+            AssertionError, r"error 65: .*LibTorch has no operator torchvision::.*librar"
+        ):
+            import vision
+
+            self.run_in_cpp("vision", made(vision.Net), (torch.randn(8, 3, 16, 16),))
+        with unittest.mock.patch.dict(os.environ, LIBRARIES=found[1]):
+            self.run_in_cpp("vision", made(vision.Net), (torch.randn(8, 3, 16, 16),))
+        printed = self.export("python", "--from", "vision:InPython", "--set", LINEAR_SET, "--input", X)
+        self.assertIn("export_test::double: defined in Python, so C++ needs a library", printed)
 
     def test_conditions_that_hold_in_the_whole_range(self):
         dynamic = "x:0=batch,x:1=length,length=4..32"

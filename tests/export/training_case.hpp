@@ -53,12 +53,15 @@ inline at::Device chosen_device() {
   return at::Device(name == nullptr ? "cpu" : name);
 }
 
-/// The environment variable CHECKPOINT_BLOCKS: a pattern for ExportedModuleOptions.
+/// The environment variables CHECKPOINT_BLOCKS, a pattern, and LIBRARIES, a path.
 inline ddp::ExportedModuleOptions chosen_options() {
   const char* pattern = std::getenv("CHECKPOINT_BLOCKS");
   ddp::ExportedModuleOptions options;
   if (pattern != nullptr) {
     options.checkpoint_blocks = {pattern};
+  }
+  if (const char* library = std::getenv("LIBRARIES")) {
+    options.libraries = {library};
   }
   return options;
 }

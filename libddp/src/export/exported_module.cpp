@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/export/exported_module.hpp"
 
-#include <dlfcn.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "export/adapters.hpp"
 #include "export/fixed_dtype.hpp"
 #include "export/module_tree.hpp"
+#include "export/operator_libraries.hpp"
 #include "export/programs.hpp"
 #include "export/recurrent_weights.hpp"
 #include "export/shared_memory.hpp"
@@ -48,16 +48,6 @@ struct ExportedModuleImpl::State {
 };
 
 namespace {
-
-void load_libraries(const std::vector<std::string>& libraries) {
-  for (const auto& library : libraries) {
-    if (::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
-      const char* why = ::dlerror();
-      throw SettingsError(concat("ExportedModuleOptions::libraries: cannot load ", library, ": ",
-                                 why ? why : "unknown"));
-    }
-  }
-}
 
 // Buffers that are not persistent are among the constants of the archive.
 TensorMap state_tensors(const ExportedProgram& program, const TensorMap& weights,
@@ -146,7 +136,7 @@ void check_adapter(const ops::LinearLayer& adapted, const std::vector<ops::Linea
 ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
                                        const ExportedModuleOptions& options)
     : torch::nn::Module("ExportedModule"), state_(std::make_unique<State>()) {
-  load_libraries(options.libraries);
+  detail::load_operator_libraries(options.libraries);
   detail::Pt2Archive archive(path);
   state_->archive = std::filesystem::absolute(path).string();
   try {

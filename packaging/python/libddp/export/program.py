@@ -9,6 +9,7 @@ import os
 import time
 
 import torch
+from torch._library import custom_ops
 from torch.export.pt2_archive._package import load_pt2
 from torch.utils import _pytree
 
@@ -239,17 +240,31 @@ def warnings_of(programs, module, args, kwargs):
 
 
 def notes_of(programs):
-    notes = []
-    libraries = set()
-    for program in programs.values():
-        libraries.update(name.split(".")[0] for name in operators_of(program))
-    libraries = sorted(libraries - set(OWN_OPERATORS))
-    if libraries:
+    names = set().union(*(operators_of(program) for program in programs.values()))
+    names = [name.split(".") for name in sorted(names) if name.split(".")[0] not in OWN_OPERATORS]
+    if not names:
+        return []
+    packages = ", ".join(sorted({package for package, *_ in names}))
+    libraries = [path for path in sorted(torch.ops.loaded_libraries) if registers(path, names)]
+    notes = [
+        f"operators of {packages} are no part of LibTorch: C++ loads their libraries "
+        "(ExportedModuleOptions::libraries, in exported_ddp model.libraries)"
+        + (f", here {', '.join(libraries)}" if libraries else "")
+    ]
+    in_python = {f"{package}::{name}" for package, name, *_ in names} & set(custom_ops.OPDEFS)
+    if in_python:
         notes.append(
-            f"operators of {', '.join(libraries)} are no part of LibTorch: C++ loads their libraries "
-            "(ExportedModuleOptions::libraries)"
+            f"{', '.join(sorted(in_python))}: defined in Python, so C++ needs a library that registers this "
+            "name, with its gradient"
         )
     return notes
+
+
+def registers(path, names):
+    """Whether a shared object has the name of one of the operators."""
+    with open(path, "rb") as file:
+        code = file.read()
+    return any(name.encode() in code for _, name, *_ in names)
 
 
 def loading_hint(programs, error):
