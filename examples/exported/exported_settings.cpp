@@ -36,6 +36,9 @@ void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
            .doc = "Modules of Python whose activations are computed again in the backward instead "
                   "of kept: patterns such as layers.*"},
           s.checkpoint_blocks);
+  v.field({.name = "fuse",
+           .doc = "Run chains of operators as ops of ddp::ops (docs/exported_fusion.md)."},
+          s.fuse);
   v.field({.name = "loss",
            .doc = "Of the output and the target. bce: binary cross entropy with logits. in_graph: "
                   "the program gets the target too and returns the mean loss.",
@@ -120,7 +123,8 @@ ddp::ExportedModule make_exported(const ExportedSettings& settings, const ddp::C
   ddp::ExportedModule module(
       find_data_path(settings.path),
       ddp::ExportedModuleOptions{.libraries = settings.libraries,
-                                 .checkpoint_blocks = settings.checkpoint_blocks});
+                                 .checkpoint_blocks = settings.checkpoint_blocks,
+                                 .fuse = settings.fuse});
   if (module->parameters().empty()) {
     throw SettingsError(settings.path + " has no parameters to train");
   }

@@ -2,6 +2,7 @@
 // An archive of torch.export (an input that begins with "PK"), or the program in one.
 #include "ddp/export/exported_module.hpp"
 #include "export/checkpoint_blocks.hpp"
+#include "export/fusion/fusion.hpp"
 #include "export/graph.hpp"
 #include "export/graph_plan.hpp"
 #include "export/guards.hpp"
@@ -18,6 +19,9 @@ void read(const std::string& text) {
   const ddp::detail::InputShapes shapes(program);
   const ddp::detail::Guards guards(program);
   const ddp::detail::GraphPlan plan(program.graph);
+  auto fused = program;
+  ddp::detail::fuse(fused);
+  const ddp::detail::GraphPlan plan_of_ops(fused.graph);
   auto blocks = program;
   ddp::detail::checkpoint_blocks(blocks, {"*"});
   const ddp::detail::GraphPlan plan_of_blocks(blocks.graph);

@@ -405,6 +405,27 @@ std::vector<ProgramLinear> find_linears(const ExportedProgram& program, const Te
   return linears;
 }
 
+void check_adapter(const ops::LinearLayer& adapted, const std::vector<ops::LinearLayer>& linears,
+                   const TensorMap& tensors) {
+  const auto& name = adapted.name;
+  const auto &a = adapted.lora_a, &b = adapted.lora_b;
+  const auto found = std::find_if(linears.begin(), linears.end(),
+                                  [&](const auto& linear) { return linear.name == name; });
+  if (found == linears.end()) {
+    throw SettingsError(concat(printable(name), " is no linear layer of the program"));
+  }
+  if (tensors.count(lora_a_name(name)) + tensors.count(lora_b_name(name)) != 0) {
+    throw SettingsError(concat("the layer ", printable(name), " already has an adapter"));
+  }
+  const auto& weight = found->weight;
+  if (a.dim() != 2 || b.dim() != 2 || a.size(0) == 0 || b.size(1) != a.size(0) ||
+      a.size(1) != weight.size(1) || b.size(0) != weight.size(0)) {
+    throw SettingsError(concat("an adapter of ", a.sizes(), " and ", b.sizes(),
+                               " does not fit the layer ", printable(name), " of ",
+                               weight.sizes()));
+  }
+}
+
 void add_adapters(ExportedProgram& program, const std::vector<ProgramAdapter>& adapters,
                   bool training) {
   const auto weights = adapted_weights(program, adapters);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ddp/core/safetensors.hpp"
+#include "ddp/ops/linear_owner.hpp"
 #include "export/graph.hpp"
 
 namespace ddp::detail {
@@ -39,6 +40,11 @@ struct ProgramAdapter {
 /// are also the names of the parameters' values.
 std::string lora_a_name(const std::string& layer);
 std::string lora_b_name(const std::string& layer);
+
+/// Throws SettingsError unless `adapted` is one of `linears`, without an adapter among `tensors`,
+/// and its lora_a and lora_b fit the weight.
+void check_adapter(const ops::LinearLayer& adapted, const std::vector<ops::LinearLayer>& linears,
+                   const TensorMap& tensors);
 
 /// Adds the adapters' parameters to the program's inputs, and the adapters' branches behind all
 /// calls of the layers. `training` is the mode of the program.

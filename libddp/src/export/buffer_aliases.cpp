@@ -49,11 +49,6 @@ constexpr std::string_view kUnmarkedViews[] = {
     "aten::unsafe_split_with_sizes",
 };
 
-bool is_unmarked_view(const c10::FunctionSchema& schema) {
-  return std::find(std::begin(kUnmarkedViews), std::end(kUnmarkedViews), schema.name()) !=
-         std::end(kUnmarkedViews);
-}
-
 // Empty if no value of the argument is a buffer.
 std::string buffer_in(const Argument& argument, const BufferNames& buffers) {
   std::string buffer;
@@ -79,6 +74,11 @@ std::vector<const ValueName*> flat_names(const std::vector<Argument>& arguments)
 }
 
 }  // namespace
+
+bool is_unmarked_view(const c10::FunctionSchema& schema) {
+  return std::find(std::begin(kUnmarkedViews), std::end(kUnmarkedViews), schema.name()) !=
+         std::end(kUnmarkedViews);
+}
 
 std::string written_buffer(const Node& node, const BufferNames& buffers) {
   const auto found = find_operator(node.target);

@@ -2,6 +2,8 @@
 // Values of a graph that share memory with a buffer.
 #pragma once
 
+#include <ATen/core/function_schema.h>
+
 #include <map>
 #include <string>
 
@@ -12,6 +14,9 @@ namespace ddp::detail {
 /// Python's names of buffers, by the values of a graph that are these buffers or may share their
 /// memory.
 using BufferNames = std::map<std::string, std::string>;
+
+/// Whether the operator may return its argument or a view of it, which its schema does not say.
+bool is_unmarked_view(const c10::FunctionSchema& schema);
 
 /// The name of a buffer that the node's operator writes. Empty if it writes none.
 std::string written_buffer(const Node& node, const BufferNames& buffers);

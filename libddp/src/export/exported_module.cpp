@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 #include "ddp/detail/files.hpp"
 #include "ddp/detail/model_weights.hpp"
 #include "export/adapters.hpp"
@@ -40,6 +41,11 @@ struct ExportedModuleImpl::State {
   std::map<std::string, TensorMap> constants;  // by the name of their program
   std::shared_ptr<const detail::OperatorOverrides> overrides;  // null: none
   std::map<std::string, Adapter> adapters;                     // by layer
+  bool fuse = false;
+
+  const detail::ModeProgram& program(bool is_training) const {
+    return programs->of_mode(is_training, fuse && !overrides);
+  }
 
   // A program may write its constants.
   std::map<std::string, TensorMap> copied_constants(std::optional<at::Device> device) const {
@@ -110,25 +116,14 @@ std::pair<NamedTensors, NamedTensors> named_tensors(const ExportedProgram& progr
   return named;
 }
 
-void check_adapter(const ops::LinearLayer& adapted, const std::vector<ops::LinearLayer>& linears,
-                   const TensorMap& tensors) {
-  const auto& name = adapted.name;
-  const auto &a = adapted.lora_a, &b = adapted.lora_b;
-  const auto found = std::find_if(linears.begin(), linears.end(),
-                                  [&](const auto& linear) { return linear.name == name; });
-  if (found == linears.end()) {
-    throw SettingsError(concat(printable(name), " is no linear layer of the program"));
+// Fusion moves reads of parameters and buffers across writes of others.
+bool may_fuse(const TensorMap& tensors, const std::string& path) {
+  const auto view = detail::first_view(tensors);
+  if (!view.empty()) {
+    log_warning(concat(path, ": fuse (model.fuse) is true, but ", printable(view),
+                       " shares its memory with another tensor, so nothing is fused"));
   }
-  if (tensors.count(detail::lora_a_name(name)) + tensors.count(detail::lora_b_name(name)) != 0) {
-    throw SettingsError(concat("the layer ", printable(name), " already has an adapter"));
-  }
-  const auto& weight = found->weight;
-  if (a.dim() != 2 || b.dim() != 2 || a.size(0) == 0 || b.size(1) != a.size(0) ||
-      a.size(1) != weight.size(1) || b.size(0) != weight.size(0)) {
-    throw SettingsError(concat("an adapter of ", a.sizes(), " and ", b.sizes(),
-                               " does not fit the layer ", printable(name), " of ",
-                               weight.sizes()));
-  }
+  return view.empty();
 }
 
 }  // namespace
@@ -156,9 +151,10 @@ ExportedModuleImpl::ExportedModuleImpl(const std::string& path,
     state_->tensors = state_tensors(main, weights, constants);
     state_->tensors.merge(weights);  // a strict export has no inputs for what no node reads
     detail::tie_names(main, state_->tensors);
-    programs->of_mode(programs->is_training());  // so that a fault of the archive shows now
+    state_->fuse = options.fuse && may_fuse(state_->tensors, path);
+    programs->of_mode(programs->is_training(), state_->fuse);  // a fault of the archive shows now
     if (programs->eval_program()) {
-      programs->of_mode(false);
+      programs->of_mode(false, state_->fuse);
     }
     register_tensors();
   } catch (const nlohmann::json::exception& error) {
@@ -196,7 +192,7 @@ at::Device ExportedModuleImpl::device_of(const std::vector<c10::IValue>& leaves)
 
 std::vector<c10::IValue> ExportedModuleImpl::bind_inputs(std::vector<c10::IValue> leaves,
                                                          at::Device device) const {
-  const auto& mode = state_->programs->of_mode(is_training());
+  const auto& mode = state_->program(is_training());
   std::vector<c10::IValue> inputs;
   std::size_t next_leaf = 0;
   for (const auto& input : mode.program.inputs) {
@@ -218,14 +214,14 @@ std::vector<c10::IValue> ExportedModuleImpl::bind_inputs(std::vector<c10::IValue
 
 void ExportedModuleImpl::check_call(const std::vector<c10::IValue>& positional,
                                     const std::map<std::string, c10::IValue>& keywords) const {
-  const auto& mode = state_->programs->of_mode(is_training());
+  const auto& mode = state_->program(is_training());
   const auto leaves = mode.arguments.flat(positional, keywords);
   bind_inputs(leaves, device_of(leaves));
 }
 
 c10::IValue ExportedModuleImpl::forward(std::vector<c10::IValue> positional,
                                         const std::map<std::string, c10::IValue>& keywords) {
-  const auto& mode = state_->programs->of_mode(is_training());
+  const auto& mode = state_->program(is_training());
   auto leaves = mode.arguments.flat(std::exchange(positional, {}), keywords);
   const detail::CallContext context{.device = device_of(leaves),
                                     .export_device = mode.program.device,
@@ -402,6 +398,10 @@ void ExportedModuleImpl::save_archive(const std::string& path) const {
 
 bool ExportedModuleImpl::override_operator(
     const std::string& name, std::function<void(std::vector<c10::IValue>&, bool)> function) {
+  if (state_->fuse && !state_->overrides) {
+    log_warning(concat(state_->archive, ": fuse (model.fuse) is true, but ", printable(name),
+                       " is overridden, so the program runs as exported; fix: set fuse to false"));
+  }
   auto overrides = state_->overrides ? *state_->overrides : detail::OperatorOverrides();
   overrides[name] = std::move(function);
   state_->overrides = std::make_shared<const detail::OperatorOverrides>(std::move(overrides));
@@ -441,7 +441,7 @@ void ExportedModuleImpl::add_adapters(const std::vector<ops::LinearLayer>& layer
   const auto known = linears();
   auto state = std::make_unique<State>(*state_);
   for (const auto& layer : layers) {
-    check_adapter(layer, known, state->tensors);
+    detail::check_adapter(layer, known, state->tensors);
     state->tensors[detail::lora_a_name(layer.name)] = layer.lora_a;
     state->tensors[detail::lora_b_name(layer.name)] = layer.lora_b;
     state->adapters[layer.name] = {layer.lora_alpha, layer.lora_dropout};

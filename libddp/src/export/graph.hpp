@@ -59,6 +59,9 @@ struct NamedArgument {
   Argument value;
 };
 
+/// Takes its arguments from the stack and leaves its results.
+using FusedFunction = void (*)(std::vector<c10::IValue>& stack);
+
 struct Node {
   std::string name;
   std::string target;  ///< "torch.ops.aten.linear.default", "_operator.mul", …
@@ -66,6 +69,8 @@ struct Node {
   std::vector<Argument> outputs;
   std::string python_line;  ///< "File "net.py", line 7, in forward"; empty if not recorded
   std::string module;       ///< the path of the module that made the call: "layers.0.attention"
+  /// Runs instead of an operator; `target` is then the op's name (fusion/fusion.hpp).
+  FusedFunction fused = nullptr;
 
   const Argument* input(std::string_view argument) const;  ///< nullptr if it is not given
   std::string describe() const;  ///< for messages: "node linear (torch.ops.aten.linear.default)…"

@@ -77,7 +77,10 @@ void PlanBuilder::build(const Graph& graph) {
 PlanBuilder::Step PlanBuilder::step_of(const Node& node) {
   Step step;
   step.description = node.describe();
-  if (node.target.starts_with(kHigherOrder)) {
+  if (node.fused != nullptr) {
+    step.function = [fused = node.fused](ValueStack& stack, const CallContext&) { fused(stack); };
+    step.arguments = plain_arguments(node);
+  } else if (node.target.starts_with(kHigherOrder)) {
     step.function = higher_order_function(node);
     step.arguments = plain_arguments(node);
   } else if (const auto name = operator_name(node.target)) {

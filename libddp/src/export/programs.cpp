@@ -8,6 +8,7 @@
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "export/checkpoint_blocks.hpp"
+#include "export/fusion/fusion.hpp"
 #include "export/json_access.hpp"
 #include "export/training_mode.hpp"
 
@@ -65,6 +66,15 @@ void warn_of_guards(const Guards& guards, const std::string& path) {
                        ". libddp cannot read this, so it is not checked, and inputs that break it "
                        "give other numbers than in Python"));
   }
+}
+
+void log_fused(const std::map<std::string, int>& fused, bool training, const std::string& path) {
+  std::string text;
+  for (const auto& [op, count] : fused) {
+    text += concat(text.empty() ? "" : ", ", count, ' ', op);
+  }
+  log_info(concat(path, ": fuse ", text.empty() ? "found nothing to replace" : "replaced ", text,
+                  training ? " (training)" : " (evaluation)"));
 }
 
 // `counts` are the matches of each pattern in the program.
@@ -152,16 +162,19 @@ Programs::Programs(std::shared_ptr<const Programs> original, const Change& chang
   }
 }
 
-const ModeProgram& Programs::of_mode(bool training) const {
+const ModeProgram& Programs::of_mode(bool training, bool fused) const {
+  if (fused) {
+    of_mode(training);  // fuse() takes only graphs that GraphPlan accepts
+  }
   const std::lock_guard lock(mutex_);
-  auto& mode = modes_[training ? 1 : 0];
+  auto& mode = modes_[training ? 1 : 0][fused ? 1 : 0];
   if (!mode) {
-    mode = prepare(training);
+    mode = prepare(training, fused);
   }
   return *mode;
 }
 
-std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
+std::unique_ptr<const ModeProgram> Programs::prepare(bool training, bool fused) const {
   if (original_) {
     original_->of_mode(training);  // operators of a change say nothing about the archive's modes
   }
@@ -173,9 +186,12 @@ std::unique_ptr<const ModeProgram> Programs::prepare(bool training) const {
     if (is_main) {
       require_matches(counts, checkpoint_blocks_, main_);
     }
+    if (fused) {
+      log_fused(fuse(program), training, path_);
+    }
     auto mode =
         std::make_unique<const ModeProgram>(std::move(program), is_main ? main_name_ : kEval);
-    if (is_as_exported && !original_) {  // the original has warned
+    if (is_as_exported && !original_ && !fused) {  // else another program has warned
       warn_of_guards(mode->guards, path_);
     }
     return mode;

@@ -64,12 +64,12 @@ class Programs {
   const ExportedProgram& main() const { return main_; }
   bool is_training() const { return is_training_; }  ///< the mode of the main program
   /// Prepared at the first call for a mode. Throws SettingsError if the archive lacks the mode,
-  /// and for a pattern of checkpoint_blocks that matches nothing.
-  const ModeProgram& of_mode(bool training) const;
+  /// and for a pattern of checkpoint_blocks that matches nothing. `fused`: with ddp::ops (fuse()).
+  const ModeProgram& of_mode(bool training, bool fused = false) const;
   const std::optional<ExportedProgram>& eval_program() const { return eval_; }
 
  private:
-  std::unique_ptr<const ModeProgram> prepare(bool training) const;
+  std::unique_ptr<const ModeProgram> prepare(bool training, bool fused) const;
 
   std::string path_, main_name_;
   std::vector<std::string> checkpoint_blocks_;
@@ -78,7 +78,7 @@ class Programs {
   bool is_training_ = true;
   std::shared_ptr<const Programs> original_;  // of changed programs
   mutable std::mutex mutex_;
-  mutable std::unique_ptr<const ModeProgram> modes_[2];
+  mutable std::unique_ptr<const ModeProgram> modes_[2][2];  // by training and fused
 };
 
 }  // namespace ddp::detail

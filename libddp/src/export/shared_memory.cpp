@@ -43,6 +43,17 @@ std::set<std::string> used_values(const Graph& graph) {
 
 }  // namespace
 
+std::string first_view(const TensorMap& tensors) {
+  std::map<Memory, const at::TensorImpl*> known;
+  for (const auto& [name, tensor] : tensors) {
+    const auto* impl = tensor.unsafeGetTensorImpl();
+    if (known.try_emplace(memory_of(tensor), impl).first->second != impl) {
+      return name;
+    }
+  }
+  return {};
+}
+
 void tie_names(const ExportedProgram& program, TensorMap& tensors) {
   struct Known {
     at::Tensor tensor;

@@ -19,6 +19,9 @@ namespace ddp::detail {
 /// names that are no inputs: a strict export lists one of several.
 void tie_names(const ExportedProgram& program, TensorMap& tensors);
 
+/// The name of a tensor that uses the memory of another one, as a view of it. Empty: none does.
+std::string first_view(const TensorMap& tensors);
+
 /// Replaces each tensor of `other` by that of `tensors` with the same name, if this has the same
 /// elements.
 void share_tensors(const TensorMap& tensors, TensorMap& other);

@@ -20,6 +20,21 @@ namespace export_test {
 
 using Json = nlohmann::json;
 
+/// The archive's number for a dtype.
+inline int dtype_code(at::ScalarType type) {
+  switch (type) {
+    case at::kLong:
+      return 5;
+    case at::kDouble:
+      return 8;
+    case at::kBool:
+      return 12;
+    case at::kBFloat16:
+      return 13;
+    default:
+      return 7;  // float32
+  }
+}
 inline Json tensor(const std::string& name) {
   return {{"as_tensor", {{"name", name}}}};
 }
@@ -195,14 +210,11 @@ class ArchiveBuilder {
       sizes.push_back(integer(value.size(i)));
       strides.push_back(integer(value.stride(i)));
     }
-    const int dtype = value.scalar_type() == at::kLong   ? 5
-                      : value.scalar_type() == at::kBool ? 12
-                                                         : 7;
     return {{"path_name", entry},
             {"is_param", is_parameter},
             {"use_pickle", false},
             {"tensor_meta",
-             {{"dtype", dtype},
+             {{"dtype", dtype_code(value.scalar_type())},
               {"sizes", sizes},
               {"strides", strides},
               {"storage_offset", integer(0)},

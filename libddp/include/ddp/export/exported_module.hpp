@@ -29,7 +29,7 @@
 namespace ddp {
 namespace detail {
 struct ExportedProgram;
-}
+}  // namespace detail
 
 /// Inputs have sizes that the export does not allow.
 struct InputSizeError : SettingsError {
@@ -52,6 +52,10 @@ struct ExportedModuleOptions {
   /// values from outside, other than buffers, or whose results share memory, keeps its activations,
   /// and this is logged. torch::autograd::grad() throws.
   std::vector<std::string> checkpoint_blocks = {};
+  /// Runs chains of operators as ops of ddp::ops, which have kernels for CUDA. On the CPU the
+  /// numbers stay. On CUDA they differ by rounding, and dropout draws other numbers. The backward
+  /// cannot be differentiated again. While an operator is overridden, nothing is replaced.
+  bool fuse = false;
 };
 
 /// Runs the exported operators one by one through LibTorch's dispatcher, so autograd records them,

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// What runs in place of a chain of operators: ops of ddp::ops, or LibTorch's operators for inputs
+// that an op does not take. Each takes its arguments from the stack and leaves its results.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <vector>
+
+namespace ddp::detail::fused {
+
+using Stack = std::vector<c10::IValue>;
+
+// A norm is seven arguments: weight, bias, running_mean, running_var, training, momentum, eps. The
+// four functions leave their result twice, for two readers.
+void batch_norm_relu(Stack& stack);           ///< x, norm
+void batch_norm_relu_max_pool(Stack& stack);  ///< x, norm
+void batch_norm_add_relu(Stack& stack);       ///< x, norm, residual, whether added in place
+void two_batch_norms_add_relu(Stack& stack);  ///< x, norm, z, norm of z, whether added in place
+void convolution(Stack& stack);               ///< x, weight, stride, padding
+void pooled_linear(Stack& stack);             ///< x, weight, bias
+
+// A layer is five arguments: input, weight, bias or None, whether the weight is [in, out], and the
+// sizes of its result or None. Without a weight the input is the layer's result.
+void linear(Stack& stack);      ///< layer
+void gelu(Stack& stack);        ///< layer, whether by tanh, whether composed of operators
+void add_branch(Stack& stack);  ///< layer, residual, dropout_p
+void dropout(Stack& stack);     ///< x, dropout_p
+/// input, norm's weight, bias, eps. The norms leave a second result, their input.
+void layer_norm(Stack& stack);
+void add_layer_norm(Stack& stack);  ///< layer, residual, dropout_p, norm's weight, bias, eps
+/// input, weight, eps, dtype in which the weight is multiplied, whether the second result is
+/// float32
+void rms_norm(Stack& stack);
+/// query, key, value, dropout_p, is_causal, scale or None, enable_gqa
+void attention(Stack& stack);
+
+// 0.5 x (1 + tanh(kSqrt2OverPi (x + kGeluCubic x³)))
+inline constexpr double kSqrt2OverPi = 0.7978845608028654, kGeluCubic = 0.044715;
+
+}  // namespace ddp::detail::fused

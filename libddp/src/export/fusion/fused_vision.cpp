@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "export/fusion/fused_functions.hpp"
+
+#include <ATen/ATen.h>
+
+#include "ddp/ops/vision.hpp"
+#include "export/fusion/fused_conditions.hpp"
+
+namespace ddp::detail::fused {
+namespace {
+
+constexpr std::size_t kNorm = 7;  // arguments
+
+ops::BatchNormLayer norm_at(const Stack& stack, std::size_t first) {
+  ops::BatchNormLayer norm;
+  norm.weight = stack[first].toTensor();
+  norm.bias = stack[first + 1].toTensor();
+  norm.running_mean = stack[first + 2].toTensor();
+  norm.running_var = stack[first + 3].toTensor();
+  norm.training = stack[first + 4].toBool();
+  norm.momentum = stack[first + 5].toDouble();
+  norm.eps = stack[first + 6].toDouble();
+  return norm;
+}
+
+at::Tensor normalised(const at::Tensor& x, const ops::BatchNormLayer& norm) {
+  return at::batch_norm(x, norm.weight, norm.bias, norm.running_mean, norm.running_var,
+                        norm.training, norm.momentum, norm.eps,
+                        at::globalContext().userEnabledCuDNN());
+}
+
+void push(Stack& stack, const at::Tensor& result) {
+  stack = {result, result};
+}
+void push(Stack& stack, const ops::Fork& fork) {
+  stack = {fork.branch, fork.shortcut};
+}
+
+// The ops take images [batch, channels, height, width], in training with several values per
+// channel.
+bool fits_batch_norm(const at::Tensor& x, const ops::BatchNormLayer& norm) {
+  return x.dim() == 4 && !(norm.training && x.numel() <= x.size(1));
+}
+
+// x + addend, or addend added to x's own memory, whose shape and dtype then stay.
+at::Tensor sum(const at::Tensor& x, const at::Tensor& addend, bool in_place) {
+  return in_place ? at::Tensor(x).add_(addend) : x + addend;
+}
+
+}  // namespace
+
+void batch_norm_relu(Stack& stack) {
+  const auto x = stack[0].toTensor();
+  const auto norm = norm_at(stack, 1);
+  fits_batch_norm(x, norm) ? push(stack, ops::batch_norm_relu_fork(x, norm))
+                           : push(stack, normalised(x, norm).relu());
+}
+
+void batch_norm_relu_max_pool(Stack& stack) {
+  const auto x = stack[0].toTensor();
+  const auto norm = norm_at(stack, 1);
+  fits_batch_norm(x, norm) ? push(stack, ops::batch_norm_relu_max_pool(x, norm))
+                           : push(stack, at::max_pool2d(normalised(x, norm).relu(), 3, 2, 1));
+}
+
+void batch_norm_add_relu(Stack& stack) {
+  const auto x = stack[0].toTensor(), residual = tensor_of(stack[1 + kNorm]);
+  const auto norm = norm_at(stack, 1);
+  const bool in_place = stack[2 + kNorm].toBool();
+  fits_batch_norm(x, norm) && is_alike(x, residual)
+      ? push(stack, ops::batch_norm_add_relu(x, norm, residual))
+      : push(stack, sum(normalised(x, norm), residual, in_place).relu());
+}
+
+void two_batch_norms_add_relu(Stack& stack) {
+  const auto x = stack[0].toTensor(), z = stack[1 + kNorm].toTensor();
+  const auto norm = norm_at(stack, 1), norm_z = norm_at(stack, 2 + kNorm);
+  const bool in_place = stack[2 + 2 * kNorm].toBool();
+  fits_batch_norm(x, norm) && fits_batch_norm(z, norm_z) && is_alike(x, z)
+      ? push(stack, ops::batch_norm_add_relu(x, norm, z, norm_z))
+      : push(stack, sum(normalised(x, norm), normalised(z, norm_z), in_place).relu());
+}
+
+void convolution(Stack& stack) {
+  const auto x = stack[0].toTensor(), weight = stack[1].toTensor();
+  const auto stride = stack[2].toInt(), padding = stack[3].toInt();
+  const auto kernel = weight.dim() == 4 && weight.size(2) == weight.size(3) ? weight.size(2) : 0;
+  const bool is_dense =
+      x.dim() == 4 && has_dtype_of(x, weight) && kernel > 0 && x.size(1) == weight.size(1);
+  if (is_dense && x.size(1) == 3 && !x.requires_grad() &&
+      ((kernel == 7 && stride == 2 && padding == 3) ||
+       (kernel == 3 && stride == 1 && padding == 1))) {
+    stack = {ops::stem_convolution(x, weight)};
+  } else if (is_dense && (kernel == 1 || kernel == 3) && padding == kernel / 2) {
+    stack = {ops::conv2d(x, weight, stride, padding)};
+  } else {
+    stack = {at::conv2d(x, weight, {}, stride, padding)};
+  }
+}
+
+void pooled_linear(Stack& stack) {
+  const auto x = stack[0].toTensor(), weight = stack[1].toTensor(), bias = stack[2].toTensor();
+  stack = {x.dim() == 4 && weight.dim() == 2 && has_dtype_of(x, weight) &&
+                   fits_bias(weight.size(0), bias)
+               ? ops::pooled_linear(x, weight, bias)
+               : at::linear(at::adaptive_avg_pool2d(x, 1).flatten(1), weight, bias)};
+}
+
+}  // namespace ddp::detail::fused

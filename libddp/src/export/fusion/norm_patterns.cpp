@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "export/fusion/fused_functions.hpp"
+#include "export/fusion/linear_layers.hpp"
+#include "export/fusion/pattern_arguments.hpp"
+#include "export/fusion/patterns.hpp"
+
+namespace ddp::detail {
+namespace {
+
+void append(std::vector<NamedArgument>& inputs, std::vector<NamedArgument> more) {
+  for (auto& input : more) {
+    inputs.push_back(std::move(input));
+  }
+}
+
+// Weight, bias and eps of a layer norm over the last dimension.
+std::optional<std::vector<NamedArgument>> layer_norm_inputs(const Node& node) {
+  const auto* shape = node.input("normalized_shape");
+  const double eps = number_of(node.input("eps"), 1e-5);
+  if (!is_call_of(node, "layer_norm.default") || !shape || !shape->list() ||
+      shape->list()->size() != 1 || !has_values(node, {"input", "weight", "bias"}) || !(eps >= 0)) {
+    return std::nullopt;
+  }
+  return std::vector<NamedArgument>{{"weight", *node.input("weight")},
+                                    {"bias", *node.input("bias")},
+                                    {"eps", {c10::IValue(eps)}}};
+}
+
+bool fuse_layer_norm(FusionGraph& graph, std::size_t i) {
+  const auto norm = layer_norm_inputs(graph.at(i));
+  if (!norm) {
+    return false;
+  }
+  const auto input = *graph.at(i).input("input");
+  const auto sum = graph.source(&input);
+  if (auto operands = sum ? sum_of_branch(graph, *sum) : std::nullopt) {
+    auto& [layer, dropout_p] = operands->branch;
+    auto inputs = layer.arguments();
+    append(inputs, {{"residual", operands->residual}, {"dropout_p", {c10::IValue(dropout_p)}}});
+    append(inputs, *norm);
+    layer.nodes.insert(layer.nodes.end(), {*sum, i});
+    if (graph.replace(layer.nodes, {.name = "add_layer_norm",
+                                    .function = fused::add_layer_norm,
+                                    .inputs = std::move(inputs),
+                                    .passes_on = input.name()->name})) {
+      return true;
+    }
+  }
+  std::vector<NamedArgument> inputs = {{"input", input}};
+  append(inputs, *norm);
+  return graph.replace({i}, {.name = "layer_norm",
+                             .function = fused::layer_norm,
+                             .inputs = std::move(inputs),
+                             .passes_on = input.name()->name});
+}
+
+// mean(x², over the last dimension, which stays) + eps
+struct MeanSquare {
+  std::vector<std::size_t> nodes;
+  const Argument* x;
+  double eps;
+};
+std::optional<MeanSquare> mean_square(const FusionGraph& graph, const Argument* value) {
+  const auto self = [&](std::size_t i) { return graph.at(i).input("self"); };
+  const auto sum = graph.private_call(value, "add.Tensor");
+  const auto mean = sum ? graph.private_call(self(*sum), "mean.dim") : std::nullopt;
+  const auto square = mean ? graph.private_call(self(*mean), "pow.Tensor_Scalar") : std::nullopt;
+  if (!square) {
+    return std::nullopt;
+  }
+  const auto& mean_node = graph.at(*mean);
+  const double eps = number_of(graph.at(*sum).input("other"), -1);
+  const bool is_row_mean = truth_of(mean_node.input("keepdim"), false) == true &&
+                           integers_of(mean_node.input("dim"), 1, 0) == Integers{-1} &&
+                           mean_node.input("dtype") == nullptr;
+  if (!is_row_mean || !(eps >= 0) || number_of(graph.at(*sum).input("alpha"), 1) != 1 ||
+      number_of(graph.at(*square).input("exponent"), 0) != 2) {
+    return std::nullopt;
+  }
+  return MeanSquare{{*square, *mean, *sum}, self(*square), eps};
+}
+
+std::optional<at::ScalarType> converted_dtype(const Node& node) {
+  const auto* dtype = node.input("dtype") ? node.input("dtype")->dtype() : nullptr;
+  return is_call_of(node, "to.dtype") && dtype ? std::optional(*dtype) : std::nullopt;
+}
+
+struct RmsNormNodes {
+  std::vector<std::size_t> nodes;  // without the last, which multiplies by the weight
+  Argument input;
+  Argument wide;  // the input in float32
+  double eps = 0;
+  at::ScalarType dtype{};
+};
+
+// wide * rsqrt(mean(wide²) + eps) in another dtype
+std::optional<RmsNormNodes> rms_norm_of(const FusionGraph& graph, const Argument* value) {
+  const auto input = [&](std::size_t i, const char* name) { return graph.at(i).input(name); };
+  const auto convert = graph.private_call(value, "to.dtype");
+  const auto product =
+      convert ? graph.private_call(input(*convert, "self"), "mul.Tensor") : std::nullopt;
+  const auto rsqrt =
+      product ? graph.private_call(input(*product, "other"), "rsqrt.default") : std::nullopt;
+  const auto square = rsqrt ? mean_square(graph, input(*rsqrt, "self")) : std::nullopt;
+  if (!square || !is_same_value(square->x, input(*product, "self"))) {
+    return std::nullopt;
+  }
+  const auto widen = graph.source(square->x);
+  const auto dtype = converted_dtype(graph.at(*convert));
+  if (!widen || !dtype || converted_dtype(graph.at(*widen)) != at::kFloat ||
+      !is_value(input(*widen, "self"))) {
+    return std::nullopt;
+  }
+  std::vector<std::size_t> nodes = {*widen};
+  nodes.insert(nodes.end(), square->nodes.begin(), square->nodes.end());
+  nodes.insert(nodes.end(), {*rsqrt, *product, *convert});
+  return RmsNormNodes{std::move(nodes), *input(*widen, "self"), *square->x, square->eps, *dtype};
+}
+
+bool fuse_rms_norm(FusionGraph& graph, std::size_t i) {
+  const auto& node = graph.at(i);
+  if (!is_call_of(node, "mul.Tensor") || !has_values(node, {"self", "other"})) {
+    return false;
+  }
+  const auto *self = node.input("self"), *other = node.input("other");
+  auto norm = rms_norm_of(graph, other);
+  const auto weight = norm ? *self : *other;
+  if (!norm) {
+    norm = rms_norm_of(graph, self);
+  }
+  if (!norm || graph.is_number(weight)) {
+    return false;
+  }
+  if (graph.may_be_written(norm->input.name()->name)) {
+    return false;  // the program saves a copy for its backward, the op the input
+  }
+  norm->nodes.push_back(i);
+  // A module in float32 has the same tensor under both names, and adds either to its branch.
+  const bool passes_wide = !graph.is_read_only_by(&norm->wide, norm->nodes);
+  const auto passed = (passes_wide ? norm->wide : norm->input).name()->name;
+  return graph.replace(norm->nodes, {.name = "rms_norm",
+                                     .function = fused::rms_norm,
+                                     .inputs = {{"input", norm->input},
+                                                {"weight", weight},
+                                                {"eps", {c10::IValue(norm->eps)}},
+                                                {"dtype", {norm->dtype}},
+                                                {"passes_wide", {c10::IValue(passes_wide)}}},
+                                     .passes_on = passed});
+}
+
+}  // namespace
+
+bool fuse_norm(FusionGraph& graph, std::size_t i) {
+  return fuse_layer_norm(graph, i) || fuse_rms_norm(graph, i);
+}
+
+}  // namespace ddp::detail

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "export/fusion/pattern_arguments.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace ddp::detail {
+namespace {
+
+constexpr int64_t kUnknown = std::numeric_limits<int64_t>::min();
+
+}  // namespace
+
+bool is_call_of(const Node& node, std::string_view overload) {
+  constexpr std::string_view kOperators = "torch.ops.aten.";
+  return node.target.starts_with(kOperators) &&
+         std::string_view(node.target).substr(kOperators.size()) == overload;
+}
+
+bool is_value(const Argument* argument) {
+  return argument != nullptr && argument->name() != nullptr;
+}
+
+bool has_values(const Node& node, std::initializer_list<const char*> names) {
+  return std::all_of(names.begin(), names.end(),
+                     [&](const char* name) { return is_value(node.input(name)); });
+}
+
+bool is_none(const Argument* argument) {
+  return argument == nullptr || (argument->constant() && argument->constant()->isNone());
+}
+
+bool is_same_value(const Argument* a, const Argument* b) {
+  return is_value(a) && is_value(b) && a->name()->name == b->name()->name;
+}
+
+int64_t integer_of(const Argument* argument, int64_t otherwise) {
+  if (argument == nullptr) {
+    return otherwise;
+  }
+  const auto* constant = argument->constant();
+  return constant && constant->isInt() ? constant->toInt() : kUnknown;
+}
+
+Integers integers_of(const Argument* argument, std::size_t size, int64_t otherwise) {
+  const auto* list = argument ? argument->list() : nullptr;
+  if (list == nullptr || list->size() == 1) {
+    return Integers(size, integer_of(list ? &list->front() : argument, otherwise));
+  }
+  Integers values;
+  for (const auto& item : *list) {
+    values.push_back(integer_of(&item, kUnknown));
+  }
+  return values.size() == size ? values : Integers(size, kUnknown);
+}
+
+double number_of(const Argument* argument, double otherwise) {
+  if (argument == nullptr) {
+    return otherwise;
+  }
+  const auto* constant = argument->constant();
+  return constant && (constant->isDouble() || constant->isInt())
+             ? constant->toScalar().to<double>()
+             : std::numeric_limits<double>::quiet_NaN();
+}
+
+std::optional<bool> truth_of(const Argument* argument, bool otherwise) {
+  if (argument == nullptr) {
+    return otherwise;
+  }
+  const auto* constant = argument->constant();
+  return constant && constant->isBool() ? std::optional(constant->toBool()) : std::nullopt;
+}
+
+bool is_plain_sum(const Node& node) {
+  return (is_call_of(node, "add.Tensor") || is_call_of(node, "add_.Tensor")) &&
+         has_values(node, {"self", "other"}) && integer_of(node.input("alpha"), 1) == 1;
+}
+
+std::optional<double> dropout_p_of(const Node& node) {
+  const auto train = truth_of(node.input("train"), false);
+  const double p = number_of(node.input("p"), -1);
+  if (!is_call_of(node, "dropout.default") || !is_value(node.input("input")) || !train ||
+      !(p >= 0 && p <= 1)) {
+    return std::nullopt;
+  }
+  return *train ? p : 0;
+}
+
+}  // namespace ddp::detail

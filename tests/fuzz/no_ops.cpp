@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nothing runs a program here, so the fuzzers do without ddp::ops.
+#include "export/fusion/fused_functions.hpp"
+
+namespace ddp::detail::fused {
+
+void batch_norm_relu(Stack&) {}
+void batch_norm_relu_max_pool(Stack&) {}
+void batch_norm_add_relu(Stack&) {}
+void two_batch_norms_add_relu(Stack&) {}
+void convolution(Stack&) {}
+void pooled_linear(Stack&) {}
+void linear(Stack&) {}
+void gelu(Stack&) {}
+void add_branch(Stack&) {}
+void dropout(Stack&) {}
+void layer_norm(Stack&) {}
+void add_layer_norm(Stack&) {}
+void rms_norm(Stack&) {}
+void attention(Stack&) {}
+
+}  // namespace ddp::detail::fused

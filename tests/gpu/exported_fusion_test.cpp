@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exported programs with the ops' kernels in place of LibTorch's operators: both beside the program
+// in float64. A fused one may be at most twice as far from it.
+#include "unit/export/fused_network.hpp"
+
+using namespace export_test;
+
+namespace {
+
+double distance(const at::Tensor& tensor, const at::Tensor& exact) {
+  const auto reference = exact.to(at::kDouble).cpu();
+  const auto norm = reference.norm().item<double>();
+  const auto difference = (tensor.to(at::kDouble).cpu() - reference).norm().item<double>();
+  return norm > 0 ? difference / norm : difference;
+}
+
+void check_near(const Network& net, const Network& exact, const at::Tensor& x, bool autocasts) {
+  const auto reference = train(exact, x, {});
+  const auto plain = train(net, x, {.device = at::kCUDA, .autocasts = autocasts});
+  const auto fused = train(net, x, {.fuse = true, .device = at::kCUDA, .autocasts = autocasts});
+  const double rounding = net.type == at::kFloat && !autocasts ? 1e-6 : 4e-3;
+  REQUIRE(fused.size() == plain.size());
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    INFO("tensor " << i << " of " << plain.size());
+    CHECK(fused[i].scalar_type() == plain[i].scalar_type());
+    CHECK(distance(fused[i], reference[i]) <= 2 * distance(plain[i], reference[i]) + rounding);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a fused residual network", "[gpu][export]") {
+  const bool autocasts = GENERATE(false, true);
+  // Channels last, as the kernels want them.
+  check_near(residual_network(16), residual_network(16, at::kDouble),
+             images(16).contiguous(at::MemoryFormat::ChannelsLast), autocasts);
+}
+
+TEST_CASE("a fused block of GPT-2", "[gpu][export]") {
+  const auto type = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
+  check_near(gpt2_block(0, type), gpt2_block(0, at::kDouble), tokens(), false);
+}
+
+TEST_CASE("a fused block of GPT-2 under autocast", "[gpu][export]") {
+  check_near(gpt2_block(0), gpt2_block(0, at::kDouble), tokens(), true);
+}
+
+TEST_CASE("a fused block of GPT-2 with dropout", "[gpu][export]") {
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  const auto net = gpt2_block(0.5, type);
+  const Run run{.fuse = true, .device = at::kCUDA};
+  const auto first = train(net, tokens(), run), second = train(net, tokens(), run);
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    CHECK(first[i].isfinite().all().item<bool>());
+    CHECK(at::equal(first[i], second[i]));  // the backward draws what the forward drew
+  }
+}
+
+TEST_CASE("a fused block of Llama", "[gpu][export]") {
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  check_near(llama_block(type), llama_block(at::kDouble), tokens(), false);
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs of a few layers, trained with fusion and without.
+#pragma once
+
+#include <ATen/autocast_mode.h>
+#include <torch/torch.h>
+
+#include "export/fusion/fusion.hpp"
+#include "support/catch.hpp"
+#include "support/message_of.hpp"
+#include "unit/export/archive_builder.hpp"
+
+namespace export_test {
+
+using Counts = std::map<std::string, int>;
+using Inputs = std::vector<std::pair<std::string, Json>>;
+
+inline Counts fused(const ArchiveBuilder& archive) {
+  auto program = ddp::detail::read_program(archive.program().dump());
+  return ddp::detail::fuse(program);
+}
+
+inline Json integers(const std::vector<int64_t>& values) {
+  return {{"as_ints", values}};
+}
+inline Json dtype_name(at::ScalarType type) {
+  return {{"as_scalar_type", dtype_code(type)}};
+}
+
+/// A program of one tensor x. A function takes the names of its inputs and returns its result's.
+struct Network : ArchiveBuilder {
+  explicit Network(const std::vector<int64_t>& sizes = {4, 8, 8},
+                   at::ScalarType weight_type = at::kFloat)
+      : channels(sizes.front()), type(weight_type) {
+    at::manual_seed(5);
+    std::vector<Json> dimensions = {symbol("s0")};
+    for (const auto size : sizes) {
+      dimensions.push_back(integer(size));
+    }
+    input("x", dimensions);
+    ranges["s0"] = {{"min_val", 2}, {"max_val", 8}};
+  }
+  std::string call(const std::string& op, const Inputs& arguments) {
+    const auto result = ddp::concat("v", nodes.size());
+    node("torch.ops.aten." + op, arguments, {tensor(result)});
+    return result;
+  }
+  std::string weight(const std::vector<int64_t>& sizes) {
+    const auto name = ddp::concat("w", weights.size());
+    parameter(name, (at::randn(sizes) * 0.5).to(type));
+    return "p_" + name;
+  }
+  std::string statistics(const at::Tensor& value) {
+    const auto name = ddp::concat("s", weights.size());
+    buffer(name, value.to(type));
+    return "b_" + name;
+  }
+  std::string conv(const std::string& x, int64_t kernel, int64_t stride = 1) {
+    return call("conv2d.default", {{"input", tensor(x)},
+                                   {"weight", tensor(weight({channels, channels, kernel, kernel}))},
+                                   {"bias", {{"as_none", Json::array()}}},
+                                   {"stride", integers({stride, stride})},
+                                   {"padding", integers({kernel / 2, kernel / 2})}});
+  }
+  std::string norm(const std::string& x, const std::string& mean = "") {
+    return call("batch_norm.default",
+                {{"input", tensor(x)},
+                 {"weight", tensor(weight({channels}))},
+                 {"bias", tensor(weight({channels}))},
+                 {"running_mean", tensor(mean.empty() ? statistics(at::zeros({channels})) : mean)},
+                 {"running_var", tensor(statistics(at::ones({channels})))},
+                 {"training", truth(true)},
+                 {"momentum", number(0.1)},
+                 {"eps", number(1e-5)},
+                 {"cudnn_enabled", truth(true)}});
+  }
+  std::string relu(const std::string& x, bool in_place = false) {
+    return call(in_place ? "relu_.default" : "relu.default", {{"self", tensor(x)}});
+  }
+  std::string add(const std::string& a, const std::string& b, bool in_place = false,
+                  int64_t alpha = 1) {
+    return call(in_place ? "add_.Tensor" : "add.Tensor",
+                {{"self", tensor(a)}, {"other", tensor(b)}, {"alpha", integer(alpha)}});
+  }
+  std::string pool(const std::string& x, int64_t kernel = 3, bool ceil_mode = false) {
+    return call("max_pool2d.default", {{"self", tensor(x)},
+                                       {"kernel_size", integers({kernel, kernel})},
+                                       {"stride", integers({2, 2})},
+                                       {"padding", integers({1, 1})},
+                                       {"dilation", integers({1, 1})},
+                                       {"ceil_mode", truth(ceil_mode)}});
+  }
+  std::string head(const std::string& x, int64_t pixels = 1, int64_t start_dim = 1) {
+    const auto mean = call("adaptive_avg_pool2d.default",
+                           {{"self", tensor(x)}, {"output_size", integers({pixels, pixels})}});
+    const auto flat =
+        call("flatten.using_ints", {{"self", tensor(mean)}, {"start_dim", integer(start_dim)}});
+    const int64_t width = start_dim == 1 ? channels * pixels * pixels : pixels * pixels;
+    return linear_layer(flat, 3, width, true);
+  }
+  // Of transformers.
+  std::string unary(const std::string& op, const std::string& x) {
+    return call(op, {{"self", tensor(x)}});
+  }
+  std::string with(const std::string& op, const std::string& x, double value,
+                   const std::string& name = "other") {
+    return call(op, {{"self", tensor(x)}, {name, number(value)}});
+  }
+  std::string multiply(const std::string& a, const std::string& b) {
+    return call("mul.Tensor", {{"self", tensor(a)}, {"other", tensor(b)}});
+  }
+  std::string view(const std::string& x, const std::vector<int64_t>& sizes) {
+    return call("view.default", {{"self", tensor(x)}, {"size", integers(sizes)}});
+  }
+  std::string linear_layer(const std::string& x, int64_t wide, int64_t narrow, bool has_bias) {
+    Inputs arguments = {{"input", tensor(x)}, {"weight", tensor(weight({wide, narrow}))}};
+    if (has_bias) {
+      arguments.push_back({"bias", tensor(weight({wide}))});
+    }
+    return call("linear.default", arguments);
+  }
+  /// transformers' Conv1D: x in rows, addmm, and back.
+  std::string conv1d(const std::string& x, int64_t width, const std::vector<int64_t>& sizes) {
+    const auto rows = view(x, {-1, width});
+    const auto product = call("addmm.default", {{"self", tensor(weight({sizes.back()}))},
+                                                {"mat1", tensor(rows)},
+                                                {"mat2", tensor(weight({width, sizes.back()}))}});
+    return view(product, sizes);
+  }
+  std::string layer_norm(const std::string& x, int64_t dim) {
+    return call("layer_norm.default", {{"input", tensor(x)},
+                                       {"normalized_shape", integers({dim})},
+                                       {"weight", tensor(weight({dim}))},
+                                       {"bias", tensor(weight({dim}))},
+                                       {"eps", number(1e-5)}});
+  }
+  /// Returns the normed value and the wide one.
+  std::pair<std::string, std::string> rms_norm(const std::string& x, int64_t dim,
+                                               double exponent = 2, int64_t dim_of_mean = -1) {
+    const auto wide = call("to.dtype", {{"self", tensor(x)}, {"dtype", dtype_name(at::kFloat)}});
+    const auto square =
+        call("pow.Tensor_Scalar", {{"self", tensor(wide)}, {"exponent", number(exponent)}});
+    const auto mean = call(
+        "mean.dim",
+        {{"self", tensor(square)}, {"dim", integers({dim_of_mean})}, {"keepdim", truth(true)}});
+    const auto scaled = multiply(wide, unary("rsqrt.default", with("add.Tensor", mean, 1e-6)));
+    const auto narrow = call("to.dtype", {{"self", tensor(scaled)}, {"dtype", dtype_name(type)}});
+    return {multiply(weight({dim}), narrow), wide};
+  }
+  std::string dropout(const std::string& x, double p, bool train = true) {
+    return call("dropout.default",
+                {{"input", tensor(x)}, {"p", number(p)}, {"train", truth(train)}});
+  }
+  std::string composed_gelu(const std::string& x, double factor = 0.044715) {
+    const auto half = with("mul.Tensor", x, 0.5);
+    const auto cube = with("pow.Tensor_Scalar", x, 3.0, "exponent");
+    const auto sum = add(x, with("mul.Tensor", cube, factor));
+    const auto tanh = unary("tanh.default", with("mul.Tensor", sum, 0.7978845608028654));
+    return multiply(half, with("add.Tensor", tanh, 1.0));
+  }
+  std::string attend(const std::string& query, const std::string& key, const std::string& value,
+                     const Inputs& options = {}) {
+    Inputs arguments = {{"query", tensor(query)}, {"key", tensor(key)}, {"value", tensor(value)}};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    return call("scaled_dot_product_attention.default", arguments);
+  }
+  Network& returns(const std::string& value) {
+    output(tensor(value));
+    return *this;
+  }
+
+  int64_t channels;     // of images
+  at::ScalarType type;  // of weights and inputs
+};
+
+inline at::Tensor images(int64_t channels = 4) {
+  at::manual_seed(2);
+  return at::randn({3, channels, 8, 8});
+}
+/// Two heads of 8 tokens with 8 values.
+inline at::Tensor tokens() {
+  at::manual_seed(2);
+  return at::randn({3, 2, 8, 8});
+}
+/// Eight values for each sample.
+inline at::Tensor vectors() {
+  return tokens().select(1, 0).select(1, 0);
+}
+
+struct Run {
+  bool fuse = false;
+  std::vector<std::string> checkpoint_blocks = {};
+  at::Device device = at::kCPU;
+  bool autocasts = false;  // to bfloat16, in the forward
+};
+
+inline at::Tensor forward(ddp::ExportedModule& module, const at::Tensor& x, const Run& run) {
+  const auto type = run.device.type();
+  const std::shared_ptr<void> off(nullptr, [&](void*) {
+    at::autocast::set_autocast_enabled(type, false);
+    at::autocast::clear_cache();
+  });
+  at::autocast::set_autocast_enabled(type, run.autocasts);
+  return module->forward(x).toTensor();
+}
+
+/// Outputs, gradients and state of two steps.
+inline std::vector<at::Tensor> train(const Network& net, const at::Tensor& x, const Run& run) {
+  const testing::TemporaryFolder folder;
+  net.write(folder.file("net.pt2"));
+  ddp::ExportedModule module(
+      folder.file("net.pt2"),
+      ddp::ExportedModuleOptions{.checkpoint_blocks = run.checkpoint_blocks, .fuse = run.fuse});
+  module->to(run.device);
+  std::vector<at::Tensor> tensors;
+  for (int step = 0; step < 2; ++step) {
+    at::manual_seed(9);
+    const auto output = forward(module, x.to(run.device, net.type), run);
+    output.square().mean().backward();
+    tensors.push_back(output.detach().clone());
+    const at::NoGradGuard no_grad;
+    for (auto& parameter : module->parameters()) {
+      tensors.push_back(parameter.grad().clone());
+      parameter.sub_(0.1 * parameter.grad());
+      parameter.mutable_grad().reset();
+    }
+  }
+  for (const auto& buffer : module->buffers()) {
+    tensors.push_back(buffer.clone());
+  }
+  return tensors;
+}
+
+/// On the CPU the numbers stay.
+inline void check_equal(const Network& net, const at::Tensor& x) {
+  const auto plain = train(net, x, {}), replaced = train(net, x, {.fuse = true});
+  REQUIRE(plain.size() == replaced.size());
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    INFO("tensor " << i);
+    CHECK(plain[i].scalar_type() == replaced[i].scalar_type());
+    CHECK(at::equal(plain[i], replaced[i]));
+  }
+}
+
+// A stem and two residual blocks, the second with a convolution in its shortcut.
+inline Network residual_network(int64_t channels = 4, at::ScalarType type = at::kFloat) {
+  Network net({channels, 8, 8}, type);
+  auto x = net.pool(net.relu(net.norm(net.conv("x", 3)), true));
+  auto y = net.relu(net.norm(net.conv(x, 1)));
+  x = net.relu(net.add(net.norm(net.conv(y, 3)), x, true), true);
+  y = net.norm(net.conv(net.relu(net.norm(net.conv(x, 3, 2))), 1));
+  x = net.relu(net.add(y, net.norm(net.conv(x, 1, 2))));
+  net.returns(net.head(x));
+  return net;
+}
+
+/// x [batch, 2, 8, 8]: two heads of 8 tokens, and tokens of width 8. As GPT-2 of transformers, with
+/// attention of x itself in place of projections.
+inline Network gpt2_block(double dropout_p, at::ScalarType type = at::kFloat) {
+  Network net({2, 8, 8}, type);
+  const std::vector<int64_t> narrow = {-1, 2, 8, 8}, wide = {-1, 2, 8, 16};
+  auto hidden = net.dropout("x", dropout_p);
+  auto normed = net.layer_norm(hidden, 8);
+  auto mixed = net.attend(normed, normed, normed, {{"is_causal", truth(true)}});
+  hidden = net.add(net.dropout(net.conv1d(mixed, 8, narrow), dropout_p), hidden);
+  normed = net.layer_norm(hidden, 8);
+  const auto active = net.composed_gelu(net.conv1d(normed, 8, wide));
+  hidden = net.add(hidden, net.dropout(net.conv1d(active, 16, narrow), dropout_p));
+  net.returns(net.layer_norm(hidden, 8));
+  return net;
+}
+
+/// As Llama's, in this dtype.
+inline Network llama_block(at::ScalarType type) {
+  Network net({2, 8, 8}, type);
+  const auto residual = [&](const std::string& x, const std::string& wide) {
+    // torch.export records the tensor that `to` returned: its input, if the dtype is the same.
+    return type == at::kFloat ? wide : x;
+  };
+  const auto first = net.linear_layer("x", 8, 8, false);
+  auto [normed, wide] = net.rms_norm(first, 8);
+  const auto mixed = net.attend(normed, normed, normed, {{"is_causal", truth(true)}});
+  const auto hidden = net.add(residual(first, wide), net.linear_layer(mixed, 8, 8, false));
+  const auto [normed_2, wide_2] = net.rms_norm(hidden, 8);
+  const auto gate = net.unary("silu.default", net.linear_layer(normed_2, 16, 8, false));
+  const auto product = net.multiply(gate, net.linear_layer(normed_2, 16, 8, false));
+  net.returns(net.add(residual(hidden, wide_2), net.linear_layer(product, 8, 16, false)));
+  return net;
+}
+
+}  // namespace export_test
