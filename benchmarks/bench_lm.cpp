@@ -19,6 +19,7 @@
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"
+#include "exported_models.hpp"
 #include "models/bert.hpp"
 #include "models/encoder.hpp"
 #include "models/gpt2.hpp"
@@ -37,6 +38,7 @@ constexpr const char* kUsage = R"(usage:
   bench_lm model=encoder seq_len=512 batch_size=8 dtype=fp32  cluster_check's reference encoder
   bench_lm … base_dtype=fp8   LoRA: frozen weights are multiplied in FP8
   bench_lm … accumulate=16    a step accumulates the batch 16 times
+  bench_lm … archive=FILE     a model of torch.export, with fuse=true its chains as ddp::ops
   bench_lm … step=graph       GraphedStep: the whole step captured once, then replayed
   bench_lm … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
   bench_lm … wrap=compare     world 1: wrapped and plain loop in rounds of one process
@@ -54,6 +56,8 @@ using bench::Settings;
 using ModelPtr = std::shared_ptr<models::LanguageModel>;
 
 const Settings::Values kDefaults = {{"model", "qwen2-7b"},
+                                    {"archive", ""},
+                                    {"fuse", "false"},
                                     {"seq_len", "4096"},
                                     {"batch_size", "2"},
                                     {"dtype", "bf16"},
@@ -205,6 +209,9 @@ ModelPtr build(const Settings& settings, const models::Qwen2Options& sizes,
 }
 
 ModelPtr make_model(const Settings& settings, at::Device device) {
+  if (!settings.text("archive").empty()) {
+    return std::make_shared<bench::ExportedLanguageModel>(settings, device);
+  }
   const auto memory = torch::TensorOptions().device(device).dtype(parameter_dtype(settings));
   auto model = std::visit([&](const auto& sizes) { return build(settings, sizes, memory); },
                           named_sizes(settings));

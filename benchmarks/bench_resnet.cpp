@@ -19,6 +19,7 @@
 #include "ddp/optim/make_optimizer.hpp"
 #include "ddp/reduce/distributed_data_parallel.hpp"
 #include "ddp/train/graphed_step.hpp"
+#include "exported_models.hpp"
 #include "models/memory_format.hpp"
 #include "models/precision.hpp"
 #include "models/resnet.hpp"
@@ -30,6 +31,7 @@ constexpr const char* kUsage = R"(usage:
   bench_resnet model=resnet50 image_size=224 batch_size=256            one JSON line on rank 0
   bench_resnet … wrap=compare     world 1: wrapped and plain loop in rounds of one process
   bench_resnet … step=graph       GraphedStep: the whole step captured once, then replayed
+  bench_resnet … archive=FILE     a model of torch.export, with fuse=true its chains as ddp::ops
   bench_resnet model=vit_b_16 step=graph param_dtype=bf16 batch_size=128
   bench_resnet … accumulate=4     a step accumulates the batch 4 times
   bench_resnet … ops=plain optimizer=list     without libddp's own kernels
@@ -60,7 +62,8 @@ const Settings::Values kDefaults = {{"model", "resnet50"},     {"stem", "imagene
                                     {"optimizer", "auto"},     {"ops", "fused"},
                                     {"side_streams", "true"},  {"data", ""},
                                     {"num_workers", "14"},     {"jpeg_decoder", "cpu"},
-                                    {"powersgd_rank", "1"},    {"accumulate", "1"}};
+                                    {"powersgd_rank", "1"},    {"accumulate", "1"},
+                                    {"archive", ""},           {"fuse", "false"}};
 
 /// False for ops=plain: ATen's ops, as in the "before" rows.
 bool has_fused_ops(const Settings& settings) {
@@ -117,19 +120,28 @@ models::Vit make_vit(const Settings& settings, const ddp::Context& context) {
 class ClassifierImpl : public torch::nn::Module {
  public:
   ClassifierImpl(const Settings& settings, const ddp::Context& context) {
-    if (is_vit(settings)) {
+    if (!settings.text("archive").empty()) {
+      exported_ = register_module("exported", bench::exported_module(settings, context.device()));
+      if (settings.flag("channels_last")) {
+        models::to_channels_last(*exported_);
+      }
+    } else if (is_vit(settings)) {
       vit_ = register_module("vit", make_vit(settings, context));
     } else {
       resnet_ = register_module("resnet", make_resnet(settings, context));
     }
   }
   torch::Tensor forward(const torch::Tensor& images) {
+    if (exported_) {
+      return bench::logits_of(exported_->forward({images}));
+    }
     return vit_ ? vit_->forward(images) : resnet_->forward(images);
   }
 
  private:
   models::ResNet resnet_{nullptr};
   models::Vit vit_{nullptr};
+  ddp::ExportedModule exported_{nullptr};
 };
 TORCH_MODULE(Classifier);
 
