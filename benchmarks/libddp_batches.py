@@ -117,12 +117,16 @@ def read_tensors(path):
     return tensors
 
 
-def read_cifar10(folder):
-    """(labels, pixels) of all training images in the official binary layout; pixels [image, channel, y, x] as
-    bytes."""
+CIFAR10_TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+CIFAR10_TEST = ("test_batch",)
+
+
+def read_cifar10(folder, names=CIFAR10_TRAIN):
+    """(labels, pixels) of all images of these files in the official binary layout; pixels [image, channel, y,
+    x] as bytes."""
     labels, pixels = bytearray(), bytearray()
-    for i in range(1, 6):
-        with open(os.path.join(folder, "cifar-10-batches-bin", f"data_batch_{i}.bin"), "rb") as f:
+    for name in names:
+        with open(os.path.join(folder, "cifar-10-batches-bin", f"{name}.bin"), "rb") as f:
             data = f.read()
         labels += data[::3073]
         for begin in range(1, len(data), 3073):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models, archives and files of tensors for exported_ddp_test.py."""
+"""Models, archives, files of tensors and runs for the tests of exported_ddp."""
+
+import os
+import subprocess
 
 import torch
 from safetensors.torch import save_file
@@ -116,6 +119,23 @@ def export_language(model, num_inputs):
     batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=2, max=64)
     inputs = [torch.randint(20, (3, 10)) for _ in range(num_inputs)]  # one tensor twice would be one input
     export(model, *inputs, shapes=tuple({0: batch, 1: length} for _ in range(num_inputs)))
+
+
+def run_program(ranks, command, timeout):
+    """The code and the output of a trainer on this number of ranks."""
+    launch = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+    done = subprocess.run(
+        [*launch, *command], capture_output=True, text=True, env=environment, timeout=timeout, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
 
 
 def make_files():

@@ -11,7 +11,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -28,6 +27,7 @@ try:
         Segmenter,
         export,
         make_files,
+        run_program,
     )
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
@@ -55,33 +55,17 @@ class ExportedDdp(unittest.TestCase):
         cls.folder.cleanup()
 
     def run_on(self, ranks, *settings, code=0):
-        launch = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "OMPI_MCA_rmaps_base_oversubscribe": "1",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-        }
-        done = subprocess.run(
-            [
-                *launch,
-                PROGRAM,
-                "context.device=cpu",
-                "metrics.dir=runs",
-                "metrics.progress=plain",
-                "train.eval_every_steps=1000",
-                *settings,
-            ],
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=200,
-            check=False,
-        )
-        self.assertEqual(done.returncode, code, done.stdout[-2000:] + done.stderr[-2000:])
-        return done.stdout + done.stderr
+        command = [
+            PROGRAM,
+            "context.device=cpu",
+            "metrics.dir=runs",
+            "metrics.progress=plain",
+            "train.eval_every_steps=1000",
+            *settings,
+        ]
+        ended, out, errors = run_program(ranks, command, timeout=200)
+        self.assertEqual(ended, code, out[-2000:] + errors[-2000:])
+        return out + errors
 
     def trained(self, model, *settings):
         """The output of a run that must lower its loss, and the model with its weights."""

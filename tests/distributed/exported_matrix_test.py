@@ -13,7 +13,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import typing
@@ -21,7 +20,7 @@ import unittest
 
 try:
     import torch
-    from exported_ddp_models import Language, export, export_language
+    from exported_ddp_models import Language, export, export_language, run_program
     from safetensors.torch import load_file, save_file
     from torch import nn
     from torch.nn import functional as F
@@ -312,17 +311,7 @@ class Matrix(unittest.TestCase):
         cls.folder.cleanup()
 
     def run_program(self, name, features, *settings, code=0):
-        launch = ["mpirun", "-n", str(RANKS)] if RANKS > 1 else []
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "OMPI_MCA_rmaps_base_oversubscribe": "1",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-        }
         command = [
-            *launch,
             PROGRAM,
             "context.device=cpu",
             f"model.path={self.kind.archive}",
@@ -343,11 +332,9 @@ class Matrix(unittest.TestCase):
             *features.settings,
             *settings,
         ]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, timeout=100, check=False
-        )
-        self.assertEqual(done.returncode, code, done.stdout[-2000:] + done.stderr[-2000:])
-        return done.stdout + done.stderr
+        ended, out, errors = run_program(RANKS, command, timeout=100)
+        self.assertEqual(ended, code, out[-2000:] + errors[-2000:])
+        return out + errors
 
     def check(self, features):
         """The curve and the weights of the run that wrote them last."""

@@ -80,15 +80,41 @@ bool is_unmarked_view(const c10::FunctionSchema& schema) {
          std::end(kUnmarkedViews);
 }
 
-std::string written_buffer(const Node& node, const BufferNames& buffers) {
-  const auto found = find_operator(node.target);
-  if (!found) {
-    return "";
+std::vector<const Argument*> written_arguments(const Node& node) {
+  std::vector<const Argument*> written;
+  const auto handle = find_operator(node.target);
+  for (const auto& input : node.inputs) {
+    const auto index = handle ? handle->schema().argumentIndexWithName(input.name) : std::nullopt;
+    const auto* alias =
+        index ? handle->schema().arguments()[static_cast<std::size_t>(*index)].alias_info()
+              : nullptr;
+    if (alias != nullptr && alias->isWrite()) {
+      written.push_back(&input.value);
+    }
   }
-  for (const auto& argument : found->schema().arguments()) {
+  return written;
+}
+
+SharedMemory shared_memory(const Node& node, const c10::FunctionSchema& schema) {
+  SharedMemory shared;
+  const bool is_unmarked = is_unmarked_view(schema);
+  for (const auto& argument : schema.arguments()) {
     const auto* given = node.input(argument.name());
-    const bool is_written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    if (auto buffer = given && is_written ? buffer_in(*given, buffers) : ""; !buffer.empty()) {
+    if (given != nullptr && (argument.alias_info() != nullptr || is_unmarked)) {
+      shared.operands.push_back(given);
+    }
+  }
+  for (std::size_t i = 0; i < std::min(node.outputs.size(), schema.returns().size()); ++i) {
+    if (is_unmarked || schema.returns()[i].alias_info() != nullptr) {
+      shared.results.push_back(&node.outputs[i]);
+    }
+  }
+  return shared;
+}
+
+std::string written_buffer(const Node& node, const BufferNames& buffers) {
+  for (const auto* written : written_arguments(node)) {
+    if (auto buffer = buffer_in(*written, buffers); !buffer.empty()) {
       return buffer;
     }
   }
@@ -96,26 +122,12 @@ std::string written_buffer(const Node& node, const BufferNames& buffers) {
 }
 
 void add_aliases(const Node& node, BufferNames& buffers) {
-  const auto found = find_operator(node.target);
-  if (!found) {
-    return;
-  }
-  const auto& schema = found->schema();
-  const bool is_unmarked = is_unmarked_view(schema);
-  for (const auto& argument : schema.arguments()) {
-    const auto* given = node.input(argument.name());
-    if (given == nullptr || (argument.alias_info() == nullptr && !is_unmarked)) {
-      continue;
-    }
-    const auto buffer = buffer_in(*given, buffers);
-    if (buffer.empty()) {
-      continue;
-    }
-    for (std::size_t i = 0; i < std::min(node.outputs.size(), schema.returns().size()); ++i) {
-      if (is_unmarked || schema.returns()[i].alias_info() != nullptr) {
-        visit_names(node.outputs[i],
-                    [&](const std::string& name) { buffers.emplace(name, buffer); });
-      }
+  const auto handle = find_operator(node.target);
+  const auto shared = handle ? shared_memory(node, handle->schema()) : SharedMemory();
+  for (const auto* operand : shared.operands) {
+    const auto buffer = buffer_in(*operand, buffers);
+    for (const auto* result : buffer.empty() ? std::vector<const Argument*>() : shared.results) {
+      visit_names(*result, [&](const std::string& name) { buffers.emplace(name, buffer); });
     }
   }
 }

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "export/graph.hpp"
 
@@ -17,6 +18,16 @@ using BufferNames = std::map<std::string, std::string>;
 
 /// Whether the operator may return its argument or a view of it, which its schema does not say.
 bool is_unmarked_view(const c10::FunctionSchema& schema);
+
+/// The arguments that the node's operator writes, as its schema says. (Batch norms also write their
+/// running estimates.)
+std::vector<const Argument*> written_arguments(const Node& node);
+
+/// Arguments of an operator and results that may use their memory.
+struct SharedMemory {
+  std::vector<const Argument*> operands, results;
+};
+SharedMemory shared_memory(const Node& node, const c10::FunctionSchema& schema);
 
 /// The name of a buffer that the node's operator writes. Empty if it writes none.
 std::string written_buffer(const Node& node, const BufferNames& buffers);

@@ -163,12 +163,16 @@ Programs::Programs(std::shared_ptr<const Programs> original, const Change& chang
 }
 
 const ModeProgram& Programs::of_mode(bool training, bool fused) const {
-  if (fused) {
-    of_mode(training);  // fuse() takes only graphs that GraphPlan accepts
-  }
   const std::lock_guard lock(mutex_);
+  return prepared(training, fused);
+}
+
+const ModeProgram& Programs::prepared(bool training, bool fused) const {
   auto& mode = modes_[training ? 1 : 0][fused ? 1 : 0];
   if (!mode) {
+    if (fused) {
+      prepared(training, false);  // fuse() takes only graphs that GraphPlan accepts
+    }
     mode = prepare(training, fused);
   }
   return *mode;

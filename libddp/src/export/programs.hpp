@@ -69,6 +69,7 @@ class Programs {
   const std::optional<ExportedProgram>& eval_program() const { return eval_; }
 
  private:
+  const ModeProgram& prepared(bool training, bool fused) const;
   std::unique_ptr<const ModeProgram> prepare(bool training, bool fused) const;
 
   std::string path_, main_name_;

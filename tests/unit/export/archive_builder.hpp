@@ -251,10 +251,11 @@ inline Json list_of(const std::vector<std::string>& names) {
 }
 
 /// The module of an archive that is removed again.
-inline ddp::ExportedModule load(const ArchiveBuilder& archive) {
+inline ddp::ExportedModule load(const ArchiveBuilder& archive,
+                                const ddp::ExportedModuleOptions& options = {}) {
   const testing::TemporaryFolder folder;
   archive.write(folder.file("net.pt2"));
-  return ddp::ExportedModule(folder.file("net.pt2"));
+  return ddp::ExportedModule(folder.file("net.pt2"), options);
 }
 
 /// x [batch, 3] -> relu(x weight' + bias), with a batch of 2 to 8.

@@ -62,10 +62,7 @@ ArchiveBuilder two_blocks() {
 
 ddp::ExportedModule load_blocks(const ArchiveBuilder& archive,
                                 const std::vector<std::string>& patterns) {
-  const testing::TemporaryFolder folder;
-  archive.write(folder.file("net.pt2"));
-  return ddp::ExportedModule(folder.file("net.pt2"),
-                             ddp::ExportedModuleOptions{.checkpoint_blocks = patterns});
+  return load(archive, {.checkpoint_blocks = patterns});
 }
 
 // Counts the calls of gelu.

@@ -194,23 +194,23 @@ struct Run {
   bool autocasts = false;  // to bfloat16, in the forward
 };
 
+/// Autocast to bfloat16 until the result is destroyed.
+inline std::shared_ptr<void> autocast_on(at::DeviceType type) {
+  at::autocast::set_autocast_enabled(type, true);
+  return {nullptr, [type](void*) {
+            at::autocast::set_autocast_enabled(type, false);
+            at::autocast::clear_cache();
+          }};
+}
+
 inline at::Tensor forward(ddp::ExportedModule& module, const at::Tensor& x, const Run& run) {
-  const auto type = run.device.type();
-  const std::shared_ptr<void> off(nullptr, [&](void*) {
-    at::autocast::set_autocast_enabled(type, false);
-    at::autocast::clear_cache();
-  });
-  at::autocast::set_autocast_enabled(type, run.autocasts);
+  const auto autocast = run.autocasts ? autocast_on(run.device.type()) : nullptr;
   return module->forward(x).toTensor();
 }
 
 /// Outputs, gradients and state of two steps.
 inline std::vector<at::Tensor> train(const Network& net, const at::Tensor& x, const Run& run) {
-  const testing::TemporaryFolder folder;
-  net.write(folder.file("net.pt2"));
-  ddp::ExportedModule module(
-      folder.file("net.pt2"),
-      ddp::ExportedModuleOptions{.checkpoint_blocks = run.checkpoint_blocks, .fuse = run.fuse});
+  auto module = load(net, {.checkpoint_blocks = run.checkpoint_blocks, .fuse = run.fuse});
   module->to(run.device);
   std::vector<at::Tensor> tensors;
   for (int step = 0; step < 2; ++step) {

@@ -317,9 +317,7 @@ TEST_CASE("forward() runs the ops only on request", "[export]") {
   const bool fuse = GENERATE(false, true);
   Network net({8});
   net.returns(net.linear_layer("x", 3, 7, false));  // does not fit x
-  const testing::TemporaryFolder folder;
-  net.write(folder.file("net.pt2"));
-  ddp::ExportedModule module(folder.file("net.pt2"), ddp::ExportedModuleOptions{.fuse = fuse});
+  auto module = load(net, {.fuse = fuse});
   CHECK_THAT(testing::message_of([&] { module->forward(vectors()); }),
              Catch::Contains(fuse ? "(linear)" : "(torch.ops.aten.linear.default)"));
 }

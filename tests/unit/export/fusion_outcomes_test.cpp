@@ -6,17 +6,11 @@ using namespace export_test;
 
 namespace {
 
-ddp::ExportedModule loaded(const Network& net, const ddp::ExportedModuleOptions& options) {
-  const testing::TemporaryFolder folder;
-  net.write(folder.file("net.pt2"));
-  return ddp::ExportedModule(folder.file("net.pt2"), options);
-}
-
 /// The output, or the error.
 std::string outcome(const Network& net, const at::Tensor& x, bool fuse,
                     const std::vector<std::string>& blocks = {}) {
   try {
-    auto module = loaded(net, {.checkpoint_blocks = blocks, .fuse = fuse});
+    auto module = load(net, {.checkpoint_blocks = blocks, .fuse = fuse});
     at::manual_seed(9);
     const auto output = module->forward(x).toTensor();
     return ddp::concat(output.scalar_type(), output.sizes(), output.to(at::kDouble).sum().item());
@@ -42,7 +36,7 @@ at::Tensor squares() {
 
 /// Gradients of x and the parameters.
 std::vector<at::Tensor> gradients(const Network& net, const at::Tensor& x, bool fuse) {
-  auto module = loaded(net, {.fuse = fuse});
+  auto module = load(net, {.fuse = fuse});
   const auto input = x.to(net.type).detach().clone().requires_grad_();
   at::manual_seed(9);
   module->forward(input).toTensor().square().sum().backward();
@@ -140,12 +134,8 @@ TEST_CASE("the same with fusion: a weight of two layers under autocast", "[expor
   };
   net.returns(
       net.add(linear("x"), net.unary("sin.default", linear(net.unary("cos.default", "x")))));
-  const std::shared_ptr<void> off(nullptr, [](void*) {
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-    at::autocast::clear_cache();
-  });
-  at::autocast::set_autocast_enabled(at::kCPU, true);
-  auto plain = loaded(net, {}), replaced = loaded(net, {.fuse = true});
+  const auto autocast = autocast_on(at::kCPU);
+  auto plain = load(net, {}), replaced = load(net, {.fuse = true});
   for (auto* module : {&plain, &replaced}) {
     (*module)->forward(vectors()).toTensor().to(at::kFloat).square().sum().backward();
     at::autocast::clear_cache();

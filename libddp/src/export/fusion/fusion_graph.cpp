@@ -16,28 +16,21 @@ namespace {
 constexpr std::size_t kLongestMove = 200;  // nodes; a hostile graph must not take minutes
 constexpr auto kRandomState = std::numeric_limits<std::size_t>::max();  // a group of memory
 
-const std::vector<c10::Argument>& arguments_of(const c10::OperatorHandle& handle) {
-  return handle.schema().arguments();
-}
-
-// Batch norms write their running estimates, which the schema does not say.
-bool writes_unmarked(const Node& node, const std::string& argument) {
-  return argument.starts_with("running_") && node.target.find("_norm") != std::string::npos;
-}
-
 /// The values that a node's operator writes. Empty: unknown.
 std::optional<std::set<std::string>> written_values(const Node& node) {
   std::set<std::string> written;
   const auto add = [&](const std::string& name) { written.insert(name); };
-  const auto handle = find_operator(node.target);
-  if (!handle) {
-    return node.target.starts_with("torch.ops.") ? std::nullopt : std::optional(written);
+  if (!find_operator(node.target) && node.target.starts_with("torch.ops.")) {
+    return std::nullopt;
   }
-  for (const auto& argument : arguments_of(*handle)) {
-    const auto* given = node.input(argument.name());
-    const bool writes = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    if (given != nullptr && (writes || writes_unmarked(node, argument.name()))) {
-      visit_names(*given, add);
+  for (const auto* argument : written_arguments(node)) {
+    visit_names(*argument, add);
+  }
+  // Batch norms write their running estimates, which the schema does not say.
+  const bool is_norm = node.target.find("_norm") != std::string::npos;
+  for (const auto& input : node.inputs) {
+    if (is_norm && input.name.starts_with("running_")) {
+      visit_names(input.value, add);
     }
   }
   return written;
@@ -106,9 +99,10 @@ FusionGraph::FusionGraph(Graph& graph, const std::set<std::string>& state)
     if (written && draws(node)) {
       written_.back()->insert(kRandomState);
     }
-    has_unknown_writes_ = has_unknown_writes_ || !written;
-    for (const auto group : written_.back().value_or(std::set<std::size_t>())) {
-      all_written_.insert(group);
+    if (!written) {
+      all_written_.reset();
+    } else if (all_written_) {
+      all_written_->insert(written_.back()->begin(), written_.back()->end());
     }
   }
   for (const auto& output : graph.outputs) {
@@ -196,7 +190,7 @@ bool FusionGraph::is_number(const Argument& value) const {
 }
 
 bool FusionGraph::may_be_written(const std::string& value) const {
-  return has_unknown_writes_ || all_written_.count(memory_.of(value)) != 0;
+  return !all_written_ || all_written_->count(memory_.of(value)) != 0;
 }
 
 bool FusionGraph::replace(const std::vector<std::size_t>& matched, FusedCall call) {
@@ -248,7 +242,7 @@ bool FusionGraph::reads_plainly(std::size_t reader, const std::string& name) con
     return false;
   }
   int mentions = 0;
-  for (const auto& argument : arguments_of(*handle)) {
+  for (const auto& argument : handle->schema().arguments()) {
     const auto* given = node.input(argument.name());
     const auto* given_name = given ? given->name() : nullptr;
     if (given_name != nullptr && given_name->name == name) {

@@ -82,8 +82,7 @@ class FusionGraph {
   std::map<std::string, Value> values_;
   // Groups of memory that each node of the unchanged graph writes. Empty: unknown.
   std::vector<std::optional<std::set<std::size_t>>> written_;
-  std::set<std::size_t> all_written_;
-  bool has_unknown_writes_ = false;
+  std::optional<std::set<std::size_t>> all_written_ = std::set<std::size_t>();  // of all nodes
   std::vector<bool> removed_;
   std::map<std::string, int> counts_;
 };

@@ -7,6 +7,21 @@
 #include "export/graph_plan.hpp"
 
 namespace ddp::detail {
+namespace {
+
+// What is no operator may return any of its arguments.
+SharedMemory all_of(const Node& node) {
+  SharedMemory shared;
+  for (const auto& input : node.inputs) {
+    shared.operands.push_back(&input.value);
+  }
+  for (const auto& output : node.outputs) {
+    shared.results.push_back(&output);
+  }
+  return shared;
+}
+
+}  // namespace
 
 MemoryGroups::MemoryGroups(const Graph& graph, const std::set<std::string>& separate) {
   std::string outside;
@@ -49,29 +64,17 @@ void MemoryGroups::join(const std::string& a, const std::string& b) {
 }
 
 void MemoryGroups::join_results(const Node& node) {
-  const auto handle = find_operator(node.target);
-  const bool is_unknown = !handle || is_unmarked_view(handle->schema());
-  std::vector<std::string> operands;
-  for (const auto& input : node.inputs) {
-    bool may_be_result = is_unknown;
-    if (handle) {
-      const auto index = handle->schema().argumentIndexWithName(input.name);
-      may_be_result = may_be_result || !index ||
-                      handle->schema().arguments()[static_cast<std::size_t>(*index)].alias_info();
-    }
-    if (may_be_result) {
-      visit_names(input.value, [&](const std::string& name) { operands.push_back(name); });
-    }
+  for (const auto& output : node.outputs) {
+    visit_names(output, [&](const std::string& name) { index_of(name); });
   }
-  for (std::size_t i = 0; i < node.outputs.size(); ++i) {
-    const bool is_fresh = !is_unknown && i < handle->schema().returns().size() &&
-                          handle->schema().returns()[i].alias_info() == nullptr;
-    visit_names(node.outputs[i], [&](const std::string& name) {
-      index_of(name);
-      for (const auto& operand : is_fresh ? std::vector<std::string>() : operands) {
-        join(name, operand);
-      }
-    });
+  const auto handle = find_operator(node.target);
+  const auto shared = handle ? shared_memory(node, handle->schema()) : all_of(node);
+  for (const auto* result : shared.results) {
+    for (const auto* operand : shared.operands) {
+      visit_names(*result, [&](const std::string& name) {
+        visit_names(*operand, [&](const std::string& other) { join(name, other); });
+      });
+    }
   }
 }
 

@@ -99,11 +99,16 @@ def mask_inputs(inputs):
     return [i.name for i in inputs if "attention_mask" in i.name and i.value is not None]
 
 
+def without_cache(module):
+    """The causal models in the module, and what to say about their caches, which are off now."""
+    parts = hugging_face_parts(module)
+    notes = switch_caches_off(parts)
+    return [part for part in parts if is_causal(part)], notes
+
+
 def configure(module, inputs):
     """Changes a module of Python as prepare() does, without a comparison."""
-    parts = hugging_face_parts(module)
-    switch_caches_off(parts)
-    causal = [part for part in parts if is_causal(part)]
+    causal, _ = without_cache(module)
     if causal and not mask_inputs(inputs):
         leave_masks_out(causal)
 
@@ -111,9 +116,7 @@ def configure(module, inputs):
 def prepare(module, copy, inputs, args, kwargs):
     """Changes the configuration of the causal models in `module`. `copy` makes one of it. Returns what to say
     about it."""
-    parts = hugging_face_parts(module)
-    notes = switch_caches_off(parts)
-    causal = [part for part in parts if is_causal(part)]
+    causal, notes = without_cache(module)
     if not causal:
         return notes
     masks = mask_inputs(inputs)
