@@ -38,7 +38,8 @@ constexpr const char* kUsage = R"(usage:
   bench_lm model=encoder seq_len=512 batch_size=8 dtype=fp32  cluster_check's reference encoder
   bench_lm … base_dtype=fp8   LoRA: frozen weights are multiplied in FP8
   bench_lm … accumulate=16    a step accumulates the batch 16 times
-  bench_lm … archive=FILE     a model of torch.export, with fuse=true its chains as ddp::ops
+  bench_lm … archive=FILE     a model of torch.export, with fuse=true its chains as ddp::ops,
+                              with in_graph=true one that takes labels and returns the mean loss
   bench_lm … step=graph       GraphedStep: the whole step captured once, then replayed
   bench_lm … profile=FILE     afterwards a Chrome trace of a few steps, for step_profile.py
   bench_lm … wrap=compare     world 1: wrapped and plain loop in rounds of one process
@@ -58,6 +59,7 @@ using ModelPtr = std::shared_ptr<models::LanguageModel>;
 const Settings::Values kDefaults = {{"model", "qwen2-7b"},
                                     {"archive", ""},
                                     {"fuse", "false"},
+                                    {"in_graph", "false"},
                                     {"seq_len", "4096"},
                                     {"batch_size", "2"},
                                     {"dtype", "bf16"},

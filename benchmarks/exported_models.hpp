@@ -29,11 +29,13 @@ inline at::Tensor logits_of(const c10::IValue& output) {
                                 : output.toTensor();
 }
 
-/// A program that takes ids [batch, length] and returns logits [batch, length, vocabulary].
+/// A program that takes ids [batch, length] and returns logits [batch, length, vocabulary], or with
+/// `in_graph` takes the labels too and returns their mean loss.
 class ExportedLanguageModel : public models::LanguageModel {
  public:
   ExportedLanguageModel(const Settings& settings, at::Device device)
-      : module_(register_module("module", exported_module(settings, device))) {
+      : module_(register_module("module", exported_module(settings, device))),
+        in_graph_(settings.flag("in_graph")) {
     const auto rows = settings.number("vocab_size");
     for (const auto& parameter : module_->parameters()) {
       if (parameter.dim() == 2 && parameter.size(0) == rows) {
@@ -53,8 +55,13 @@ class ExportedLanguageModel : public models::LanguageModel {
   double flops_per_token(int64_t /*seq_len*/) const override { return matrix_flops_per_token(); }
 
   models::LmOutput forward(const models::TokenInput& input, const torch::Tensor& labels) override {
-    const auto logits = logits_of(module_->forward({input.input_ids}));
     const auto flat = labels.reshape(-1);
+    if (in_graph_) {
+      const auto loss =
+          module_->forward(std::vector<c10::IValue>{input.input_ids, labels}).toTensor();
+      return {loss * flat.ne(ddp::ops::kIgnoreIndex).sum(), at::zeros_like(loss, at::kLong)};
+    }
+    const auto logits = logits_of(module_->forward({input.input_ids}));
     const auto loss = ddp::ops::cross_entropy(logits.reshape({flat.size(0), -1}), flat,
                                               {.ignore_index = ddp::ops::kIgnoreIndex});
     return {loss.loss * flat.ne(ddp::ops::kIgnoreIndex).sum(), loss.num_correct};
@@ -67,6 +74,7 @@ class ExportedLanguageModel : public models::LanguageModel {
 
  private:
   ddp::ExportedModule module_;
+  bool in_graph_;
   torch::Tensor head_;
 };
 

@@ -60,3 +60,33 @@ TEST_CASE("a fused block of Llama", "[gpu][export]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   check_near(llama_block(type), llama_block(at::kDouble), tokens(), false);
 }
+
+TEST_CASE("a fused multi-head attention", "[gpu][export]") {
+  MultiheadOptions options;
+  options.dim = GENERATE(4, 16);
+  options.has_bias = GENERATE(true, false);
+  const bool autocasts = GENERATE(false, true);
+  const auto type = autocasts ? at::kFloat : GENERATE(at::kFloat, at::kBFloat16);
+  at::manual_seed(2);
+  const auto x = at::randn({3, 8, 2 * options.dim});
+  check_near(multihead_attention(options, type), multihead_attention(options, at::kDouble), x,
+             autocasts);
+}
+
+TEST_CASE("a fused loss behind a linear layer", "[gpu][export]") {
+  const bool autocasts = GENERATE(false, true);
+  const auto type = autocasts ? at::kFloat : GENERATE(at::kFloat, at::kBFloat16);
+  const bool is_float = GENERATE(false, true);
+  const Inputs options = {{"reduction", integer(GENERATE(at::Reduction::Mean, at::Reduction::Sum))},
+                          {"ignore_index", integer(3)},
+                          {"label_smoothing", number(GENERATE(0.0, 0.1))}};
+  const auto network = [&](at::ScalarType dtype) {
+    Loss loss(dtype);
+    const auto logits = loss.net.view(loss.logits(), {-1, 8});
+    loss.returns_loss(is_float ? loss.to_float(logits) : logits, options);
+    return loss.net;
+  };
+  // Rounded first, so that the labels are the same in each dtype.
+  check_near(network(type), network(at::kDouble), sequences().to(at::kBFloat16).to(at::kFloat),
+             autocasts);
+}

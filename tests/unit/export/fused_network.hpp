@@ -164,6 +164,17 @@ struct Network : ArchiveBuilder {
     arguments.insert(arguments.end(), options.begin(), options.end());
     return call("scaled_dot_product_attention.default", arguments);
   }
+  std::string swap(const std::string& x, int64_t dim0, int64_t dim1) {
+    return call("transpose.int",
+                {{"self", tensor(x)}, {"dim0", integer(dim0)}, {"dim1", integer(dim1)}});
+  }
+  std::string at_dim(const std::string& op, const std::string& x, int64_t dim) {
+    return call(op, {{"self", tensor(x)}, {"dim", integer(dim)}});
+  }
+  std::string select(const std::string& x, int64_t dim, int64_t index) {
+    return call("select.int",
+                {{"self", tensor(x)}, {"dim", integer(dim)}, {"index", integer(index)}});
+  }
   Network& returns(const std::string& value) {
     output(tensor(value));
     return *this;
@@ -181,6 +192,10 @@ inline at::Tensor images(int64_t channels = 4) {
 inline at::Tensor tokens() {
   at::manual_seed(2);
   return at::randn({3, 2, 8, 8});
+}
+/// x [batch, 8, 8].
+inline at::Tensor sequences() {
+  return tokens().select(1, 0).contiguous();
 }
 /// Eight values for each sample.
 inline at::Tensor vectors() {
@@ -261,7 +276,8 @@ inline Network gpt2_block(double dropout_p, at::ScalarType type = at::kFloat) {
   const std::vector<int64_t> narrow = {-1, 2, 8, 8}, wide = {-1, 2, 8, 16};
   auto hidden = net.dropout("x", dropout_p);
   auto normed = net.layer_norm(hidden, 8);
-  auto mixed = net.attend(normed, normed, normed, {{"is_causal", truth(true)}});
+  const auto mixed = net.unary("contiguous.default",
+                               net.attend(normed, normed, normed, {{"is_causal", truth(true)}}));
   hidden = net.add(net.dropout(net.conv1d(mixed, 8, narrow), dropout_p), hidden);
   normed = net.layer_norm(hidden, 8);
   const auto active = net.composed_gelu(net.conv1d(normed, 8, wide));
@@ -269,6 +285,78 @@ inline Network gpt2_block(double dropout_p, at::ScalarType type = at::kFloat) {
   net.returns(net.layer_norm(hidden, 8));
   return net;
 }
+
+/// x [batch, 8, 2 * dim]: torch.nn.MultiheadAttention of eight tokens with two heads, batch_first.
+struct MultiheadOptions {
+  int64_t dim = 4;  // of a head
+  double dropout_p = 0;
+  bool has_bias = true, reads_packed = false;
+  int64_t swapped_with = 1;                      // of the heads' rows
+  std::vector<int64_t> query_rows = {};          // empty: as keys and values
+  std::vector<int64_t> value_order = {0, 1, 2};  // which part is query, key and value
+};
+inline Network multihead_attention(const MultiheadOptions& options,
+                                   at::ScalarType type = at::kFloat) {
+  const auto dim = options.dim, width = 2 * dim;
+  Network net({8, width}, type);
+  const auto product = net.linear_layer(net.swap("x", 1, 0), 3 * width, width, options.has_bias);
+  const auto parts =
+      net.call("unflatten.int",
+               {{"self", tensor(product)}, {"dim", integer(-1)}, {"sizes", integers({3, width})}});
+  const auto moved = net.swap(net.at_dim("unsqueeze.default", parts, 0), 0, -2);
+  const auto packed = net.unary("contiguous.default", net.at_dim("squeeze.dim", moved, -2));
+  std::vector<std::string> heads;
+  for (const auto part : options.value_order) {
+    heads.push_back(net.select(packed, 0, part));
+  }
+  for (auto& head : heads) {
+    const bool is_other = &head == heads.data() && !options.query_rows.empty();
+    const auto rows = is_other ? options.query_rows : std::vector<int64_t>{8, -1, dim};
+    head = net.swap(net.view(head, rows), 0, options.swapped_with);
+  }
+  for (auto& head : heads) {
+    head = net.view(head, {-1, 2, 8, dim});
+  }
+  const auto mixed =
+      net.attend(heads[0], heads[1], heads[2], {{"dropout_p", number(options.dropout_p)}});
+  auto rows =
+      net.call("permute.default", {{"self", tensor(mixed)}, {"dims", integers({2, 0, 1, 3})}});
+  if (options.dropout_p > 0) {
+    rows = net.unary("contiguous.default", rows);  // an export has it only where it copies
+  }
+  const auto out = net.linear_layer(net.view(rows, {-1, width}), width, width, options.has_bias);
+  auto result = net.swap(net.view(out, {8, -1, width}), 1, 0);
+  if (options.reads_packed) {
+    result = net.add(result, net.swap(net.select(packed, 0, 2), 1, 0));
+  }
+  net.returns(result);
+  return net;
+}
+
+/// x [batch, 8, 8]: labels of x's largest values, and logits of eight classes for each of its rows.
+struct Loss {
+  explicit Loss(at::ScalarType type) : net({8, 8}, type) {
+    places = net.call("argmax.default", {{"self", tensor("x")}, {"dim", integer(-1)}});
+    labels = net.view(places, {-1});
+  }
+  std::string logits(bool has_bias = true) { return net.linear_layer("x", 8, 8, has_bias); }
+  std::string to_float(const std::string& x) {
+    return net.call("to.dtype", {{"self", tensor(x)}, {"dtype", dtype_name(at::kFloat)}});
+  }
+  std::string flat(const std::string& x, int64_t end_dim = 1) {
+    return net.call(
+        "flatten.using_ints",
+        {{"self", tensor(x)}, {"start_dim", integer(0)}, {"end_dim", integer(end_dim)}});
+  }
+  void returns_loss(const std::string& rows, const Inputs& options = {}) {
+    Inputs arguments = {{"self", tensor(rows)}, {"target", tensor(labels)}};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    net.returns(net.call("cross_entropy_loss.default", arguments));
+  }
+
+  Network net;
+  std::string places, labels;  // [batch, 8], [batch * 8]
+};
 
 /// As Llama's, in this dtype.
 inline Network llama_block(at::ScalarType type) {

@@ -34,6 +34,12 @@ void add_layer_norm(Stack& stack);  ///< layer, residual, dropout_p, norm's weig
 void rms_norm(Stack& stack);
 /// query, key, value, dropout_p, is_causal, scale or None, enable_gqa
 void attention(Stack& stack);
+/// layer of [seq, batch, width] that makes query, key and value; sizes of their rows and of their
+/// heads, dropout_p, is_causal, sizes of all rows; weight, bias or None and sizes of the last layer
+void multihead_attention(Stack& stack);
+/// layer, whether its result is converted to float32, whether to rows, labels, reduction,
+/// ignore_index, label_smoothing
+void linear_cross_entropy(Stack& stack);
 
 // 0.5 x (1 + tanh(kSqrt2OverPi (x + kGeluCubic x³)))
 inline constexpr double kSqrt2OverPi = 0.7978845608028654, kGeluCubic = 0.044715;

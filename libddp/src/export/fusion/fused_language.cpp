@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/ATen.h>
 #include <ATen/InferSize.h>
+#include <ATen/core/Reduction.h>
 
 #include <optional>
 #include <vector>
@@ -18,6 +19,14 @@ at::Tensor tensor_or_none(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
+std::vector<int64_t> sizes_of(const c10::IValue& value) {
+  std::vector<int64_t> sizes;
+  for (const auto& size : value.toListRef()) {
+    sizes.push_back(size.toInt());
+  }
+  return sizes;
+}
+
 struct Layer {
   at::Tensor input, weight, bias;
   bool transposed = false;
@@ -32,10 +41,7 @@ Layer layer_at(const Stack& stack) {
                  .bias = tensor_or_none(stack[2]),
                  .transposed = stack[3].toBool()};
   if (!stack[4].isNone()) {
-    layer.sizes.emplace();
-    for (const auto& size : stack[4].toListRef()) {
-      layer.sizes->push_back(size.toInt());
-    }
+    layer.sizes = sizes_of(stack[4]);
   }
   return layer;
 }
@@ -155,6 +161,87 @@ at::Tensor composed_gelu(const at::Tensor& x) {
   return half * (at::tanh((x + cubic) * kSqrt2OverPi) + 1.0);
 }
 
+/// torch.nn.MultiheadAttention of [seq, batch, width], whose last layer makes out.sizes of `flat`.
+struct MultiheadAttention {
+  Layer layer;
+  std::vector<int64_t> rows, heads, flat;
+  double dropout_p;
+  bool is_causal;
+  Layer out;
+};
+
+// In the program's order, also of the nodes of autograd.
+at::Tensor attend_in_parts(const MultiheadAttention& call) {
+  const auto packed = result_of(call.layer)
+                          .unflatten(-1, {3, -1})
+                          .unsqueeze(0)
+                          .transpose(0, -2)
+                          .squeeze(-2)
+                          .contiguous();
+  const auto query = packed.select(0, 0), key = packed.select(0, 1), value = packed.select(0, 2);
+  const auto query_rows = query.view(call.rows).transpose(0, 1);
+  const auto key_rows = key.view(call.rows).transpose(0, 1);
+  const auto value_rows = value.view(call.rows).transpose(0, 1);
+  const auto query_heads = query_rows.view(call.heads), key_heads = key_rows.view(call.heads);
+  auto out = call.out;
+  out.input = at::scaled_dot_product_attention(query_heads, key_heads, value_rows.view(call.heads),
+                                               {}, call.dropout_p, call.is_causal)
+                  .permute({2, 0, 1, 3})
+                  .contiguous()
+                  .view(call.flat);
+  return result_of(out);
+}
+
+// Whether a view of these sizes, of which one may be -1, has the others.
+bool is_view_of(const std::vector<int64_t>& sizes, const std::vector<int64_t>& others) {
+  return at::infer_size(sizes, c10::multiply_integers(others)) == others;
+}
+
+bool runs_op(const MultiheadAttention& call) {
+  const auto &x = call.layer.input, &out_weight = call.out.weight;
+  if (!runs_op(call.layer) || x.dim() != 3 || x.numel() == 0 || call.heads.size() != 4 ||
+      call.dropout_p >= 1) {
+    return false;
+  }
+  const auto seq = x.size(0), batch = x.size(1), heads = call.heads[1], dim = call.heads[3];
+  const auto width = heads * dim, outputs = call.out.outputs();
+  return heads > 0 && dim > 0 && call.layer.outputs() == 3 * width &&
+         is_view_of(call.heads, {batch, heads, seq, dim}) &&
+         is_view_of(call.rows, {seq, batch * heads, dim}) &&
+         is_view_of(call.flat, {seq * batch, width}) && out_weight.dim() == 2 &&
+         out_weight.size(1) == width && has_dtype_of(x, out_weight) &&
+         fits_bias(outputs, call.out.bias) && is_view_of(*call.out.sizes, {seq, batch, outputs});
+}
+
+// Of [batch, seq, width], so that no part is copied.
+at::Tensor attend(const MultiheadAttention& call) {
+  const auto x = call.layer.input.transpose(0, 1).contiguous();
+  const auto& bias = call.layer.bias;
+  const auto num_heads = call.heads[1];
+  const auto [query, key, value] = ops::split_heads(
+      ops::linear(x, call.layer.weight, {.bias = bias.defined() ? bias.detach() : bias}), num_heads,
+      num_heads, {.added_bias = bias});
+  const auto attended =
+      ops::attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2),
+                     {.is_causal = call.is_causal, .dropout_p = call.dropout_p});
+  return ops::linear(attended.transpose(1, 2).reshape({x.size(0), x.size(1), -1}), call.out.weight,
+                     {.bias = call.out.bias})
+      .transpose(0, 1);
+}
+
+// Whether the layer makes these rows of logits, for labels that are indices.
+bool fits_loss(const Layer& layer, bool is_flattened, const at::Tensor& labels) {
+  if (!runs_op(layer) || labels.dim() != 1 || labels.scalar_type() != at::kLong ||
+      labels.device() != layer.input.device()) {
+    return false;
+  }
+  const auto rows = layer.input.numel() / layer.input.size(-1), vocab = layer.outputs();
+  return rows > 0 && labels.size(0) == rows &&
+         (layer.sizes
+              ? at::infer_size(*layer.sizes, rows * vocab) == std::vector<int64_t>{rows, vocab}
+              : layer.input.dim() == (is_flattened ? 3 : 2));
+}
+
 }  // namespace
 
 void linear(Stack& stack) {
@@ -252,6 +339,45 @@ void attention(Stack& stack) {
                                 {.is_causal = is_causal, .dropout_p = dropout_p, .scale = scale})
                : at::scaled_dot_product_attention(query, key, value, {}, dropout_p, is_causal,
                                                   scale, enable_gqa)};
+}
+
+void multihead_attention(Stack& stack) {
+  const MultiheadAttention call = {.layer = layer_at(stack),
+                                   .rows = sizes_of(stack[kLayer]),
+                                   .heads = sizes_of(stack[kLayer + 1]),
+                                   .flat = sizes_of(stack[kLayer + 4]),
+                                   .dropout_p = stack[kLayer + 2].toDouble(),
+                                   .is_causal = stack[kLayer + 3].toBool(),
+                                   .out = {.input = {},
+                                           .weight = stack[kLayer + 5].toTensor(),
+                                           .bias = tensor_or_none(stack[kLayer + 6]),
+                                           .sizes = sizes_of(stack[kLayer + 7])}};
+  stack = {runs_op(call) ? attend(call) : attend_in_parts(call)};
+}
+
+void linear_cross_entropy(Stack& stack) {
+  const auto layer = layer_at(stack);
+  const bool is_float = stack[kLayer].toBool(), is_flattened = stack[kLayer + 1].toBool();
+  const auto labels = stack[kLayer + 2].toTensor();
+  const auto reduction = stack[kLayer + 3].toInt(), ignore_index = stack[kLayer + 4].toInt();
+  const double label_smoothing = stack[kLayer + 5].toDouble();
+  if (!fits_loss(layer, is_flattened, labels)) {
+    auto logits = result_of(layer);
+    logits = is_float ? logits.to(at::kFloat) : logits;
+    logits = is_flattened ? logits.flatten(0, 1) : logits;
+    stack = {at::cross_entropy_loss(logits, labels, {}, reduction, ignore_index, label_smoothing)};
+    return;
+  }
+  const auto& input = layer.input;
+  auto loss =
+      ops::linear_cross_entropy(
+          input.reshape({-1, input.size(-1)}), layer.weight, labels,
+          {.ignore_index = ignore_index, .bias = layer.bias, .label_smoothing = label_smoothing})
+          .loss_sum;
+  if (reduction == at::Reduction::Mean) {
+    loss = loss / labels.ne(ignore_index).sum();
+  }
+  stack = {is_float || is_under_autocast(input) ? loss : loss.to(input.scalar_type())};
 }
 
 }  // namespace ddp::detail::fused

@@ -36,9 +36,10 @@ std::map<std::string, int> fuse_graph(Graph& graph, const std::set<std::string>&
   }
   FusionGraph fusion(graph, state);
   for (auto i = fusion.size(); i-- > 0;) {
-    // A head ends in a linear layer, which fuse_language would take alone.
+    // A head and a loss have a linear layer, which fuse_language would take alone.
     if (!fusion.is_removed(i)) {
-      fuse_vision(fusion, i) || fuse_norm(fusion, i) || fuse_language(fusion, i);
+      fuse_vision(fusion, i) || fuse_loss(fusion, i) || fuse_attention(fusion, i) ||
+          fuse_norm(fusion, i) || fuse_language(fusion, i);
     }
   }
   add_counts(counts, fusion.finish());

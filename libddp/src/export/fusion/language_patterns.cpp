@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cmath>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "export/fusion/all_true.hpp"
 #include "export/fusion/fused_functions.hpp"
 #include "export/fusion/linear_layers.hpp"
 #include "export/fusion/pattern_arguments.hpp"
@@ -24,9 +22,8 @@ bool fuse_linear(FusionGraph& graph, std::size_t i) {
 
 bool replace_gelu(FusionGraph& graph, LayerNodes layer, const std::vector<std::size_t>& nodes,
                   bool tanh, bool is_composed) {
-  auto inputs = layer.arguments();
-  inputs.push_back({"tanh", {c10::IValue(tanh)}});
-  inputs.push_back({"is_composed", {c10::IValue(is_composed)}});
+  auto inputs =
+      layer.arguments({{"tanh", {c10::IValue(tanh)}}, {"is_composed", {c10::IValue(is_composed)}}});
   layer.nodes.insert(layer.nodes.end(), nodes.begin(), nodes.end());
   return graph.replace(layer.nodes,
                        {.name = "gelu", .function = fused::gelu, .inputs = std::move(inputs)});
@@ -100,9 +97,8 @@ bool fuse_branch(FusionGraph& graph, std::size_t i) {
     return false;
   }
   auto& [layer, dropout_p] = sum->branch;
-  auto inputs = layer.arguments();
-  inputs.push_back({"residual", sum->residual});
-  inputs.push_back({"dropout_p", {c10::IValue(dropout_p)}});
+  auto inputs =
+      layer.arguments({{"residual", sum->residual}, {"dropout_p", {c10::IValue(dropout_p)}}});
   layer.nodes.push_back(i);
   return graph.replace(
       layer.nodes,
@@ -118,36 +114,11 @@ bool fuse_dropout(FusionGraph& graph, std::size_t i) {
                              .inputs = {{"x", *node.input("input")}, {"p", {c10::IValue(*p)}}}});
 }
 
-bool fuse_attention(FusionGraph& graph, std::size_t i) {
-  const auto& node = graph.at(i);
-  const auto *mask = node.input("attn_mask"), *scale = node.input("scale");
-  const auto causal = truth_of(node.input("is_causal"), false);
-  const auto gqa = truth_of(node.input("enable_gqa"), false);
-  const double dropout_p = number_of(node.input("dropout_p"), 0);
-  const bool is_scaled = !is_none(scale);
-  if (!is_call_of(node, "scaled_dot_product_attention.default") ||
-      !has_values(node, {"query", "key", "value"}) || !causal || !gqa || !(dropout_p >= 0) ||
-      (is_scaled && std::isnan(number_of(scale, 0))) ||
-      !(is_none(mask) || is_all_true(graph, mask))) {
-    return false;
-  }
-  return graph.replace(
-      {i}, {.name = "attention",
-            .function = fused::attention,
-            .inputs = {{"query", *node.input("query")},
-                       {"key", *node.input("key")},
-                       {"value", *node.input("value")},
-                       {"dropout_p", {c10::IValue(dropout_p)}},
-                       {"is_causal", {c10::IValue(*causal)}},
-                       {"scale", {is_scaled ? c10::IValue(number_of(scale, 0)) : c10::IValue()}},
-                       {"enable_gqa", {c10::IValue(*gqa)}}}});
-}
-
 }  // namespace
 
 bool fuse_language(FusionGraph& graph, std::size_t i) {
   return fuse_gelu(graph, i) || fuse_composed_gelu(graph, i) || fuse_branch(graph, i) ||
-         fuse_dropout(graph, i) || fuse_linear(graph, i) || fuse_attention(graph, i);
+         fuse_dropout(graph, i) || fuse_linear(graph, i);
 }
 
 }  // namespace ddp::detail

@@ -36,12 +36,14 @@ BranchNodes branch_of(const FusionGraph& graph, const Argument& value) {
 
 }  // namespace
 
-std::vector<NamedArgument> LayerNodes::arguments() const {
-  return {{"input", input},
-          {"weight", weight},
-          {"bias", bias},
-          {"transposed", {c10::IValue(transposed)}},
-          {"sizes", sizes}};
+std::vector<NamedArgument> LayerNodes::arguments(const std::vector<NamedArgument>& more) const {
+  std::vector<NamedArgument> all = {{"input", input},
+                                    {"weight", weight},
+                                    {"bias", bias},
+                                    {"transposed", {c10::IValue(transposed)}},
+                                    {"sizes", sizes}};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
 }
 
 std::optional<LayerNodes> linear_layer(const FusionGraph& graph, std::size_t i) {

@@ -16,7 +16,8 @@ struct LayerNodes {
   Argument input = {}, weight = {}, bias = {}, sizes = {};  ///< None: not given
   bool transposed = false;
 
-  std::vector<NamedArgument> arguments() const;  ///< the five of fused_functions.hpp
+  /// The five of fused_functions.hpp, and what follows them.
+  std::vector<NamedArgument> arguments(const std::vector<NamedArgument>& more = {}) const;
 };
 
 /// aten.linear, or aten.addmm as transformers' Conv1D calls it.

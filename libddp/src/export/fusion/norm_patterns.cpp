@@ -12,12 +12,6 @@
 namespace ddp::detail {
 namespace {
 
-void append(std::vector<NamedArgument>& inputs, std::vector<NamedArgument> more) {
-  for (auto& input : more) {
-    inputs.push_back(std::move(input));
-  }
-}
-
 // Weight, bias and eps of a layer norm over the last dimension.
 std::optional<std::vector<NamedArgument>> layer_norm_inputs(const Node& node) {
   const auto* shape = node.input("normalized_shape");
@@ -40,9 +34,9 @@ bool fuse_layer_norm(FusionGraph& graph, std::size_t i) {
   const auto sum = graph.source(&input);
   if (auto operands = sum ? sum_of_branch(graph, *sum) : std::nullopt) {
     auto& [layer, dropout_p] = operands->branch;
-    auto inputs = layer.arguments();
-    append(inputs, {{"residual", operands->residual}, {"dropout_p", {c10::IValue(dropout_p)}}});
-    append(inputs, *norm);
+    auto inputs = layer.arguments(
+        {{"residual", operands->residual}, {"dropout_p", {c10::IValue(dropout_p)}}});
+    inputs.insert(inputs.end(), norm->begin(), norm->end());
     layer.nodes.insert(layer.nodes.end(), {*sum, i});
     if (graph.replace(layer.nodes, {.name = "add_layer_norm",
                                     .function = fused::add_layer_norm,
@@ -52,7 +46,7 @@ bool fuse_layer_norm(FusionGraph& graph, std::size_t i) {
     }
   }
   std::vector<NamedArgument> inputs = {{"input", input}};
-  append(inputs, *norm);
+  inputs.insert(inputs.end(), norm->begin(), norm->end());
   return graph.replace({i}, {.name = "layer_norm",
                              .function = fused::layer_norm,
                              .inputs = std::move(inputs),

@@ -34,6 +34,16 @@ bool is_same_value(const Argument* a, const Argument* b) {
   return is_value(a) && is_value(b) && a->name()->name == b->name()->name;
 }
 
+bool are_same_sizes(const Argument& a, const Argument& b) {
+  const auto is_same = [](const Argument& one, const Argument& other) {
+    const auto integer = integer_of(&one, 0);
+    return is_same_value(&one, &other) || (integer != kUnknown && integer == integer_of(&other, 0));
+  };
+  return a.list() && b.list() &&
+         std::equal(a.list()->begin(), a.list()->end(), b.list()->begin(), b.list()->end(),
+                    is_same);
+}
+
 int64_t integer_of(const Argument* argument, int64_t otherwise) {
   if (argument == nullptr) {
     return otherwise;

@@ -25,6 +25,8 @@ bool has_values(const Node& node, std::initializer_list<const char*> names);
 bool is_none(const Argument* argument);
 /// Whether both are the same value of the graph.
 bool is_same_value(const Argument* a, const Argument* b);
+/// Whether both are lists of the same values and integers.
+bool are_same_sizes(const Argument& a, const Argument& b);
 
 /// `otherwise` for a missing argument, INT64_MIN for one that is no constant integer.
 int64_t integer_of(const Argument* argument, int64_t otherwise);

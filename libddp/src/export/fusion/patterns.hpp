@@ -14,7 +14,11 @@ namespace ddp::detail {
 bool fuse_vision(FusionGraph& graph, std::size_t i);
 /// Layer norm, optionally of a residual branch's sum, and RMSNorm as transformers composes it.
 bool fuse_norm(FusionGraph& graph, std::size_t i);
-/// Linear layer, gelu, dropout, the end of a residual branch, attention.
+/// Linear layer, gelu, dropout, the end of a residual branch.
 bool fuse_language(FusionGraph& graph, std::size_t i);
+/// Attention, and torch.nn.MultiheadAttention with its projections.
+bool fuse_attention(FusionGraph& graph, std::size_t i);
+/// Cross-entropy behind a linear layer that nothing else reads.
+bool fuse_loss(FusionGraph& graph, std::size_t i);
 
 }  // namespace ddp::detail
