@@ -37,7 +37,8 @@ void describe_fields(ExportedSettings& s, ddp::FieldVisitor& v) {
                   "of kept: patterns such as layers.*"},
           s.checkpoint_blocks);
   v.field({.name = "fuse",
-           .doc = "Run chains of operators as ops of ddp::ops (docs/exported_fusion.md)."},
+           .doc = "Run chains of operators as ops of ddp::ops (docs/exported_fusion.md). false: as "
+                  "exported, for comparison, or to differentiate a gradient again."},
           s.fuse);
   v.field({.name = "loss",
            .doc = "Of the output and the target. bce: binary cross entropy with logits. in_graph: "

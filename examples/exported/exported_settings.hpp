@@ -29,7 +29,7 @@ struct ExportedSettings {
   std::string save_weights = "";
   bool sync_batch_norm = false;
   double ema_decay = 0;
-  bool fuse = false;
+  bool fuse = true;
 };
 void describe_fields(ExportedSettings& settings, ddp::FieldVisitor& visitor);
 

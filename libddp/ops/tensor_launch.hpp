@@ -60,7 +60,7 @@ inline void check_differentiated_once(const char* op) {
   TORCH_CHECK(
       !c10::GradMode::is_enabled(), op,
       ": its gradient cannot be differentiated again (create_graph=true); use PyTorch's ops "
-      "where a second derivative is needed (in a ResNet: fused_ops=false)");
+      "where a second derivative is needed (ResNet: fused_ops=false; exported model: fuse=false)");
 }
 
 /// `tensor`'s memory as a tensor that autograd does not take for a view. It has tensor's version,

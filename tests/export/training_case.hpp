@@ -53,15 +53,15 @@ inline at::Device chosen_device() {
   return at::Device(name == nullptr ? "cpu" : name);
 }
 
-/// Environment variables: CHECKPOINT_BLOCKS is a pattern, LIBRARIES a path, and any value of FUSE
-/// switches fuse on.
+/// Environment variables: CHECKPOINT_BLOCKS is a pattern, LIBRARIES a path, and any value of PLAIN
+/// switches fuse off.
 inline ddp::ExportedModuleOptions chosen_options() {
   const char* pattern = std::getenv("CHECKPOINT_BLOCKS");
   ddp::ExportedModuleOptions options;
   if (pattern != nullptr) {
     options.checkpoint_blocks = {pattern};
   }
-  options.fuse = std::getenv("FUSE") != nullptr;
+  options.fuse = std::getenv("PLAIN") == nullptr;
   if (const char* library = std::getenv("LIBRARIES")) {
     options.libraries = {library};
   }

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains the models of zoo_models.py in C++ and in Python, and compares them as reference.py does.
 
-usage: zoo.py EXPORTED_CASE [NAME …|all] [--fuse] [--table docs/exported_zoo.md] [--keep FOLDER] [--jobs 1]
+usage: zoo.py EXPORTED_CASE [NAME …|all] [--plain] [--table docs/exported_zoo.md] [--keep FOLDER] [--jobs 1]
 
 Each model is exported as tools/export_model.py does it, with the programs of training and evaluation. Then
 exported_case trains the archive for ten steps on another batch than that of the export, beside the model in
@@ -231,14 +231,14 @@ def main():
     parser.add_argument("--table", metavar="PAGE", help="writes the rows into this page")
     parser.add_argument("--keep", metavar="FOLDER", help="keeps archives and logs")
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
-    parser.add_argument("--fuse", action="store_true", help="with ops of ddp::ops in place of operators")
+    parser.add_argument("--plain", action="store_true", help="without ops of ddp::ops in place of operators")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_intermixed_args()
     program = os.path.abspath(options.program)
     if options.child:
         return child(program, options.names[0], options.child)
-    if options.fuse:
-        os.environ["FUSE"] = "1"  # exported_case reads it
+    if options.plain:
+        os.environ["PLAIN"] = "1"  # exported_case reads it
     names = list(MODELS) if options.names == ["all"] else options.names
     unknown = [name for name in names if name not in MODELS]
     if unknown:

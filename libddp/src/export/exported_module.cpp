@@ -41,7 +41,7 @@ struct ExportedModuleImpl::State {
   std::map<std::string, TensorMap> constants;  // by the name of their program
   std::shared_ptr<const detail::OperatorOverrides> overrides;  // null: none
   std::map<std::string, Adapter> adapters;                     // by layer
-  bool fuse = false;
+  bool fuse = true;
 
   const detail::ModeProgram& program(bool is_training) const {
     return programs->of_mode(is_training, fuse && !overrides);
@@ -120,8 +120,8 @@ std::pair<NamedTensors, NamedTensors> named_tensors(const ExportedProgram& progr
 bool may_fuse(const TensorMap& tensors, const std::string& path) {
   const auto view = detail::first_view(tensors);
   if (!view.empty()) {
-    log_warning(concat(path, ": fuse (model.fuse) is true, but ", printable(view),
-                       " shares its memory with another tensor, so nothing is fused"));
+    log_info(concat(path, ": nothing is fused, because ", printable(view),
+                    " shares its memory with another tensor"));
   }
   return view.empty();
 }
@@ -399,8 +399,8 @@ void ExportedModuleImpl::save_archive(const std::string& path) const {
 bool ExportedModuleImpl::override_operator(
     const std::string& name, std::function<void(std::vector<c10::IValue>&, bool)> function) {
   if (state_->fuse && !state_->overrides) {
-    log_warning(concat(state_->archive, ": fuse (model.fuse) is true, but ", printable(name),
-                       " is overridden, so the program runs as exported; fix: set fuse to false"));
+    log_info(concat(state_->archive, ": nothing is fused, because ", printable(name),
+                    " is overridden"));
   }
   auto overrides = state_->overrides ? *state_->overrides : detail::OperatorOverrides();
   overrides[name] = std::move(function);

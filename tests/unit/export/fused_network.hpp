@@ -55,6 +55,13 @@ struct Network : ArchiveBuilder {
     buffer(name, value.to(type));
     return "b_" + name;
   }
+  /// Patches side by side of images of three channels.
+  std::string patches(const std::string& x, int64_t patch) {
+    return call("conv2d.default", {{"input", tensor(x)},
+                                   {"weight", tensor(weight({8, 3, patch, patch}))},
+                                   {"bias", tensor(weight({8}))},
+                                   {"stride", integers({patch, patch})}});
+  }
   std::string conv(const std::string& x, int64_t kernel, int64_t stride = 1) {
     return call("conv2d.default", {{"input", tensor(x)},
                                    {"weight", tensor(weight({channels, channels, kernel, kernel}))},
@@ -206,7 +213,8 @@ struct Run {
   bool fuse = false;
   std::vector<std::string> checkpoint_blocks = {};
   at::Device device = at::kCPU;
-  bool autocasts = false;  // to bfloat16, in the forward
+  bool autocasts = false;                                  // to bfloat16, in the forward
+  at::MemoryFormat format = at::MemoryFormat::Contiguous;  // of filters
 };
 
 /// Autocast to bfloat16 until the result is destroyed.
@@ -227,6 +235,11 @@ inline at::Tensor forward(ddp::ExportedModule& module, const at::Tensor& x, cons
 inline std::vector<at::Tensor> train(const Network& net, const at::Tensor& x, const Run& run) {
   auto module = load(net, {.checkpoint_blocks = run.checkpoint_blocks, .fuse = run.fuse});
   module->to(run.device);
+  for (auto& parameter : module->parameters()) {
+    if (parameter.dim() == 4) {
+      parameter.set_data(parameter.data().contiguous(run.format));
+    }
+  }
   std::vector<at::Tensor> tensors;
   for (int step = 0; step < 2; ++step) {
     at::manual_seed(9);
@@ -291,7 +304,8 @@ struct MultiheadOptions {
   int64_t dim = 4;  // of a head
   double dropout_p = 0;
   bool has_bias = true, reads_packed = false;
-  int64_t swapped_with = 1;                      // of the heads' rows
+  bool copies = false;       // attention's result; an export has it where strides ask for it
+  int64_t swapped_with = 1;  // of the heads' rows
   std::vector<int64_t> query_rows = {};          // empty: as keys and values
   std::vector<int64_t> value_order = {0, 1, 2};  // which part is query, key and value
 };
@@ -321,8 +335,8 @@ inline Network multihead_attention(const MultiheadOptions& options,
       net.attend(heads[0], heads[1], heads[2], {{"dropout_p", number(options.dropout_p)}});
   auto rows =
       net.call("permute.default", {{"self", tensor(mixed)}, {"dims", integers({2, 0, 1, 3})}});
-  if (options.dropout_p > 0) {
-    rows = net.unary("contiguous.default", rows);  // an export has it only where it copies
+  if (options.copies || options.dropout_p > 0) {
+    rows = net.unary("contiguous.default", rows);
   }
   const auto out = net.linear_layer(net.view(rows, {-1, width}), width, width, options.has_bias);
   auto result = net.swap(net.view(out, {8, -1, width}), 1, 0);

@@ -202,6 +202,13 @@ TEST_CASE("convolutions of an image of three channels", "[export]") {
   check_equal(net, images(3));
 }
 
+TEST_CASE("patches of an image are a convolution with a bias", "[export]") {
+  Network net({3, 8, 8});
+  net.returns(net.patches("x", GENERATE(2, 3)));
+  CHECK(fused(net) == Counts{{"conv2d", 1}});
+  check_equal(net, images(3));
+}
+
 TEST_CASE("pools and heads that the op does not compute stay", "[export]") {
   Network net;
   SECTION("a max pool of 2") {

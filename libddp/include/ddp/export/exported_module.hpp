@@ -53,9 +53,9 @@ struct ExportedModuleOptions {
   /// and this is logged. torch::autograd::grad() throws.
   std::vector<std::string> checkpoint_blocks = {};
   /// Runs chains of operators as ops of ddp::ops, which have kernels for CUDA. On the CPU the
-  /// numbers stay. On CUDA they differ by rounding, and dropout draws other numbers. The backward
+  /// numbers stay. On CUDA they differ by rounding, dropout draws other numbers, and the backward
   /// cannot be differentiated again. While an operator is overridden, nothing is replaced.
-  bool fuse = false;
+  bool fuse = true;
 };
 
 /// Runs the exported operators one by one through LibTorch's dispatcher, so autograd records them,

@@ -17,7 +17,7 @@ void batch_norm_relu(Stack& stack);           ///< x, norm
 void batch_norm_relu_max_pool(Stack& stack);  ///< x, norm
 void batch_norm_add_relu(Stack& stack);       ///< x, norm, residual, whether added in place
 void two_batch_norms_add_relu(Stack& stack);  ///< x, norm, z, norm of z, whether added in place
-void convolution(Stack& stack);               ///< x, weight, stride, padding
+void convolution(Stack& stack);               ///< x, weight, bias or None, stride, padding
 void pooled_linear(Stack& stack);             ///< x, weight, bias
 
 // A layer is five arguments: input, weight, bias or None, whether the weight is [in, out], and the

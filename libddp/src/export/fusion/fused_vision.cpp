@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "ddp/ops/language.hpp"
 #include "ddp/ops/vision.hpp"
 #include "export/fusion/fused_conditions.hpp"
 
@@ -47,6 +48,26 @@ at::Tensor sum(const at::Tensor& x, const at::Tensor& addend, bool in_place) {
   return in_place ? at::Tensor(x).add_(addend) : x + addend;
 }
 
+// Whether windows side by side cover images of few channels, whose convolution has no fast kernel.
+bool are_patches(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto patch = weight.size(2);
+  const bool is_half = is_under_autocast(x) || x.scalar_type() == at::kBFloat16 ||
+                       x.scalar_type() == at::kHalf;  // float32 has other settings there
+  return x.is_cuda() && is_half && !x.requires_grad() && patch > 1 && x.numel() > 0 &&
+         x.size(2) % patch == 0 && x.size(3) % patch == 0 && fits_bias(weight.size(0), bias);
+}
+
+// As a product of a matrix: a patch's values lie in the order of the weight's.
+at::Tensor patch_embedding(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto patch = weight.size(2), rows = x.size(2) / patch, columns = x.size(3) / patch;
+  const bool is_channels_last = weight.is_contiguous(at::MemoryFormat::ChannelsLast);
+  const auto pixels = x.unflatten(2, {rows, patch}).unflatten(4, {columns, patch});
+  const auto patches =
+      is_channels_last ? pixels.permute({0, 2, 4, 3, 5, 1}) : pixels.permute({0, 2, 4, 1, 3, 5});
+  const auto matrix = (is_channels_last ? weight.permute({0, 2, 3, 1}) : weight).flatten(1);
+  return ops::linear(patches.flatten(3), matrix, {.bias = bias}).permute({0, 3, 1, 2});
+}
+
 }  // namespace
 
 void batch_norm_relu(Stack& stack) {
@@ -83,18 +104,21 @@ void two_batch_norms_add_relu(Stack& stack) {
 
 void convolution(Stack& stack) {
   const auto x = stack[0].toTensor(), weight = stack[1].toTensor();
-  const auto stride = stack[2].toInt(), padding = stack[3].toInt();
+  const auto bias = stack[2].isTensor() ? stack[2].toTensor() : at::Tensor();
+  const auto stride = stack[3].toInt(), padding = stack[4].toInt();
   const auto kernel = weight.dim() == 4 && weight.size(2) == weight.size(3) ? weight.size(2) : 0;
   const bool is_dense =
       x.dim() == 4 && has_dtype_of(x, weight) && kernel > 0 && x.size(1) == weight.size(1);
-  if (is_dense && x.size(1) == 3 && !x.requires_grad() &&
-      ((kernel == 7 && stride == 2 && padding == 3) ||
-       (kernel == 3 && stride == 1 && padding == 1))) {
+  if (is_dense && kernel == stride && padding == 0 && are_patches(x, weight, bias)) {
+    stack = {patch_embedding(x, weight, bias)};
+  } else if (is_dense && !bias.defined() && x.size(1) == 3 && !x.requires_grad() &&
+             ((kernel == 7 && stride == 2 && padding == 3) ||
+              (kernel == 3 && stride == 1 && padding == 1))) {
     stack = {ops::stem_convolution(x, weight)};
-  } else if (is_dense && (kernel == 1 || kernel == 3) && padding == kernel / 2) {
+  } else if (is_dense && !bias.defined() && (kernel == 1 || kernel == 3) && padding == kernel / 2) {
     stack = {ops::conv2d(x, weight, stride, padding)};
   } else {
-    stack = {at::conv2d(x, weight, {}, stride, padding)};
+    stack = {at::conv2d(x, weight, bias, stride, padding)};
   }
 }
 

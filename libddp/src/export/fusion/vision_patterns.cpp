@@ -139,9 +139,12 @@ bool fuse_convolution(FusionGraph& graph, std::size_t i) {
   const auto& node = graph.at(i);
   const auto stride = integers_of(node.input("stride"), 2, 1);
   const auto padding = integers_of(node.input("padding"), 2, 0);
+  const auto* bias = node.input("bias");
+  const bool makes_patches = is_value(bias) && stride[0] > 1 && padding[0] == 0;
   if (!is_call_of(node, "conv2d.default") || !has_values(node, {"input", "weight"}) ||
-      !is_none(node.input("bias")) || stride[0] < 1 || padding[0] < 0 || stride[0] != stride[1] ||
-      padding[0] != padding[1] || integers_of(node.input("dilation"), 2, 1) != Integers{1, 1} ||
+      !(is_none(bias) || makes_patches) || stride[0] < 1 || padding[0] < 0 ||
+      stride[0] != stride[1] || padding[0] != padding[1] ||
+      integers_of(node.input("dilation"), 2, 1) != Integers{1, 1} ||
       integer_of(node.input("groups"), 1) != 1) {
     return false;
   }
@@ -149,6 +152,7 @@ bool fuse_convolution(FusionGraph& graph, std::size_t i) {
                              .function = fused::convolution,
                              .inputs = {{"x", *node.input("input")},
                                         {"weight", *node.input("weight")},
+                                        {"bias", bias ? *bias : Argument{}},
                                         {"stride", {c10::IValue(stride[0])}},
                                         {"padding", {c10::IValue(padding[0])}}}});
 }
