@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ddp/ops/decoder.hpp"
 #include "ddp/ops/language.hpp"
 #include "differential/cases.hpp"
 
@@ -196,6 +197,24 @@ Case split_heads(Draw& draw) {
                    all.narrow(2, heads + kv_heads, kv_heads)};
   };
   one.text += text_of("heads", heads, kv_heads, "dim", dim, "seq", seq, "rotary", turns);
+  return one;
+}
+
+Case apply_rotary(Draw& draw) {
+  Case one;
+  const auto dtype = set_dtype(draw, one, 4);
+  const int64_t batch = draw.number(1, 3), heads = draw.number(1, 4), seq = draw.number(1, 20);
+  const int64_t dim = 2 * draw.size(64);
+  one.add(draw.normal({batch, seq, heads, dim}, dtype).transpose(1, 2));
+  const std::vector<int64_t> sizes = {draw.one_of<int64_t>({1, batch}), 1, seq, dim / 2};
+  const auto angles = draw.one_of<torch::Dtype>({dtype, torch::kFloat});
+  const auto cos = draw.normal(sizes, angles), sin = draw.normal(sizes, angles);
+  one.op = [=](const Tensors& in) {
+    return Tensors{
+        ddp::ops::apply_rotary(in[0], torch::cat({cos, cos}, -1), torch::cat({sin, sin}, -1))};
+  };
+  one.twin = [=](const Tensors& in) { return Tensors{rotated(in[0], cos, sin)}; };
+  one.text += text_of("heads", heads, "dim", dim, "seq", seq, "angles", angles);
   return one;
 }
 
@@ -436,14 +455,16 @@ Case branch(Draw& draw) {
 Case activation(Draw& draw) {
   Case one;
   const auto dtype = set_dtype(draw, one, 2);
-  const bool gated = draw.chance(0.5), tanh = draw.chance(0.5);
+  const bool gated = draw.chance(0.5), tanh = draw.chance(0.5), separate = draw.chance(0.5);
   const int64_t dim = gated ? 2 * draw.size(80) : draw.size(160);
   const auto sizes = shape(draw, dim);
   one.add(draw.normal(sizes, dtype));
   const auto bias = gated ? Place{} : maybe(draw, one, {dim}, dtype, true);
   one.op = [=](const Tensors& in) {
-    return Tensors{gated ? ddp::ops::swiglu(in[0])
-                         : ddp::ops::gelu(in[0], {.bias = bias.of(in), .tanh = tanh})};
+    const auto parts = in[0].chunk(2, -1);
+    return Tensors{!gated     ? ddp::ops::gelu(in[0], {.bias = bias.of(in), .tanh = tanh})
+                   : separate ? ddp::ops::swiglu(parts[0], parts[1])
+                              : ddp::ops::swiglu(in[0])};
   };
   one.twin = [=](const Tensors& in) {
     if (gated) {
@@ -456,7 +477,7 @@ Case activation(Draw& draw) {
   one.text += text_of(gated  ? "swiglu"
                       : tanh ? "gelu tanh"
                              : "gelu",
-                      torch::IntArrayRef(sizes), "bias", bias.index);
+                      torch::IntArrayRef(sizes), "bias", bias.index, "separate", separate);
   return one;
 }
 
@@ -466,6 +487,7 @@ const std::vector<Row>& language_rows() {
   static const std::vector<Row> rows = {{"attention", attention},
                                         {"packed_attention", packed_attention},
                                         {"split_heads", split_heads},
+                                        {"apply_rotary", apply_rotary},
                                         {"linear", linear},
                                         {"lora_linear", lora_linear},
                                         {"linear_cross_entropy", linear_cross_entropy},

@@ -8,6 +8,7 @@
 
 #include <limits>
 
+#include "ddp/ops/decoder.hpp"
 #include "ddp/ops/language.hpp"
 #include "gpu/vision/batch_norm_test.hpp"
 #include "gpu/vision/convolution_test.hpp"
@@ -220,6 +221,9 @@ TEST_CASE("kernels' gradients refuse to be differentiated again") {
   refuses("cross_entropy", ddp::ops::cross_entropy(logits, labels).loss, logits);
   const auto gate_up = torch::randn({4, 64}, kHalves).requires_grad_(true);
   refuses("swiglu", ddp::ops::swiglu(gate_up), gate_up);
+  refuses("swiglu", ddp::ops::swiglu(gate_up, gate_up.detach()), gate_up);
+  const auto heads = gate_up.view({1, 1, 4, 64}), angles = heads.detach();
+  refuses("apply_rotary", ddp::ops::apply_rotary(heads, angles, angles), gate_up);
   for (const auto& [name, form] : forms()) {
     INFO(name);
     auto inputs = make_inputs({4, 64, 8, 8}, torch::kCUDA, torch::kBFloat16);

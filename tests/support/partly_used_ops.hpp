@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "ddp/ops/decoder.hpp"
 #include "support/catch.hpp"
 #include "support/fused_ops.hpp"
 
@@ -118,6 +119,28 @@ inline std::vector<PartlyUsedOp> of_language() {
          const auto halves = (x + as(p[0], x)).chunk(2, -1);
          return {torch::silu(halves[0]) * halves[1]};
        }});
+  rows.push_back({"swiglu of separate tensors",
+                  {16, 64},
+                  {{64}},
+                  [](const Tensor& x, const Tensors& p) -> Tensors {
+                    return {ops::swiglu(x, x + as(p[0], x))};
+                  },
+                  [](const Tensor& x, const Tensors& p) -> Tensors {
+                    return {torch::silu(x) * (x + as(p[0], x))};
+                  }});
+  rows.push_back({"apply_rotary",
+                  {2, 2, 4, 16},
+                  {{16}},
+                  [](const Tensor& x, const Tensors& p) -> Tensors {
+                    const auto angles = as(p[0].detach(), x);
+                    return {ops::apply_rotary(x + as(p[0], x), angles, angles)};
+                  },
+                  [](const Tensor& x, const Tensors& p) -> Tensors {
+                    const auto angles = as(p[0].detach(), x);
+                    const auto shifted = x + as(p[0], x);
+                    const auto halves = shifted.chunk(2, -1);
+                    return {shifted * angles + torch::cat({-halves[1], halves[0]}, -1) * angles};
+                  }});
   rows.push_back({"cross_entropy",
                   {16, 64},
                   {{64}},

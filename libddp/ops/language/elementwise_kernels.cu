@@ -14,45 +14,104 @@ constexpr int kVector = 8;
 
 /// The place of a thread's eight elements.
 struct GatePlace {
-  int64_t out;   // in rows of `width`
-  int64_t gate;  // in rows of two halves
+  int64_t row, column;
 };
-__device__ GatePlace gate_place(int64_t width) {
+__device__ GatePlace gate_place(const GatedRows& in) {
   // Divides vectors in 32 bits: 64 bits would cost as much as the rest of the kernel.
   const unsigned vector = blockIdx.x * kThreads + threadIdx.x;
-  const unsigned row = vector / static_cast<unsigned>(width / kVector);
-  const int64_t i = int64_t{vector} * kVector;
-  return {i, i + row * width};
+  const unsigned vectors = static_cast<unsigned>(in.width / kVector);
+  const unsigned row = vector / vectors;
+  return {row, int64_t{vector - row * vectors} * kVector};
 }
 
 template <typename T>
-__global__ void swiglu(const T* gate_up, int64_t rows, int64_t width, T* out) {
-  const GatePlace place = gate_place(width);
-  if (place.out >= rows * width) {
+__global__ void swiglu(GatedRows in, T* out) {
+  const auto [row, column] = gate_place(in);
+  if (row >= in.rows) {
     return;
   }
   float g[kVector], u[kVector];
-  load8(gate_up + place.gate, 1, g);
-  load8(gate_up + place.gate + width, 1, u);
+  load8(static_cast<const T*>(in.gate) + row * in.gate_stride + column, 1, g);
+  load8(static_cast<const T*>(in.up) + row * in.up_stride + column, 1, u);
 #pragma unroll
   for (int j = 0; j < kVector; ++j) {
     u[j] *= g[j] * sigmoid(g[j]);
   }
-  store8(out + place.out, 1, u);
+  store8(out + row * in.width + column, 1, u);
 }
 
 template <typename T>
-__global__ void swiglu_backward(const T* grad, const T* gate_up, int64_t rows, int64_t width,
-                                T* grad_gate_up) {
-  const GatePlace place = gate_place(width);
-  if (place.out >= rows * width) {
+__global__ void swiglu_backward(GatedRows in, const T* grad, T* grad_gate, T* grad_up,
+                                int64_t grad_stride) {
+  const auto [row, column] = gate_place(in);
+  if (row >= in.rows) {
     return;
   }
   float of_gate[kVector], of_up[kVector];
-  gated_gradients(grad + place.out, gate_up + place.gate, gate_up + place.gate + width, of_gate,
-                  of_up);
-  store8(grad_gate_up + place.gate, 1, of_gate);
-  store8(grad_gate_up + place.gate + width, 1, of_up);
+  gated_gradients(grad + row * in.width + column,
+                  static_cast<const T*>(in.gate) + row * in.gate_stride + column,
+                  static_cast<const T*>(in.up) + row * in.up_stride + column, of_gate, of_up);
+  store8(grad_gate + row * grad_stride + column, 1, of_gate);
+  store8(grad_up + row * grad_stride + column, 1, of_up);
+}
+
+/// Adjacent values, read and written 16 bytes at a time.
+template <typename T, int kCount>
+struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
+  T values[kCount];
+};
+template <int kCount, typename T>
+__device__ __forceinline__ void load_pack(const T* from, float (&values)[kCount]) {
+  const auto pack = *reinterpret_cast<const Pack<T, kCount>*>(from);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    values[j] = to_float(pack.values[j]);
+  }
+}
+template <int kCount, typename T>
+__device__ __forceinline__ void store_pack(T* to, const float (&values)[kCount]) {
+  Pack<T, kCount> pack;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    pack.values[j] = from_float<T>(values[j]);
+  }
+  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
+}
+
+/// Each thread turns kCount values of a head's first half with those of its second.
+template <int kCount, typename In, typename Angle, typename Out>
+__global__ void apply_rotary(RotaryRows rows, bool transposed, Out* out) {
+  const unsigned thread = blockIdx.x * kThreads + threadIdx.x;
+  const unsigned packs = rows.half / kCount, row = thread / packs;
+  const unsigned column = (thread - row * packs) * kCount;
+  const unsigned outer = row / rows.sizes[2], first = outer / rows.sizes[1];
+  if (first >= rows.sizes[0]) {
+    return;
+  }
+  const unsigned second = outer - first * rows.sizes[1], third = row - outer * rows.sizes[2];
+  const auto place = [&](const int64_t(&strides)[3]) {
+    return first * strides[0] + second * strides[1] + third * strides[2] + column;
+  };
+  const auto load = [&](auto tag, const RotaryOperand& from, float(&a)[kCount], float(&b)[kCount]) {
+    const auto* const data =
+        static_cast<const typename decltype(tag)::type*>(from.data) + place(from.strides);
+    load_pack(data, a);
+    load_pack(data + rows.half, b);
+  };
+  float a[kCount], b[kCount], cos_a[kCount], cos_b[kCount], sin_a[kCount], sin_b[kCount];
+  load(TypeTag<In>{}, rows.x, a, b);
+  load(TypeTag<Angle>{}, rows.cos, cos_a, cos_b);
+  load(TypeTag<Angle>{}, rows.sin, sin_a, sin_b);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) {
+    const float of_b = transposed ? sin_b[j] : -sin_a[j], of_a = transposed ? -sin_a[j] : sin_b[j];
+    const float turned = a[j] * cos_a[j] + b[j] * of_b;
+    b[j] = b[j] * cos_b[j] + a[j] * of_a;
+    a[j] = turned;
+  }
+  Out* const to = out + place(rows.out_strides);
+  store_pack(to, a);
+  store_pack(to + rows.half, b);
 }
 
 constexpr int kHeadLanes = 32;  // threads of a block with different columns
@@ -166,26 +225,49 @@ int64_t tokens_of_part(const HeadRows& rows) {
 
 }  // namespace
 
-cudaError_t launch_swiglu(const void* gate_up, Element element, int64_t rows, int64_t width,
-                          void* out, cudaStream_t stream) {
-  return with_compute_type(element, [&](auto tag) {
+cudaError_t launch_swiglu(const GatedRows& in, void* out, cudaStream_t stream) {
+  return with_compute_type(in.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    swiglu<<<num_blocks(rows * width / kVector, kThreads), kThreads, 0, stream>>>(
-        static_cast<const T*>(gate_up), rows, width, static_cast<T*>(out));
+    swiglu<<<num_blocks(in.rows * in.width / kVector, kThreads), kThreads, 0, stream>>>(
+        in, static_cast<T*>(out));
     return cudaGetLastError();
   });
 }
 
-cudaError_t launch_swiglu_backward(const void* grad, const void* gate_up, Element element,
-                                   int64_t rows, int64_t width, void* grad_gate_up,
-                                   cudaStream_t stream) {
-  return with_compute_type(element, [&](auto tag) {
+cudaError_t launch_swiglu_backward(const GatedRows& in, const void* grad, void* grad_gate,
+                                   void* grad_up, int64_t grad_stride, cudaStream_t stream) {
+  return with_compute_type(in.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    swiglu_backward<<<num_blocks(rows * width / kVector, kThreads), kThreads, 0, stream>>>(
-        static_cast<const T*>(grad), static_cast<const T*>(gate_up), rows, width,
-        static_cast<T*>(grad_gate_up));
+    swiglu_backward<<<num_blocks(in.rows * in.width / kVector, kThreads), kThreads, 0, stream>>>(
+        in, static_cast<const T*>(grad), static_cast<T*>(grad_gate), static_cast<T*>(grad_up),
+        grad_stride);
     return cudaGetLastError();
   });
+}
+
+cudaError_t launch_apply_rotary(const RotaryRows& rows, bool transposed, void* out,
+                                cudaStream_t stream) {
+  const int64_t pairs = int64_t{rows.sizes[0]} * rows.sizes[1] * rows.sizes[2] * rows.half;
+  const auto launch = [&](auto in, auto angle, auto to) {
+    using In = typename decltype(in)::type;
+    using Angle = typename decltype(angle)::type;
+    using Out = typename decltype(to)::type;
+    const auto call = [&](auto kernel, int count) {
+      kernel<<<num_blocks(pairs / count, kThreads), kThreads, 0, stream>>>(rows, transposed,
+                                                                           static_cast<Out*>(out));
+    };
+    rows.is_aligned ? call(apply_rotary<kVector, In, Angle, Out>, kVector)
+                    : call(apply_rotary<1, In, Angle, Out>, 1);
+    return cudaGetLastError();
+  };
+  // Angles in float32 widen a narrow input, and the gradient becomes narrow again.
+  if (rows.in == rows.out) {
+    return with_float_type(rows.in, [&](auto type) { return launch(type, type, type); });
+  }
+  const TypeTag<float> wide;
+  return rows.in == Element::Float32
+             ? with_compute_type(rows.out, [&](auto type) { return launch(wide, wide, type); })
+             : with_compute_type(rows.in, [&](auto type) { return launch(type, wide, wide); });
 }
 
 int num_head_parts(const HeadRows& rows) {

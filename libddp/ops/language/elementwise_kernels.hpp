@@ -8,14 +8,36 @@
 
 namespace ddp::ops::detail {
 
-/// gate_up [rows, 2 width] -> out [rows, width] = silu(gate) * up, where gate is the first half of
-/// a row. Of bf16 or fp16, 16-byte aligned; width is a multiple of 8.
-cudaError_t launch_swiglu(const void* gate_up, Element element, int64_t rows, int64_t width,
-                          void* out, cudaStream_t stream);
-/// grad [rows, width] -> grad_gate_up [rows, 2 width]
-cudaError_t launch_swiglu_backward(const void* grad, const void* gate_up, Element element,
-                                   int64_t rows, int64_t width, void* grad_gate_up,
-                                   cudaStream_t stream);
+/// Rows of gate and up, and of their gradients: bf16 or fp16, 16-byte aligned.
+struct GatedRows {
+  int64_t rows, width;  ///< width a multiple of 8
+  Element element;
+  const void *gate, *up;
+  int64_t gate_stride, up_stride;  ///< between rows, in elements, multiples of 8
+};
+/// out [rows, width] = silu(gate) * up
+cudaError_t launch_swiglu(const GatedRows& in, void* out, cudaStream_t stream);
+/// grad [rows, width] -> the gradients of gate and up, whose rows are `grad_stride` apart.
+cudaError_t launch_swiglu_backward(const GatedRows& in, const void* grad, void* grad_gate,
+                                   void* grad_up, int64_t grad_stride, cudaStream_t stream);
+
+/// [sizes[0], sizes[1], sizes[2], head_dim] with a dense last dimension; strides in elements.
+struct RotaryOperand {
+  const void* data = nullptr;
+  int64_t strides[3] = {};
+};
+struct RotaryRows {
+  uint32_t sizes[3] = {};
+  uint32_t half;    ///< head_dim / 2; its product with the sizes is below 2^31
+  Element in, out;  ///< of x and of the result; cos and sin have the wider one
+  bool is_aligned;  ///< pointers to 16 bytes, and strides and `half` to 8 elements
+  RotaryOperand x = {}, cos = {}, sin = {};
+  int64_t out_strides[3] = {};
+};
+/// out = x * cos + [-x2, x1] * sin with x = [x1, x2], in float32. `transposed`: the gradient of x
+/// for the result's gradient `x`.
+cudaError_t launch_apply_rotary(const RotaryRows& rows, bool transposed, void* out,
+                                cudaStream_t stream);
 
 /// [batch, seq, heads, head_dim] with a dense last dimension; strides in elements, multiples of 8.
 struct HeadSource {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ddp/ops/language.hpp"
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <stdexcept>
 #include <vector>
 
+#include "ddp/ops/decoder.hpp"
+#include "ddp/ops/language.hpp"
 #include "ops/grad_target.hpp"
 #include "ops/shared/autocast_off.hpp"
 #include "ops/tensor_launch.hpp"
@@ -209,7 +210,108 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
   }
 };
 
+#ifdef DDP_HAS_CUDA
+/// Whether cosines or sines broadcast to `x` and have a whole head side by side.
+bool fits_heads(const at::Tensor& angles, const at::Tensor& x) {
+  if (angles.dim() == 0 || angles.dim() > x.dim() || angles.size(-1) != x.size(-1) ||
+      angles.stride(-1) != 1 || angles.device() != x.device()) {
+    return false;
+  }
+  for (int64_t dim = 2; dim <= angles.dim(); ++dim) {
+    if (angles.size(-dim) != 1 && angles.size(-dim) != x.size(-dim)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool fits_rotary_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  const bool is_float = x.scalar_type() == at::kFloat && detail::runs_own_code(x);
+  return (is_float || detail::runs_own_kernels(x, x.scalar_type())) && x.dim() == 4 &&
+         x.stride(3) == 1 && x.numel() > 0 && x.numel() < int64_t{1} << 32 &&
+         (cos.scalar_type() == x.scalar_type() || cos.scalar_type() == at::kFloat) &&
+         sin.scalar_type() == cos.scalar_type() && fits_heads(cos, x) && fits_heads(sin, x) &&
+         !(c10::GradMode::is_enabled() && (cos.requires_grad() || sin.requires_grad()));
+}
+
+/// Writes `x` [batch, heads, seq, head_dim], turned, into `out`, whose strides may be others.
+void turn_by_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                    bool transposed, const at::Tensor& out) {
+  const auto cosines = cos.expand(x.sizes()), sines = sin.expand(x.sizes());
+  std::array<int64_t, 3> dims = {0, 1, 2};  // neighbouring threads write neighbouring rows
+  std::sort(dims.begin(), dims.end(),
+            [&](int64_t a, int64_t b) { return out.stride(a) > out.stride(b); });
+  detail::RotaryRows rows{.half = static_cast<uint32_t>(x.size(3) / 2),
+                          .in = detail::element_of(x.scalar_type()),
+                          .out = detail::element_of(out.scalar_type()),
+                          .is_aligned = x.size(3) % 16 == 0};
+  const auto operand = [&](const at::Tensor& tensor) {
+    detail::RotaryOperand result{.data = tensor.const_data_ptr()};
+    rows.is_aligned = rows.is_aligned && detail::is_aligned(tensor);
+    for (std::size_t i = 0; i < 3; ++i) {
+      result.strides[i] = tensor.stride(dims[i]);
+      rows.is_aligned = rows.is_aligned && result.strides[i] % 8 == 0;
+    }
+    return result;
+  };
+  rows.x = operand(x);
+  rows.cos = operand(cosines);
+  rows.sin = operand(sines);
+  const auto to = operand(out);
+  for (std::size_t i = 0; i < 3; ++i) {
+    rows.sizes[i] = static_cast<uint32_t>(x.size(dims[i]));
+    rows.out_strides[i] = to.strides[i];
+  }
+  const c10::cuda::CUDAGuard device(x.device());
+  C10_CUDA_CHECK(
+      detail::launch_apply_rotary(rows, transposed, out.mutable_data_ptr(), detail::stream_of(x)));
+}
+
+class ApplyRotary : public torch::autograd::Function<ApplyRotary> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
+                            const at::Tensor& cos, const at::Tensor& sin) {
+    const auto out = at::empty_like(x, at::promote_types(x.scalar_type(), cos.scalar_type()));
+    turn_by_kernel(x, cos, sin, /*transposed=*/false, out);
+    ctx->save_for_backward({cos, sin});
+    ctx->saved_data["strides"] = out.strides().vec();
+    ctx->saved_data["dtype"] = x.scalar_type();
+    ctx->set_materialize_grads(false);
+    return out;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 torch::autograd::variable_list grad_outputs) {
+    detail::check_differentiated_once("apply_rotary");
+    if (!grad_outputs[0].defined()) {
+      return torch::autograd::variable_list(3);
+    }
+    const auto grad =
+        grad_outputs[0].stride(3) == 1 ? grad_outputs[0] : grad_outputs[0].contiguous();
+    const auto saved = ctx->get_saved_variables();
+    const auto grad_x =
+        at::empty_strided(grad.sizes(), ctx->saved_data["strides"].toIntVector(),
+                          grad.options().dtype(ctx->saved_data["dtype"].toScalarType()));
+    turn_by_kernel(grad, saved[0], saved[1], /*transposed=*/true, grad_x);
+    return {grad_x, at::Tensor(), at::Tensor()};
+  }
+};
+#endif
+
 }  // namespace
+
+at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+  TORCH_CHECK(x.dim() > 0 && x.size(-1) % 2 == 0, "apply_rotary: the last dimension of ", x.sizes(),
+              " does not have two equal halves");
+#ifdef DDP_HAS_CUDA
+  if (fits_rotary_kernel(x, cos, sin)) {
+    return ApplyRotary::apply(x, cos, sin);
+  }
+#endif
+  const int64_t half = x.size(-1) / 2;
+  const auto straight = x * cos;
+  const auto first = x.narrow(-1, 0, half), second = x.narrow(-1, half, half);
+  return straight + at::cat({-second, first}, -1) * sin;
+}
 
 RotaryTables make_rotary_tables(const RotaryOptions& options, int64_t num_positions,
                                 at::Device device) {
