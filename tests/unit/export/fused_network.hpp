@@ -5,6 +5,8 @@
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
+#include <limits>
+
 #include "export/fusion/fusion.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
@@ -181,6 +183,27 @@ struct Network : ArchiveBuilder {
   std::string select(const std::string& x, int64_t dim, int64_t index) {
     return call("select.int",
                 {{"self", tensor(x)}, {"dim", integer(dim)}, {"index", integer(index)}});
+  }
+  std::string slice(const std::string& x, int64_t dim, int64_t start, int64_t end) {
+    return call("slice.Tensor", {{"self", tensor(x)},
+                                 {"dim", integer(dim)},
+                                 {"start", integer(start)},
+                                 {"end", integer(end)}});
+  }
+  std::string cat(const std::string& a, const std::string& b, int64_t dim = -1) {
+    return call("cat.default", {{"tensors", {{"as_tensors", {{{"name", a}}, {{"name", b}}}}}},
+                                {"dim", integer(dim)}});
+  }
+  /// x cut at `half` along `dim`, the parts exchanged.
+  std::string rotate_half(const std::string& x, int64_t half, int64_t dim = 3) {
+    const auto first = slice(x, dim, 0, half);
+    const auto second = slice(x, dim, half, std::numeric_limits<int64_t>::max());
+    return cat(unary("neg.default", second), first);
+  }
+  std::string rotary(const std::string& x, const std::string& cos, const std::string& sin,
+                     int64_t half = 4, int64_t dim = 3) {
+    const auto straight = multiply(x, cos);
+    return add(straight, multiply(rotate_half(x, half, dim), sin));
   }
   Network& returns(const std::string& value) {
     output(tensor(value));
@@ -381,7 +404,9 @@ inline Network llama_block(at::ScalarType type) {
   };
   const auto first = net.linear_layer("x", 8, 8, false);
   auto [normed, wide] = net.rms_norm(first, 8);
-  const auto mixed = net.attend(normed, normed, normed, {{"is_causal", truth(true)}});
+  const auto cos = net.statistics(at::randn({8, 8})), sin = net.statistics(at::randn({8, 8}));
+  const auto turned = net.rotary(normed, cos, sin);
+  const auto mixed = net.attend(turned, turned, normed, {{"is_causal", truth(true)}});
   const auto hidden = net.add(residual(first, wide), net.linear_layer(mixed, 8, 8, false));
   const auto [normed_2, wide_2] = net.rms_norm(hidden, 8);
   const auto gate = net.unary("silu.default", net.linear_layer(normed_2, 16, 8, false));

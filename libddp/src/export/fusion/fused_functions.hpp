@@ -40,6 +40,9 @@ void multihead_attention(Stack& stack);
 /// layer, whether its result is converted to float32, whether to rows, labels, reduction,
 /// ignore_index, label_smoothing
 void linear_cross_entropy(Stack& stack);
+void swiglu(Stack& stack);  ///< gate, up, whether silu(gate) is the first factor
+/// x, cos, sin, dimension of which x is cut, where it is cut
+void apply_rotary(Stack& stack);
 
 // 0.5 x (1 + tanh(kSqrt2OverPi (x + kGeluCubic x³)))
 inline constexpr double kSqrt2OverPi = 0.7978845608028654, kGeluCubic = 0.044715;

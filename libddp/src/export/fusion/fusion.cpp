@@ -39,7 +39,7 @@ std::map<std::string, int> fuse_graph(Graph& graph, const std::set<std::string>&
     // A head and a loss have a linear layer, which fuse_language would take alone.
     if (!fusion.is_removed(i)) {
       fuse_vision(fusion, i) || fuse_loss(fusion, i) || fuse_attention(fusion, i) ||
-          fuse_norm(fusion, i) || fuse_language(fusion, i);
+          fuse_norm(fusion, i) || fuse_language(fusion, i) || fuse_decoder(fusion, i);
     }
   }
   add_counts(counts, fusion.finish());

@@ -20,5 +20,7 @@ bool fuse_language(FusionGraph& graph, std::size_t i);
 bool fuse_attention(FusionGraph& graph, std::size_t i);
 /// Cross-entropy behind a linear layer that nothing else reads.
 bool fuse_loss(FusionGraph& graph, std::size_t i);
+/// SwiGLU and rotary positions, as transformers composes them.
+bool fuse_decoder(FusionGraph& graph, std::size_t i);
 
 }  // namespace ddp::detail
