@@ -136,6 +136,17 @@ void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
   }
 }
 
+/// Whether a row is not ignored. bool, 0-dim
+at::Tensor counts_rows(const at::Tensor& labels, const LinearCrossEntropyOptions& options) {
+  return labels.ne(options.ignore_index).any();
+}
+
+/// The loss's gradient. Zero without rows, whose mean has an infinite one: their gradients are zero
+/// in PyTorch, and its product with them would be NaN.
+at::Tensor factor_of(const at::Tensor& grad_loss, const at::Tensor& counts_rows) {
+  return grad_loss.masked_fill(counts_rows.logical_not(), 0);
+}
+
 /// `bias` in `dtype`, zero for the rows that pad_rows() added; undefined without bias.
 at::Tensor padded_bias(const std::optional<at::Tensor>& bias, int64_t rows, at::ScalarType dtype) {
   return bias ? at::constant_pad_nd(bias->detach().to(dtype), {0, rows - bias->size(0)})
@@ -199,7 +210,8 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     const auto logits = logits_of(h, w, padded_bias(bias, w.size(0), dtype));
     add_loss(logits, labels, weight.size(0), options, makes_grad, sums);
     if (makes_grad) {
-      ctx->save_for_backward({h, w, weight, logits, bias.value_or(at::Tensor())});
+      ctx->save_for_backward(
+          {h, w, weight, logits, bias.value_or(at::Tensor()), counts_rows(labels, options)});
       ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     }
     ctx->mark_non_differentiable({sums.correct});
@@ -216,28 +228,27 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     const AutocastOff no_autocast(grad_outputs[0].device().type());
     const auto saved = ctx->get_saved_variables();
     const auto &h = saved[0], &w = saved[1], &weight = saved[2], &grad_logits = saved[3];
+    const auto scale = factor_of(grad_outputs[0], saved[5]);
     const auto target = detail::grad_target(weight, ctx->needs_input_grad(1));
     if (target.memory.defined() && h.scalar_type() != at::kHalf) {
-      write_weight_gradient(target, grad_logits, h * grad_outputs[0]);
+      write_weight_gradient(target, grad_logits, h * scale);
     } else if (target.memory.defined()) {
       // A loss scale times `h` would exceed float16.
       const auto product = at::empty(weight.sizes(), h.options().dtype(at::kFloat));
       write_weight_gradient({product}, grad_logits, h);
-      target.write(product.mul_(grad_outputs[0]));
+      target.write(product.mul_(scale));
     }
     const auto bias_target =
         detail::grad_target(saved[4], saved[4].defined() && ctx->needs_input_grad(2));
     if (bias_target.memory.defined()) {
-      bias_target.write(
-          column_sums(grad_logits).narrow(0, 0, weight.size(0)).mul_(grad_outputs[0]));
+      bias_target.write(column_sums(grad_logits).narrow(0, 0, weight.size(0)).mul_(scale));
     }
     // Last, because a step needs the most memory here and the scaled copy of `h` is gone by now.
     at::Tensor grad_hidden;
     if (ctx->needs_input_grad(0)) {
       grad_hidden = at::empty_like(h);
       detail::gemm(grad_hidden, grad_logits, w);
-      grad_hidden =
-          grad_hidden.mul_(grad_outputs[0]).to(ctx->saved_data["hidden_dtype"].toScalarType());
+      grad_hidden = grad_hidden.mul_(scale).to(ctx->saved_data["hidden_dtype"].toScalarType());
     }
     return {grad_hidden, target.result(), bias_target.result(), {}, {}, {}, {}};
   }
@@ -295,7 +306,7 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
       grad_bias = grad_bias.narrow(0, 0, weight.size(0));
       ctx->saved_data["bias_dtype"] = bias->scalar_type();
     }
-    ctx->save_for_backward({grad_hidden, grad_weight, grad_bias});
+    ctx->save_for_backward({grad_hidden, grad_weight, grad_bias, counts_rows(labels, options)});
     ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     ctx->saved_data["weight_dtype"] = weight.scalar_type();
     ctx->mark_non_differentiable({sums.correct});
@@ -311,10 +322,10 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
     }
     const AutocastOff no_autocast(grad_outputs[0].device().type());
     const auto saved = ctx->get_saved_variables();
+    const auto scale = factor_of(grad_outputs[0], saved[3]);
     const auto scaled = [&](const at::Tensor& gradient, const char* dtype) {
-      return gradient.defined()
-                 ? gradient.mul(grad_outputs[0]).to(ctx->saved_data[dtype].toScalarType())
-                 : at::Tensor();
+      return gradient.defined() ? gradient.mul(scale).to(ctx->saved_data[dtype].toScalarType())
+                                : at::Tensor();
     };
     return {scaled(saved[0], "hidden_dtype"),
             scaled(saved[1], "weight_dtype"),

@@ -328,7 +328,7 @@ struct MultiheadOptions {
   double dropout_p = 0;
   bool has_bias = true, reads_packed = false;
   bool copies = false;       // attention's result; an export has it where strides ask for it
-  int64_t swapped_with = 1;  // of the heads' rows
+  std::string written = {};  // "result": behind a flatten, or "input"
   std::vector<int64_t> query_rows = {};          // empty: as keys and values
   std::vector<int64_t> value_order = {0, 1, 2};  // which part is query, key and value
 };
@@ -336,7 +336,8 @@ inline Network multihead_attention(const MultiheadOptions& options,
                                    at::ScalarType type = at::kFloat) {
   const auto dim = options.dim, width = 2 * dim;
   Network net({8, width}, type);
-  const auto product = net.linear_layer(net.swap("x", 1, 0), 3 * width, width, options.has_bias);
+  const auto x = options.written == "input" ? net.unary("neg.default", "x") : std::string("x");
+  const auto product = net.linear_layer(net.swap(x, 1, 0), 3 * width, width, options.has_bias);
   const auto parts =
       net.call("unflatten.int",
                {{"self", tensor(product)}, {"dim", integer(-1)}, {"sizes", integers({3, width})}});
@@ -349,7 +350,7 @@ inline Network multihead_attention(const MultiheadOptions& options,
   for (auto& head : heads) {
     const bool is_other = &head == heads.data() && !options.query_rows.empty();
     const auto rows = is_other ? options.query_rows : std::vector<int64_t>{8, -1, dim};
-    head = net.swap(net.view(head, rows), 0, options.swapped_with);
+    head = net.swap(net.view(head, rows), 0, 1);
   }
   for (auto& head : heads) {
     head = net.view(head, {-1, 2, 8, dim});
@@ -363,6 +364,11 @@ inline Network multihead_attention(const MultiheadOptions& options,
   }
   const auto out = net.linear_layer(net.view(rows, {-1, width}), width, width, options.has_bias);
   auto result = net.swap(net.view(out, {8, -1, width}), 1, 0);
+  if (options.written == "result") {
+    net.with("mul_.Tensor", net.call("flatten.using_ints", {{"self", tensor(result)}}), 2);
+  } else if (options.written == "input") {
+    result = net.add(x, result, /*in_place=*/true);
+  }
   if (options.reads_packed) {
     result = net.add(result, net.swap(net.select(packed, 0, 2), 1, 0));
   }

@@ -88,6 +88,20 @@ TEST_CASE("a loss of another form stays", "[export]") {
   check_equal(net, sequences());
 }
 
+TEST_CASE("a loss of other dimensions that are flattened", "[export]") {
+  Network net({2, 8, 8});
+  const auto x = GENERATE(0, 1) == 0 ? std::string("x") : net.view("x", {-1, 8});
+  const auto labels = net.call("argmax.default", {{"self", tensor(x)}, {"dim", integer(-1)}});
+  const auto logits = net.linear_layer(x, 8, 8, true);
+  const auto rows =
+      net.call("flatten.using_ints",
+               {{"self", tensor(logits)}, {"start_dim", integer(0)}, {"end_dim", integer(-2)}});
+  net.returns(net.call("cross_entropy_loss.default",
+                       {{"self", tensor(rows)}, {"target", tensor(net.view(labels, {-1}))}}));
+  CHECK(fused(net) == kLoss);
+  check_equal(net, tokens());
+}
+
 TEST_CASE("a loss of probabilities, or of classes in other places, is LibTorch's", "[export]") {
   Loss loss(at::kFloat);
   auto& net = loss.net;

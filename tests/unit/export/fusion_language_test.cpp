@@ -41,7 +41,7 @@ TEST_CASE("a sum that is read again after its layer norm comes from the op", "[e
   }
   SECTION("nor for writes") {
     net.returns(net.add(net.unary("neg.default", normed), net.with("add_.Tensor", sum, 1)));
-    CHECK(fused(net) == Counts{{"layer_norm", 1}, {"add_branch", 1}});
+    CHECK(fused(net) == Counts{{"layer_norm", 1}, {"linear", 1}});
     return;  // PyTorch refuses its backward
   }
   SECTION("nor for the caller") {
@@ -154,6 +154,21 @@ TEST_CASE("a composed RMSNorm", "[export]") {
   SECTION("over another dimension is something else") {
     net.returns(net.rms_norm("x", 8, 2, /*dim_of_mean=*/2).first);
     CHECK(fused(net).empty());
+  }
+  SECTION("beside a region without gradients") {
+    ArchiveBuilder region;
+    region.input("v", {}).node("torch.ops.aten.sin.default", {{"self", tensor("v")}},
+                               {tensor("s")});
+    region.output(tensor("s"));
+    const bool writes = GENERATE(false, true);
+    if (writes) {
+      region.node("torch.ops.aten.neg_.default", {{"self", tensor("s")}}, {tensor("n")});
+    }
+    net.node("torch.ops.higher_order.wrap_with_set_grad_enabled",
+             {{"", truth(false)}, {"", graph_argument(region)}, {"", tensor("x")}},
+             {tensor("inside")});
+    net.returns(net.add(net.rms_norm("x", 8).first, "inside"));
+    CHECK(fused(net).count("rms_norm") == (writes ? 0 : 1));
   }
   SECTION("keeps its float32 for another reader") {
     const auto [normed, wide] = net.rms_norm("x", 8);

@@ -100,6 +100,29 @@ TEST_CASE("the same with fusion: strides of a batch norm's sum", "[export]") {
   check_outcome(net, at::randn({3, 4, 4, 4}));
 }
 
+TEST_CASE("the same with fusion: a sum whose flattened rows are written", "[export]") {
+  Network net({8, 8});
+  const auto product = net.linear_layer("x", 8, 8, true);
+  const auto sum = net.add(product, transposed(net, "x"));
+  SECTION("that may be a view") {
+    net.with("mul_.Tensor", net.call("flatten.using_ints", {{"self", tensor(sum)}}), 2);
+    net.returns(net.unary("neg.default", sum));
+  }
+  SECTION("that are a view") {
+    net.returns(net.unary("relu_.default", net.view(sum, {-1, 8})));
+  }
+  CHECK(fused(net) == Counts{{"linear", 1}});
+  check_gradients(net, sequences());
+}
+
+TEST_CASE("the same with fusion: multi-head attention whose memory is written", "[export]") {
+  MultiheadOptions options;
+  options.written = GENERATE("result", "input");
+  const auto net = multihead_attention(options);
+  CHECK(fused(net).count("multihead_attention") == 0);
+  check_outcome(net, sequences());
+}
+
 TEST_CASE("the same with fusion: gradients of a bf16 value and its float32", "[export]") {
   Network net({8, 8}, at::kBFloat16);
   const auto x = net.linear_layer("x", 8, 8, false);

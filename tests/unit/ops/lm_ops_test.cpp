@@ -43,6 +43,23 @@ TEST_CASE("linear_cross_entropy equals cross_entropy of a linear layer") {
   }
 }
 
+TEST_CASE("a mean over no row has no gradient, as PyTorch's") {
+  const int64_t chunk = GENERATE(0, 2);
+  auto hidden = torch::randn({5, 8}).requires_grad_(),
+       weight = torch::randn({12, 8}).requires_grad_();
+  auto bias = torch::randn({12}).requires_grad_();
+  const auto labels = torch::full({5}, ddp::ops::kIgnoreIndex, torch::kInt64);
+  const auto sum =
+      ddp::ops::linear_cross_entropy(hidden, weight, labels, {.chunk_tokens = chunk, .bias = bias})
+          .loss_sum;
+  const auto loss = sum / labels.ne(ddp::ops::kIgnoreIndex).sum();
+  CHECK(loss.isnan().item<bool>());
+  loss.backward();
+  for (const auto& tensor : {hidden, weight, bias}) {
+    CHECK(torch::equal(tensor.grad(), torch::zeros_like(tensor)));
+  }
+}
+
 TEST_CASE("linear_cross_entropy adds a bias and gives it the gradient of its column") {
   torch::manual_seed(4);
   const auto labels = torch::tensor({3, -100, 0, 12, 5, -100, 7}, torch::kLong);

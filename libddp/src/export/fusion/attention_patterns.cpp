@@ -106,7 +106,8 @@ std::optional<LayerNodes> packed_projection(const FusionGraph& graph, const Argu
 
 // Node i ends torch.nn.MultiheadAttention of [seq, batch, width], before batch_first swaps back.
 bool fuse_multihead_attention(FusionGraph& graph, std::size_t i) {
-  const auto out = layer_that_makes(graph, &graph.at(i).outputs.front());
+  const auto& results = graph.at(i).outputs;
+  const auto out = results.empty() ? std::nullopt : layer_that_makes(graph, &results.front());
   if (!out || out->transposed || is_none(&out->sizes)) {
     return false;
   }
@@ -136,6 +137,9 @@ bool fuse_multihead_attention(FusionGraph& graph, std::size_t i) {
   if (!layer) {
     return false;
   }
+  if (graph.may_be_written(layer->input.name()->name)) {
+    return false;  // the program saves a copy for its backward, the op the input
+  }
   auto nodes = layer->nodes;
   for (const auto& more : {query->nodes, key->nodes, value->nodes, walk.nodes(), out->nodes}) {
     nodes.insert(nodes.end(), more.begin(), more.end());
@@ -152,7 +156,8 @@ bool fuse_multihead_attention(FusionGraph& graph, std::size_t i) {
                                   {"out_sizes", out->sizes}});
   return graph.replace(nodes, {.name = "multihead_attention",
                                .function = fused::multihead_attention,
-                               .inputs = std::move(inputs)});
+                               .inputs = std::move(inputs),
+                               .changes_strides = true});
 }
 
 }  // namespace

@@ -37,8 +37,8 @@ void attention(Stack& stack);
 /// layer of [seq, batch, width] that makes query, key and value; sizes of their rows and of their
 /// heads, dropout_p, is_causal, sizes of all rows; weight, bias or None and sizes of the last layer
 void multihead_attention(Stack& stack);
-/// layer, whether its result is converted to float32, whether to rows, labels, reduction,
-/// ignore_index, label_smoothing
+/// layer, whether its result is converted to float32, the last of its dimensions that are flattened
+/// or None, labels, reduction, ignore_index, label_smoothing
 void linear_cross_entropy(Stack& stack);
 void swiglu(Stack& stack);  ///< gate, up, whether silu(gate) is the first factor
 /// x, cos, sin, dimension of which x is cut, where it is cut

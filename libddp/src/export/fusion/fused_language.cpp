@@ -230,16 +230,18 @@ at::Tensor attend(const MultiheadAttention& call) {
 }
 
 // Whether the layer makes these rows of logits, for labels that are indices.
-bool fits_loss(const Layer& layer, bool is_flattened, const at::Tensor& labels) {
+bool fits_loss(const Layer& layer, std::optional<int64_t> last_flattened,
+               const at::Tensor& labels) {
   if (!runs_op(layer) || labels.dim() != 1 || labels.scalar_type() != at::kLong ||
       labels.device() != layer.input.device()) {
     return false;
   }
   const auto rows = layer.input.numel() / layer.input.size(-1), vocab = layer.outputs();
-  return rows > 0 && labels.size(0) == rows &&
-         (layer.sizes
-              ? at::infer_size(*layer.sizes, rows * vocab) == std::vector<int64_t>{rows, vocab}
-              : layer.input.dim() == (is_flattened ? 3 : 2));
+  const auto dims = layer.input.dim();
+  const bool makes_rows = layer.sizes ? !last_flattened && is_view_of(*layer.sizes, {rows, vocab})
+                          : last_flattened ? dims == 3 || (dims > 1 && *last_flattened == -2)
+                                           : dims == 2;
+  return rows > 0 && labels.size(0) == rows && makes_rows;
 }
 
 }  // namespace
@@ -357,14 +359,15 @@ void multihead_attention(Stack& stack) {
 
 void linear_cross_entropy(Stack& stack) {
   const auto layer = layer_at(stack);
-  const bool is_float = stack[kLayer].toBool(), is_flattened = stack[kLayer + 1].toBool();
+  const bool is_float = stack[kLayer].toBool();
+  const auto last_flattened = stack[kLayer + 1].toOptional<int64_t>();
   const auto labels = stack[kLayer + 2].toTensor();
   const auto reduction = stack[kLayer + 3].toInt(), ignore_index = stack[kLayer + 4].toInt();
   const double label_smoothing = stack[kLayer + 5].toDouble();
-  if (!fits_loss(layer, is_flattened, labels)) {
+  if (!fits_loss(layer, last_flattened, labels)) {
     auto logits = result_of(layer);
     logits = is_float ? logits.to(at::kFloat) : logits;
-    logits = is_flattened ? logits.flatten(0, 1) : logits;
+    logits = last_flattened ? logits.flatten(0, *last_flattened) : logits;
     stack = {at::cross_entropy_loss(logits, labels, {}, reduction, ignore_index, label_smoothing)};
     return;
   }

@@ -16,12 +16,21 @@ namespace {
 constexpr std::size_t kLongestMove = 200;  // nodes; a hostile graph must not take minutes
 constexpr auto kRandomState = std::numeric_limits<std::size_t>::max();  // a group of memory
 
+bool draws(const Node& node);
+bool only_computes(const Graph& graph);
+
 /// The values that a node's operator writes. Empty: unknown.
 std::optional<std::set<std::string>> written_values(const Node& node) {
   std::set<std::string> written;
   const auto add = [&](const std::string& name) { written.insert(name); };
   if (!find_operator(node.target) && node.target.starts_with("torch.ops.")) {
-    return std::nullopt;
+    const bool is_region = node.target.starts_with("torch.ops.higher_order.");
+    const bool is_pure =
+        is_region && std::all_of(node.inputs.begin(), node.inputs.end(), [](const auto& input) {
+          const auto* graph = input.value.graph();
+          return graph == nullptr || only_computes(**graph);
+        });
+    return is_pure ? std::optional(written) : std::nullopt;
   }
   for (const auto* argument : written_arguments(node)) {
     visit_names(*argument, add);
@@ -40,6 +49,14 @@ std::optional<std::set<std::string>> written_values(const Node& node) {
 bool draws(const Node& node) {
   const auto handle = find_operator(node.target);
   return handle && handle->hasTag(at::Tag::nondeterministic_seeded) && dropout_p_of(node) != 0.0;
+}
+
+// Whether the graph's nodes, which are as exported, write nothing and draw nothing.
+bool only_computes(const Graph& graph) {
+  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) {
+    const auto written = node.fused == nullptr ? written_values(node) : std::nullopt;
+    return written && written->empty() && !draws(node);
+  });
 }
 
 // Sizes and their arithmetic are numbers.
@@ -193,10 +210,24 @@ bool FusionGraph::may_be_written(const std::string& value) const {
   return !all_written_ || all_written_->count(memory_.of(value)) != 0;
 }
 
+bool FusionGraph::may_be_written_by_others(const std::string& value,
+                                           const std::vector<std::size_t>& nodes) const {
+  const auto group = memory_.of(value);
+  for (std::size_t i = 0; i < written_.size(); ++i) {
+    if (!contains(nodes, i) && (!written_[i] || written_[i]->count(group) != 0)) {
+      return true;
+    }
+  }
+  return false;
+}
+
 bool FusionGraph::replace(const std::vector<std::size_t>& matched, FusedCall call) {
   const auto last = matched.back();
   const auto& results = graph_.nodes[last].outputs;
   if (!is_ascending(matched) || results.size() != 1 || !results[0].name() || !may_move(matched)) {
+    return false;
+  }
+  if (call.changes_strides && may_be_written_by_others(results[0].name()->name, matched)) {
     return false;
   }
   const auto passed_to = other_readers(call.passes_on, matched);

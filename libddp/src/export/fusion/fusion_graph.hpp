@@ -26,6 +26,9 @@ struct FusedCall {
   /// Or its second result equals this value, which a matched node makes or reads. Other readers
   /// take that result.
   std::string passes_on = {};
+  /// The result may have other strides than the last node's. Then no other node may write its
+  /// memory: whether a reshape of it is a copy would decide who sees the write.
+  bool changes_strides = false;
 };
 
 /// Finds out which nodes may be replaced, and replaces them. Callers go from the last node to the
@@ -52,6 +55,9 @@ class FusionGraph {
   bool is_number(const Argument& value) const;
   /// Whether a node may write the value's memory.
   bool may_be_written(const std::string& value) const;
+  /// Whether a node apart from these may.
+  bool may_be_written_by_others(const std::string& value,
+                                const std::vector<std::size_t>& nodes) const;
 
   /// Replaces the nodes `matched` by the call. They must be ascending; the last one gives the
   /// result its name. Returns false and does nothing if that would move one of them across a node

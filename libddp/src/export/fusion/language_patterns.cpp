@@ -100,9 +100,10 @@ bool fuse_branch(FusionGraph& graph, std::size_t i) {
   auto inputs =
       layer.arguments({{"residual", sum->residual}, {"dropout_p", {c10::IValue(dropout_p)}}});
   layer.nodes.push_back(i);
-  return graph.replace(
-      layer.nodes,
-      {.name = "add_branch", .function = fused::add_branch, .inputs = std::move(inputs)});
+  return graph.replace(layer.nodes, {.name = "add_branch",
+                                     .function = fused::add_branch,
+                                     .inputs = std::move(inputs),
+                                     .changes_strides = true});
 }
 
 bool fuse_dropout(FusionGraph& graph, std::size_t i) {

@@ -15,16 +15,11 @@
 namespace ddp::detail {
 namespace {
 
-// Whether it makes rows of [batch, seq, vocab].
-bool makes_rows(const Node& flatten) {
-  const auto end = integer_of(flatten.input("end_dim"), -1);
-  return integer_of(flatten.input("start_dim"), 0) == 0 && (end == 1 || end == -2);
-}
-
 // The loss's logits: rows of a linear layer's result, optionally converted to float32.
 struct Logits {
   LayerNodes layer;
-  bool is_float = false, is_flattened = false;
+  bool is_float = false;
+  c10::IValue last_flattened = {};  // dimension; None: it is not flattened
 };
 std::optional<Logits> logits_of(const FusionGraph& graph, const Argument* value) {
   Walk walk(graph, value);
@@ -41,7 +36,14 @@ std::optional<Logits> logits_of(const FusionGraph& graph, const Argument* value)
   const auto* view = walk.over_optional("view.default");
   const auto* reshape = view ? nullptr : walk.over_optional("reshape.default");
   const auto* flatten = view || reshape ? nullptr : walk.over_optional("flatten.using_ints");
-  if ((flatten != nullptr && !makes_rows(*flatten)) || !convert()) {
+  if (flatten != nullptr) {
+    const auto last = integer_of(flatten->input("end_dim"), -1);
+    if (integer_of(flatten->input("start_dim"), 0) != 0 || (last != 1 && last != -2)) {
+      return std::nullopt;
+    }
+    logits.last_flattened = last;
+  }
+  if (!convert()) {
     return std::nullopt;
   }
   auto layer = private_layer(graph, walk.value());
@@ -57,7 +59,6 @@ std::optional<Logits> logits_of(const FusionGraph& graph, const Argument* value)
   }
   layer->nodes.insert(layer->nodes.end(), walk.nodes().rbegin(), walk.nodes().rend());
   logits.layer = std::move(*layer);
-  logits.is_flattened = flatten != nullptr;
   return logits;
 }
 
@@ -79,7 +80,7 @@ bool fuse_loss(FusionGraph& graph, std::size_t i) {
     return false;
   }
   auto inputs = logits->layer.arguments({{"is_float", {c10::IValue(logits->is_float)}},
-                                         {"is_flattened", {c10::IValue(logits->is_flattened)}},
+                                         {"last_flattened", {logits->last_flattened}},
                                          {"labels", *node.input("target")},
                                          {"reduction", {c10::IValue(reduction)}},
                                          {"ignore_index", {c10::IValue(ignore_index)}},

@@ -41,7 +41,8 @@ bool fuse_layer_norm(FusionGraph& graph, std::size_t i) {
     if (graph.replace(layer.nodes, {.name = "add_layer_norm",
                                     .function = fused::add_layer_norm,
                                     .inputs = std::move(inputs),
-                                    .passes_on = input.name()->name})) {
+                                    .passes_on = input.name()->name,
+                                    .changes_strides = true})) {
       return true;
     }
   }

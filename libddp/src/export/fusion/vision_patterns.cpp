@@ -81,7 +81,8 @@ bool fuse_residual(FusionGraph& graph, std::size_t sum, std::size_t relu) {
         {.name = "batch_norm_add_relu",
          .function = fused::two_batch_norms_add_relu,
          .inputs = std::move(inputs),
-         .forks = true});
+         .forks = true,
+         .changes_strides = true});
   }
   const auto* residual = first ? b : a;
   auto& norm = first ? first : second;
@@ -93,7 +94,8 @@ bool fuse_residual(FusionGraph& graph, std::size_t sum, std::size_t relu) {
   return graph.replace({norm->node, sum, relu}, {.name = "batch_norm_add_relu",
                                                  .function = fused::batch_norm_add_relu,
                                                  .inputs = std::move(norm->inputs),
-                                                 .forks = true});
+                                                 .forks = true,
+                                                 .changes_strides = true});
 }
 
 bool is_relu(const Node& node) {
