@@ -399,8 +399,8 @@ void ExportedModuleImpl::save_archive(const std::string& path) const {
 bool ExportedModuleImpl::override_operator(
     const std::string& name, std::function<void(std::vector<c10::IValue>&, bool)> function) {
   if (state_->fuse && !state_->overrides) {
-    log_info(concat(state_->archive, ": nothing is fused, because ", printable(name),
-                    " is overridden"));
+    log_info(
+        concat(state_->archive, ": nothing is fused, because ", printable(name), " is overridden"));
   }
   auto overrides = state_->overrides ? *state_->overrides : detail::OperatorOverrides();
   overrides[name] = std::move(function);
