@@ -136,15 +136,15 @@ void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
   }
 }
 
-/// Whether a row is not ignored. bool, 0-dim
-at::Tensor counts_rows(const at::Tensor& labels, const LinearCrossEntropyOptions& options) {
+/// Whether any row counts: bool, 0-dim.
+at::Tensor has_counted_rows(const at::Tensor& labels, const LinearCrossEntropyOptions& options) {
   return labels.ne(options.ignore_index).any();
 }
 
-/// The loss's gradient. Zero without rows, whose mean has an infinite one: their gradients are zero
-/// in PyTorch, and its product with them would be NaN.
-at::Tensor factor_of(const at::Tensor& grad_loss, const at::Tensor& counts_rows) {
-  return grad_loss.masked_fill(counts_rows.logical_not(), 0);
+/// PyTorch's gradients are zero if every row is ignored. The gradient of their mean is then
+/// infinite, and its product with zero would be NaN.
+at::Tensor finite_without_rows(const at::Tensor& grad_loss, const at::Tensor& has_rows) {
+  return grad_loss.masked_fill(has_rows.logical_not(), 0);
 }
 
 /// `bias` in `dtype`, zero for the rows that pad_rows() added; undefined without bias.
@@ -211,7 +211,7 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     add_loss(logits, labels, weight.size(0), options, makes_grad, sums);
     if (makes_grad) {
       ctx->save_for_backward(
-          {h, w, weight, logits, bias.value_or(at::Tensor()), counts_rows(labels, options)});
+          {h, w, weight, logits, bias.value_or(at::Tensor()), has_counted_rows(labels, options)});
       ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     }
     ctx->mark_non_differentiable({sums.correct});
@@ -228,7 +228,7 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     const AutocastOff no_autocast(grad_outputs[0].device().type());
     const auto saved = ctx->get_saved_variables();
     const auto &h = saved[0], &w = saved[1], &weight = saved[2], &grad_logits = saved[3];
-    const auto scale = factor_of(grad_outputs[0], saved[5]);
+    const auto scale = finite_without_rows(grad_outputs[0], saved[5]);
     const auto target = detail::grad_target(weight, ctx->needs_input_grad(1));
     if (target.memory.defined() && h.scalar_type() != at::kHalf) {
       write_weight_gradient(target, grad_logits, h * scale);
@@ -306,7 +306,8 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
       grad_bias = grad_bias.narrow(0, 0, weight.size(0));
       ctx->saved_data["bias_dtype"] = bias->scalar_type();
     }
-    ctx->save_for_backward({grad_hidden, grad_weight, grad_bias, counts_rows(labels, options)});
+    ctx->save_for_backward(
+        {grad_hidden, grad_weight, grad_bias, has_counted_rows(labels, options)});
     ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     ctx->saved_data["weight_dtype"] = weight.scalar_type();
     ctx->mark_non_differentiable({sums.correct});
@@ -322,7 +323,7 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
     }
     const AutocastOff no_autocast(grad_outputs[0].device().type());
     const auto saved = ctx->get_saved_variables();
-    const auto scale = factor_of(grad_outputs[0], saved[3]);
+    const auto scale = finite_without_rows(grad_outputs[0], saved[3]);
     const auto scaled = [&](const at::Tensor& gradient, const char* dtype) {
       return gradient.defined() ? gradient.mul(scale).to(ctx->saved_data[dtype].toScalarType())
                                 : at::Tensor();

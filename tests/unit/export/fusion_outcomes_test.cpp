@@ -115,6 +115,19 @@ TEST_CASE("the same with fusion: a sum whose flattened rows are written", "[expo
   check_gradients(net, sequences());
 }
 
+TEST_CASE("the same with fusion: images whose flattened pixels are written", "[export]") {
+  Network net;
+  auto x = net.conv("x", 3);
+  if (GENERATE(false, true)) {
+    x = net.relu(net.norm(x));
+  }
+  net.with("mul_.Tensor", net.call("flatten.using_ints", {{"self", tensor(x)}}), 2);
+  net.returns(net.unary("neg.default", x));
+  CHECK(fused(net).count("batch_norm_relu") == 0);
+  CHECK(fused(net).count("conv2d") == (x == "v0" ? 0 : 1));
+  check_outcome(net, images());
+}
+
 TEST_CASE("the same with fusion: multi-head attention whose memory is written", "[export]") {
   MultiheadOptions options;
   options.written = GENERATE("result", "input");

@@ -53,12 +53,13 @@ struct ExportedModuleOptions {
   /// and this is logged. torch::autograd::grad() throws.
   std::vector<std::string> checkpoint_blocks = {};
   /// Runs chains of operators as ops of ddp::ops, which have kernels for CUDA. On the CPU the
-  /// numbers stay. On CUDA they differ by rounding, dropout draws other numbers, and the backward
+  /// numbers stay. On CUDA they differ by rounding, dropout draws other numbers, strides of results
+  /// may differ, a label outside the vocabulary gives NaN instead of an error, and the backward
   /// cannot be differentiated again. While an operator is overridden, nothing is replaced.
   bool fuse = true;
 };
 
-/// Runs the exported operators one by one through LibTorch's dispatcher, so autograd records them,
+/// Runs the exported operators through LibTorch's dispatcher, so autograd records them,
 /// autocast casts their inputs and CUDA graphs capture them. Parameters and buffers have Python's
 /// names and order; a tied parameter is listed once, under its first name. Submodules hold the
 /// parameters; they have no forward.

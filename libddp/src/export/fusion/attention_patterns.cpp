@@ -50,7 +50,8 @@ bool fuse_plain_attention(FusionGraph& graph, std::size_t i) {
                                                 {"dropout_p", {c10::IValue(call->dropout_p)}},
                                                 {"is_causal", {c10::IValue(call->is_causal)}},
                                                 {"scale", {call->scale}},
-                                                {"enable_gqa", {c10::IValue(call->enable_gqa)}}}});
+                                                {"enable_gqa", {c10::IValue(call->enable_gqa)}}},
+                                     .changes_strides = true});
 }
 
 bool swaps(const Node* transpose, int64_t dim0, int64_t dim1) {
@@ -138,7 +139,7 @@ bool fuse_multihead_attention(FusionGraph& graph, std::size_t i) {
     return false;
   }
   if (graph.may_be_written(layer->input.name()->name)) {
-    return false;  // the program saves a copy for its backward, the op the input
+    return false;  // the program's backward reads a copy of the input, the op's the input itself
   }
   auto nodes = layer->nodes;
   for (const auto& more : {query->nodes, key->nodes, value->nodes, walk.nodes(), out->nodes}) {

@@ -15,8 +15,8 @@ using Stack = std::vector<c10::IValue>;
 // four functions leave their result twice, for two readers.
 void batch_norm_relu(Stack& stack);           ///< x, norm
 void batch_norm_relu_max_pool(Stack& stack);  ///< x, norm
-void batch_norm_add_relu(Stack& stack);       ///< x, norm, residual, whether added in place
-void two_batch_norms_add_relu(Stack& stack);  ///< x, norm, z, norm of z, whether added in place
+void batch_norm_add_relu(Stack& stack);       ///< x, norm, residual, in place?, norm first?
+void two_batch_norms_add_relu(Stack& stack);  ///< x, norm, z, norm of z, in place?
 void convolution(Stack& stack);               ///< x, weight, bias or None, stride, padding
 void pooled_linear(Stack& stack);             ///< x, weight, bias
 
@@ -24,11 +24,11 @@ void pooled_linear(Stack& stack);             ///< x, weight, bias
 // sizes of its result or None. Without a weight the input is the layer's result.
 void linear(Stack& stack);      ///< layer
 void gelu(Stack& stack);        ///< layer, whether by tanh, whether composed of operators
-void add_branch(Stack& stack);  ///< layer, residual, dropout_p
+void add_branch(Stack& stack);  ///< layer, residual, dropout_p, whether the residual comes second
 void dropout(Stack& stack);     ///< x, dropout_p
 /// input, norm's weight, bias, eps. The norms leave a second result, their input.
 void layer_norm(Stack& stack);
-void add_layer_norm(Stack& stack);  ///< layer, residual, dropout_p, norm's weight, bias, eps
+void add_layer_norm(Stack& stack);  ///< as add_branch; norm's weight, bias, eps
 /// input, weight, eps, dtype in which the weight is multiplied, whether the second result is
 /// float32
 void rms_norm(Stack& stack);

@@ -91,9 +91,16 @@ at::Tensor with_bias(const Branch& branch) {
                                : branch.value;
 }
 
-at::Tensor sum_of(const Branch& branch, const at::Tensor& residual, double dropout_p) {
-  const auto value = with_bias(branch);
-  return residual + (dropout_p > 0 ? at::dropout(value, dropout_p, true) : value);
+at::Tensor sum_of(const Branch& branch, const at::Tensor& residual, double dropout_p,
+                  bool branch_first) {
+  auto value = with_bias(branch);
+  value = dropout_p > 0 ? at::dropout(value, dropout_p, true) : value;
+  return branch_first ? value + residual : residual + value;
+}
+
+// On the CPU the sum has the strides that the program gives it, on which sums of it depend.
+bool runs_sum(const Branch& branch, const at::Tensor& residual, double dropout_p) {
+  return residual.is_cuda() && is_alike(branch.value, residual) && dropout_p < 1;
 }
 
 // The residual in the shape of the layer's product, if its result has the residual's.
@@ -213,7 +220,7 @@ bool runs_op(const MultiheadAttention& call) {
          fits_bias(outputs, call.out.bias) && is_view_of(*call.out.sizes, {seq, batch, outputs});
 }
 
-// Of [batch, seq, width], so that no part is copied.
+// Computes in [batch, seq, width], where split_heads() needs no copy.
 at::Tensor attend(const MultiheadAttention& call) {
   const auto x = call.layer.input.transpose(0, 1).contiguous();
   const auto& bias = call.layer.bias;
@@ -229,19 +236,24 @@ at::Tensor attend(const MultiheadAttention& call) {
       .transpose(0, 1);
 }
 
-// Whether the layer makes these rows of logits, for labels that are indices.
+// Whether the layer's result, flattened as the program does it, is [rows, vocab].
+bool makes_rows(const Layer& layer, std::optional<int64_t> last_flattened, int64_t rows) {
+  if (layer.sizes) {
+    return !last_flattened && is_view_of(*layer.sizes, {rows, layer.outputs()});
+  }
+  const auto dims = layer.input.dim();
+  return last_flattened ? dims == 3 || (dims > 1 && *last_flattened == -2) : dims == 2;
+}
+
+// Labels that are no indices are left to LibTorch.
 bool fits_loss(const Layer& layer, std::optional<int64_t> last_flattened,
                const at::Tensor& labels) {
   if (!runs_op(layer) || labels.dim() != 1 || labels.scalar_type() != at::kLong ||
       labels.device() != layer.input.device()) {
     return false;
   }
-  const auto rows = layer.input.numel() / layer.input.size(-1), vocab = layer.outputs();
-  const auto dims = layer.input.dim();
-  const bool makes_rows = layer.sizes ? !last_flattened && is_view_of(*layer.sizes, {rows, vocab})
-                          : last_flattened ? dims == 3 || (dims > 1 && *last_flattened == -2)
-                                           : dims == 2;
-  return rows > 0 && labels.size(0) == rows && makes_rows;
+  const auto rows = layer.input.numel() / layer.input.size(-1);
+  return rows > 0 && labels.size(0) == rows && makes_rows(layer, last_flattened, rows);
 }
 
 }  // namespace
@@ -267,6 +279,7 @@ void add_branch(Stack& stack) {
   const auto layer = layer_at(stack);
   const auto residual = tensor_of(stack[kLayer]);
   const double dropout_p = stack[kLayer + 1].toDouble();
+  const bool branch_first = stack[kLayer + 2].toBool();
   if (dropout_p == 0) {
     if (const auto sum = linear_plus_residual(layer, residual)) {
       stack = {*sum};
@@ -275,9 +288,9 @@ void add_branch(Stack& stack) {
   }
   const auto branch = run_branch(layer);
   stack = {
-      is_alike(branch.value, residual) && residual.dim() > 0 && dropout_p < 1
+      runs_sum(branch, residual, dropout_p) && residual.dim() > 0
           ? ops::add_branch(branch.value, residual, {.bias = branch.bias, .dropout_p = dropout_p})
-          : sum_of(branch, residual, dropout_p)};
+          : sum_of(branch, residual, dropout_p, branch_first)};
 }
 
 void dropout(Stack& stack) {
@@ -301,14 +314,15 @@ void add_layer_norm(Stack& stack) {
   const auto branch = run_branch(layer_at(stack));
   const auto residual = tensor_of(stack[kLayer]);
   const double dropout_p = stack[kLayer + 1].toDouble();
-  const auto weight = stack[kLayer + 2].toTensor(), bias = stack[kLayer + 3].toTensor();
-  const double eps = stack[kLayer + 4].toDouble();
-  if (fits_norm(residual, weight) && is_alike(branch.value, residual) && dropout_p < 1) {
+  const bool branch_first = stack[kLayer + 2].toBool();
+  const auto weight = stack[kLayer + 3].toTensor(), bias = stack[kLayer + 4].toTensor();
+  const double eps = stack[kLayer + 5].toDouble();
+  if (runs_sum(branch, residual, dropout_p) && fits_norm(residual, weight)) {
     const auto result = ops::add_layer_norm(branch.value, residual, weight, bias, eps,
                                             {.bias = branch.bias, .dropout_p = dropout_p});
     stack = {result.normed, result.residual};
   } else {
-    const auto sum = sum_of(branch, residual, dropout_p);
+    const auto sum = sum_of(branch, residual, dropout_p, branch_first);
     stack = {at::layer_norm(sum, weight.sizes(), weight, bias, eps), sum};
   }
 }

@@ -48,13 +48,14 @@ at::Tensor sum(const at::Tensor& x, const at::Tensor& addend, bool in_place) {
   return in_place ? at::Tensor(x).add_(addend) : x + addend;
 }
 
-// Whether windows side by side cover images of few channels, whose convolution has no fast kernel.
+// Whether windows side by side cover images of few channels. cuDNN has no fast kernel for these.
 bool are_patches(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto patch = weight.size(2);
   const bool is_half = is_under_autocast(x) || x.scalar_type() == at::kBFloat16 ||
-                       x.scalar_type() == at::kHalf;  // float32 has other settings there
-  return x.is_cuda() && is_half && !x.requires_grad() && patch > 1 && x.numel() > 0 &&
-         x.size(2) % patch == 0 && x.size(3) % patch == 0 && fits_bias(weight.size(0), bias);
+                       x.scalar_type() == at::kHalf;  // in float32 both have settings of their own
+  return x.is_cuda() && is_half && x.size(1) <= 4 && !x.requires_grad() && patch > 1 &&
+         x.numel() > 0 && x.size(2) % patch == 0 && x.size(3) % patch == 0 &&
+         fits_bias(weight.size(0), bias);
 }
 
 // As a product of a matrix: a patch's values lie in the order of the weight's.
@@ -87,17 +88,20 @@ void batch_norm_relu_max_pool(Stack& stack) {
 void batch_norm_add_relu(Stack& stack) {
   const auto x = stack[0].toTensor(), residual = tensor_of(stack[1 + kNorm]);
   const auto norm = norm_at(stack, 1);
-  const bool in_place = stack[2 + kNorm].toBool();
-  fits_batch_norm(x, norm) && is_alike(x, residual)
-      ? push(stack, ops::batch_norm_add_relu(x, norm, residual))
-      : push(stack, sum(normalised(x, norm), residual, in_place).relu());
+  const bool in_place = stack[2 + kNorm].toBool(), norm_first = stack[3 + kNorm].toBool();
+  if (x.is_cuda() && fits_batch_norm(x, norm) && is_alike(x, residual)) {
+    push(stack, ops::batch_norm_add_relu(x, norm, residual));
+  } else {
+    const auto normed = normalised(x, norm);
+    push(stack, (norm_first ? sum(normed, residual, in_place) : residual + normed).relu());
+  }
 }
 
 void two_batch_norms_add_relu(Stack& stack) {
   const auto x = stack[0].toTensor(), z = stack[1 + kNorm].toTensor();
   const auto norm = norm_at(stack, 1), norm_z = norm_at(stack, 2 + kNorm);
   const bool in_place = stack[2 + 2 * kNorm].toBool();
-  fits_batch_norm(x, norm) && fits_batch_norm(z, norm_z) && is_alike(x, z)
+  x.is_cuda() && fits_batch_norm(x, norm) && fits_batch_norm(z, norm_z) && is_alike(x, z)
       ? push(stack, ops::batch_norm_add_relu(x, norm, z, norm_z))
       : push(stack, sum(normalised(x, norm), normalised(z, norm_z), in_place).relu());
 }

@@ -36,7 +36,7 @@ std::map<std::string, int> fuse_graph(Graph& graph, const std::set<std::string>&
   }
   FusionGraph fusion(graph, state);
   for (auto i = fusion.size(); i-- > 0;) {
-    // A head and a loss have a linear layer, which fuse_language would take alone.
+    // First the patterns with a linear layer, which fuse_language would replace alone.
     if (!fusion.is_removed(i)) {
       fuse_vision(fusion, i) || fuse_loss(fusion, i) || fuse_attention(fusion, i) ||
           fuse_norm(fusion, i) || fuse_language(fusion, i) || fuse_decoder(fusion, i);

@@ -27,7 +27,7 @@ struct FusedCall {
   /// take that result.
   std::string passes_on = {};
   /// The result may have other strides than the last node's. Then no other node may write its
-  /// memory: whether a reshape of it is a copy would decide who sees the write.
+  /// memory: a reshape might copy where the program has a view, and a write would be lost.
   bool changes_strides = false;
 };
 
@@ -55,7 +55,7 @@ class FusionGraph {
   bool is_number(const Argument& value) const;
   /// Whether a node may write the value's memory.
   bool may_be_written(const std::string& value) const;
-  /// Whether a node apart from these may.
+  /// Whether a node other than `nodes` may.
   bool may_be_written_by_others(const std::string& value,
                                 const std::vector<std::size_t>& nodes) const;
 

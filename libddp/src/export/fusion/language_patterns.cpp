@@ -96,9 +96,8 @@ bool fuse_branch(FusionGraph& graph, std::size_t i) {
   if (!sum || sum->branch.layer.nodes.empty()) {
     return false;
   }
-  auto& [layer, dropout_p] = sum->branch;
-  auto inputs =
-      layer.arguments({{"residual", sum->residual}, {"dropout_p", {c10::IValue(dropout_p)}}});
+  auto& layer = sum->branch.layer;
+  auto inputs = layer.arguments(sum->arguments());
   layer.nodes.push_back(i);
   return graph.replace(layer.nodes, {.name = "add_branch",
                                      .function = fused::add_branch,

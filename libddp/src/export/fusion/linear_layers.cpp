@@ -46,6 +46,12 @@ std::vector<NamedArgument> LayerNodes::arguments(const std::vector<NamedArgument
   return all;
 }
 
+std::vector<NamedArgument> SumNodes::arguments() const {
+  return {{"residual", residual},
+          {"dropout_p", {c10::IValue(branch.dropout_p)}},
+          {"branch_first", {c10::IValue(branch_first)}}};
+}
+
 std::optional<LayerNodes> linear_layer(const FusionGraph& graph, std::size_t i) {
   const auto& node = graph.at(i);
   const auto* bias = node.input("bias");
@@ -96,8 +102,9 @@ std::optional<SumNodes> sum_of_branch(const FusionGraph& graph, std::size_t i) {
     return std::nullopt;
   }
   auto first = branch_of(graph, self), second = branch_of(graph, other);
-  return first.layer.nodes.size() > second.layer.nodes.size() ? SumNodes{std::move(first), other}
-                                                              : SumNodes{std::move(second), self};
+  return first.layer.nodes.size() > second.layer.nodes.size()
+             ? SumNodes{std::move(first), other, /*branch_first=*/true}
+             : SumNodes{std::move(second), self, /*branch_first=*/false};
 }
 
 }  // namespace ddp::detail

@@ -38,6 +38,10 @@ struct BranchNodes {
 struct SumNodes {
   BranchNodes branch;
   Argument residual;
+  bool branch_first;  ///< the strides of the sum are those of its first operand
+
+  /// What follows the layer's arguments: residual, dropout_p, branch_first.
+  std::vector<NamedArgument> arguments() const;
 };
 /// Empty if node i is no sum of two tensors in memory of its own.
 std::optional<SumNodes> sum_of_branch(const FusionGraph& graph, std::size_t i);

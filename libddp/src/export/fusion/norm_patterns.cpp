@@ -33,9 +33,8 @@ bool fuse_layer_norm(FusionGraph& graph, std::size_t i) {
   const auto input = *graph.at(i).input("input");
   const auto sum = graph.source(&input);
   if (auto operands = sum ? sum_of_branch(graph, *sum) : std::nullopt) {
-    auto& [layer, dropout_p] = operands->branch;
-    auto inputs = layer.arguments(
-        {{"residual", operands->residual}, {"dropout_p", {c10::IValue(dropout_p)}}});
+    auto& layer = operands->branch.layer;
+    auto inputs = layer.arguments(operands->arguments());
     inputs.insert(inputs.end(), norm->begin(), norm->end());
     layer.nodes.insert(layer.nodes.end(), {*sum, i});
     if (graph.replace(layer.nodes, {.name = "add_layer_norm",

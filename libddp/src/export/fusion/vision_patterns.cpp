@@ -91,6 +91,7 @@ bool fuse_residual(FusionGraph& graph, std::size_t sum, std::size_t relu) {
   }
   norm->inputs.push_back({"residual", *residual});
   norm->inputs.push_back(how);
+  norm->inputs.push_back({"norm_first", {c10::IValue(first.has_value())}});
   return graph.replace({norm->node, sum, relu}, {.name = "batch_norm_add_relu",
                                                  .function = fused::batch_norm_add_relu,
                                                  .inputs = std::move(norm->inputs),
@@ -111,7 +112,8 @@ bool fuse_relu(FusionGraph& graph, std::size_t relu) {
     return graph.replace({norm->node, relu}, {.name = "batch_norm_relu",
                                               .function = fused::batch_norm_relu,
                                               .inputs = std::move(norm->inputs),
-                                              .forks = true});
+                                              .forks = true,
+                                              .changes_strides = true});
   }
   const auto sum = graph.private_source(value);
   return sum && fuse_residual(graph, *sum, relu);
@@ -134,7 +136,8 @@ bool fuse_max_pool(FusionGraph& graph, std::size_t pool) {
          graph.replace({norm->node, *relu, pool}, {.name = "batch_norm_relu_max_pool",
                                                    .function = fused::batch_norm_relu_max_pool,
                                                    .inputs = std::move(norm->inputs),
-                                                   .forks = true});
+                                                   .forks = true,
+                                                   .changes_strides = true});
 }
 
 bool fuse_convolution(FusionGraph& graph, std::size_t i) {
@@ -156,7 +159,8 @@ bool fuse_convolution(FusionGraph& graph, std::size_t i) {
                                         {"weight", *node.input("weight")},
                                         {"bias", bias ? *bias : Argument{}},
                                         {"stride", {c10::IValue(stride[0])}},
-                                        {"padding", {c10::IValue(padding[0])}}}});
+                                        {"padding", {c10::IValue(padding[0])}}},
+                             .changes_strides = true});
 }
 
 bool fuse_head(FusionGraph& graph, std::size_t linear) {

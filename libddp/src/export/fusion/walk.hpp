@@ -13,8 +13,8 @@ class Walk {
  public:
   Walk(const FusionGraph& graph, const Argument* value) : graph_(graph), value_(value) {}
 
-  /// Goes over a call of this overload, to its input `self`. Of any other node, and ever after, it
-  /// returns nullptr.
+  /// Steps over a call of this overload to its input `self`. Returns nullptr for another node, and
+  /// from then on.
   const Node* over(std::string_view overload) {
     const auto* node = over_optional(overload);
     value_ = node ? value_ : nullptr;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ops of decoders as transformers writes them: each projection is a tensor of its own. With joined
-// projections, those of language.hpp make fewer passes. The conditions are the same as there.
+// Ops of decoders whose projections are separate tensors, as in transformers. The ops of
+// language.hpp for joined projections make fewer passes. Kernels run under the same conditions.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 ///   x [batch, heads, seq, head_dim], cos and sin broadcast to it, [batch or 1, 1, seq, head_dim]
 ///   -> as x, in the common dtype of x and cos
 ///
-/// The kernel (in float32 too, for any head_dim) computes in float32 and rounds once, and the
+/// The kernel (in float32 too, for any even head_dim) computes in float32 and rounds once, and the
 /// result has x's order in memory. It takes any strides of x but the last, which must be 1, and cos
 /// and sin in x's dtype or float32. If these require a gradient, PyTorch's ops run.
 at::Tensor apply_rotary(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin);

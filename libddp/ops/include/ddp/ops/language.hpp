@@ -246,7 +246,8 @@ struct LinearCrossEntropyResult {
 ///
 ///   hidden [tokens, dim], weight [vocab, dim], labels int64 [tokens] (ignore_index: ignored)
 ///
-/// A label outside the vocabulary gives NaN. The gradient of the logits takes their place, so
+/// A label outside the vocabulary gives NaN. If all rows are ignored, the sum and all gradients are
+/// 0, also in the mean, which is NaN. The gradient of the logits takes their place, so
 /// memory holds one copy of them until the backward. With chunk_tokens the forward computes the
 /// gradients of hidden, weight and bias instead. Products with odd row lengths are four to six
 /// times slower: see pad_rows().
