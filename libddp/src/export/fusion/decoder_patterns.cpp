@@ -28,7 +28,8 @@ bool fuse_swiglu(FusionGraph& graph, std::size_t i) {
                                     .function = fused::swiglu,
                                     .inputs = {{"gate", *graph.at(*silu).input("self")},
                                                {"up", up},
-                                               {"gate_first", {c10::IValue(first.has_value())}}}});
+                                               {"gate_first", {c10::IValue(first.has_value())}}},
+                                    .changes_strides = true});
 }
 
 // x[..., start : end] by constants, with one reader

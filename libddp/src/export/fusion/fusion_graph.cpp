@@ -92,6 +92,13 @@ void rename_input(Node& node, const std::string& name, const std::string& other)
   }
 }
 
+// Whether the operator returns a view or a copy, by the strides of its operand. A view becomes a
+// reshape: see relax_views().
+bool depends_on_strides(const Node& node) {
+  return is_call_of(node, "view.default") || is_call_of(node, "reshape.default") ||
+         is_call_of(node, "flatten.using_ints") || is_call_of(node, "contiguous.default");
+}
+
 bool meet(const std::set<std::size_t>& a, const std::set<std::size_t>& b) {
   return std::any_of(a.begin(), a.end(), [&](std::size_t group) { return b.count(group) != 0; });
 }
@@ -124,6 +131,33 @@ FusionGraph::FusionGraph(Graph& graph, const std::set<std::string>& state)
   }
   for (const auto& output : graph.outputs) {
     visit_names(output, [&](const std::string& name) { values_[name].is_result = true; });
+  }
+  find_fixed_strides();
+}
+
+// What nodes write behind a reshape of the same memory, and what that is computed from: operators
+// pass the strides of their operands on. A node that may write anything counts as such.
+void FusionGraph::find_fixed_strides() {
+  std::set<std::string> pending;
+  std::set<std::size_t> reshaped;  // groups of memory
+  for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
+    const auto& node = graph_.nodes[i];
+    if (!written_[i] || meet(*written_[i], reshaped)) {
+      add_names(node, pending);
+    }
+    if (depends_on_strides(node)) {
+      for (const auto& output : node.outputs) {
+        visit_names(output, [&](const std::string& name) { reshaped.insert(memory_.of(name)); });
+      }
+    }
+  }
+  while (!pending.empty()) {
+    const auto name = *pending.begin();
+    pending.erase(pending.begin());
+    const auto source = values_[name].source;
+    if (fixed_strides_.insert(name).second && source) {
+      add_names(graph_.nodes[*source], pending);
+    }
   }
 }
 
@@ -210,24 +244,13 @@ bool FusionGraph::may_be_written(const std::string& value) const {
   return !all_written_ || all_written_->count(memory_.of(value)) != 0;
 }
 
-bool FusionGraph::may_be_written_by_others(const std::string& value,
-                                           const std::vector<std::size_t>& nodes) const {
-  const auto group = memory_.of(value);
-  for (std::size_t i = 0; i < written_.size(); ++i) {
-    if (!contains(nodes, i) && (!written_[i] || written_[i]->count(group) != 0)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 bool FusionGraph::replace(const std::vector<std::size_t>& matched, FusedCall call) {
   const auto last = matched.back();
   const auto& results = graph_.nodes[last].outputs;
   if (!is_ascending(matched) || results.size() != 1 || !results[0].name() || !may_move(matched)) {
     return false;
   }
-  if (call.changes_strides && may_be_written_by_others(results[0].name()->name, matched)) {
+  if (call.changes_strides && fixed_strides_.count(results[0].name()->name) != 0) {
     return false;
   }
   const auto passed_to = other_readers(call.passes_on, matched);

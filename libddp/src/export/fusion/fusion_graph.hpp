@@ -26,8 +26,8 @@ struct FusedCall {
   /// Or its second result equals this value, which a matched node makes or reads. Other readers
   /// take that result.
   std::string passes_on = {};
-  /// The result may have other strides than the last node's. Then no other node may write its
-  /// memory: a reshape might copy where the program has a view, and a write would be lost.
+  /// The result may have other strides than the last node's. Then no reshape may depend on it whose
+  /// memory is written later: it might copy where the program has a view.
   bool changes_strides = false;
 };
 
@@ -55,9 +55,6 @@ class FusionGraph {
   bool is_number(const Argument& value) const;
   /// Whether a node may write the value's memory.
   bool may_be_written(const std::string& value) const;
-  /// Whether a node other than `nodes` may.
-  bool may_be_written_by_others(const std::string& value,
-                                const std::vector<std::size_t>& nodes) const;
 
   /// Replaces the nodes `matched` by the call. They must be ascending; the last one gives the
   /// result its name. Returns false and does nothing if that would move one of them across a node
@@ -82,6 +79,7 @@ class FusionGraph {
                   const std::set<std::size_t>& readers);
   bool reads_plainly(std::size_t reader, const std::string& name) const;
   void relax_views();
+  void find_fixed_strides();
 
   Graph& graph_;
   const MemoryGroups memory_;
@@ -89,6 +87,7 @@ class FusionGraph {
   // Groups of memory that each node of the unchanged graph writes. Empty: unknown.
   std::vector<std::optional<std::set<std::size_t>>> written_;
   std::optional<std::set<std::size_t>> all_written_ = std::set<std::size_t>();  // of all nodes
+  std::set<std::string> fixed_strides_;  // values that a reshape depends on whose memory is written
   std::vector<bool> removed_;
   std::map<std::string, int> counts_;
 };

@@ -25,8 +25,10 @@ bool replace_gelu(FusionGraph& graph, LayerNodes layer, const std::vector<std::s
   auto inputs =
       layer.arguments({{"tanh", {c10::IValue(tanh)}}, {"is_composed", {c10::IValue(is_composed)}}});
   layer.nodes.insert(layer.nodes.end(), nodes.begin(), nodes.end());
-  return graph.replace(layer.nodes,
-                       {.name = "gelu", .function = fused::gelu, .inputs = std::move(inputs)});
+  return graph.replace(layer.nodes, {.name = "gelu",
+                                     .function = fused::gelu,
+                                     .inputs = std::move(inputs),
+                                     .changes_strides = true});
 }
 
 bool fuse_gelu(FusionGraph& graph, std::size_t i) {
@@ -111,7 +113,8 @@ bool fuse_dropout(FusionGraph& graph, std::size_t i) {
   return p && *p > 0 &&
          graph.replace({i}, {.name = "dropout",
                              .function = fused::dropout,
-                             .inputs = {{"x", *node.input("input")}, {"p", {c10::IValue(*p)}}}});
+                             .inputs = {{"x", *node.input("input")}, {"p", {c10::IValue(*p)}}},
+                             .changes_strides = true});
 }
 
 }  // namespace

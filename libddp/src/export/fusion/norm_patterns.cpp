@@ -144,7 +144,8 @@ bool fuse_rms_norm(FusionGraph& graph, std::size_t i) {
                                                 {"eps", {c10::IValue(norm->eps)}},
                                                 {"dtype", {norm->dtype}},
                                                 {"passes_wide", {c10::IValue(passes_wide)}}},
-                                     .passes_on = passed});
+                                     .passes_on = passed,
+                                     .changes_strides = true});
 }
 
 }  // namespace
