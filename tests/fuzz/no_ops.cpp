@@ -18,5 +18,9 @@ void layer_norm(Stack&) {}
 void add_layer_norm(Stack&) {}
 void rms_norm(Stack&) {}
 void attention(Stack&) {}
+void multihead_attention(Stack&) {}
+void linear_cross_entropy(Stack&) {}
+void swiglu(Stack&) {}
+void apply_rotary(Stack&) {}
 
 }  // namespace ddp::detail::fused
