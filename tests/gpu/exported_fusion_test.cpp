@@ -87,7 +87,7 @@ TEST_CASE("a fused loss behind a linear layer", "[gpu][export]") {
   const auto network = [&](at::ScalarType dtype) {
     Loss loss(dtype);
     const auto logits = loss.net.view(loss.logits(), {-1, 8});
-    loss.returns_loss(is_float ? loss.to_float(logits) : logits, options);
+    loss.returns_loss(is_float ? loss.net.to(logits, at::kFloat) : logits, options);
     return loss.net;
   };
   // Rounded first, so that the labels are the same in each dtype.

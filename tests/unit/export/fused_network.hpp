@@ -102,8 +102,7 @@ struct Network : ArchiveBuilder {
   std::string head(const std::string& x, int64_t pixels = 1, int64_t start_dim = 1) {
     const auto mean = call("adaptive_avg_pool2d.default",
                            {{"self", tensor(x)}, {"output_size", integers({pixels, pixels})}});
-    const auto flat =
-        call("flatten.using_ints", {{"self", tensor(mean)}, {"start_dim", integer(start_dim)}});
+    const auto flat = flatten(mean, start_dim);
     const int64_t width = start_dim == 1 ? channels * pixels * pixels : pixels * pixels;
     return linear_layer(flat, 3, width, true);
   }
@@ -146,14 +145,14 @@ struct Network : ArchiveBuilder {
   /// Returns the normed value and the wide one.
   std::pair<std::string, std::string> rms_norm(const std::string& x, int64_t dim,
                                                double exponent = 2, int64_t dim_of_mean = -1) {
-    const auto wide = call("to.dtype", {{"self", tensor(x)}, {"dtype", dtype_name(at::kFloat)}});
+    const auto wide = to(x, at::kFloat);
     const auto square =
         call("pow.Tensor_Scalar", {{"self", tensor(wide)}, {"exponent", number(exponent)}});
     const auto mean = call(
         "mean.dim",
         {{"self", tensor(square)}, {"dim", integers({dim_of_mean})}, {"keepdim", truth(true)}});
     const auto scaled = multiply(wide, unary("rsqrt.default", with("add.Tensor", mean, 1e-6)));
-    const auto narrow = call("to.dtype", {{"self", tensor(scaled)}, {"dtype", dtype_name(type)}});
+    const auto narrow = to(scaled, type);
     return {multiply(weight({dim}), narrow), wide};
   }
   std::string dropout(const std::string& x, double p, bool train = true) {
@@ -173,11 +172,25 @@ struct Network : ArchiveBuilder {
     arguments.insert(arguments.end(), options.begin(), options.end());
     return call("scaled_dot_product_attention.default", arguments);
   }
-  std::string swap(const std::string& x, int64_t dim0, int64_t dim1) {
+  std::string to(const std::string& x, at::ScalarType dtype) {
+    return call("to.dtype", {{"self", tensor(x)}, {"dtype", dtype_name(dtype)}});
+  }
+  /// An export leaves out what is the default.
+  std::string flatten(const std::string& x, int64_t start_dim = 0, int64_t end_dim = -1) {
+    Inputs arguments = {{"self", tensor(x)}};
+    if (start_dim != 0) {
+      arguments.push_back({"start_dim", integer(start_dim)});
+    }
+    if (end_dim != -1) {
+      arguments.push_back({"end_dim", integer(end_dim)});
+    }
+    return call("flatten.using_ints", arguments);
+  }
+  std::string transpose(const std::string& x, int64_t dim0, int64_t dim1) {
     return call("transpose.int",
                 {{"self", tensor(x)}, {"dim0", integer(dim0)}, {"dim1", integer(dim1)}});
   }
-  std::string at_dim(const std::string& op, const std::string& x, int64_t dim) {
+  std::string unary_at(const std::string& op, const std::string& x, int64_t dim) {
     return call(op, {{"self", tensor(x)}, {"dim", integer(dim)}});
   }
   std::string select(const std::string& x, int64_t dim, int64_t index) {
@@ -337,12 +350,12 @@ inline Network multihead_attention(const MultiheadOptions& options,
   const auto dim = options.dim, width = 2 * dim;
   Network net({8, width}, type);
   const auto x = options.written == "input" ? net.unary("neg.default", "x") : std::string("x");
-  const auto product = net.linear_layer(net.swap(x, 1, 0), 3 * width, width, options.has_bias);
+  const auto product = net.linear_layer(net.transpose(x, 1, 0), 3 * width, width, options.has_bias);
   const auto parts =
       net.call("unflatten.int",
                {{"self", tensor(product)}, {"dim", integer(-1)}, {"sizes", integers({3, width})}});
-  const auto moved = net.swap(net.at_dim("unsqueeze.default", parts, 0), 0, -2);
-  const auto packed = net.unary("contiguous.default", net.at_dim("squeeze.dim", moved, -2));
+  const auto moved = net.transpose(net.unary_at("unsqueeze.default", parts, 0), 0, -2);
+  const auto packed = net.unary("contiguous.default", net.unary_at("squeeze.dim", moved, -2));
   std::vector<std::string> heads;
   for (const auto part : options.value_order) {
     heads.push_back(net.select(packed, 0, part));
@@ -350,7 +363,7 @@ inline Network multihead_attention(const MultiheadOptions& options,
   for (auto& head : heads) {
     const bool is_other = &head == heads.data() && !options.query_rows.empty();
     const auto rows = is_other ? options.query_rows : std::vector<int64_t>{8, -1, dim};
-    head = net.swap(net.view(head, rows), 0, 1);
+    head = net.transpose(net.view(head, rows), 0, 1);
   }
   for (auto& head : heads) {
     head = net.view(head, {-1, 2, 8, dim});
@@ -363,14 +376,14 @@ inline Network multihead_attention(const MultiheadOptions& options,
     rows = net.unary("contiguous.default", rows);
   }
   const auto out = net.linear_layer(net.view(rows, {-1, width}), width, width, options.has_bias);
-  auto result = net.swap(net.view(out, {8, -1, width}), 1, 0);
+  auto result = net.transpose(net.view(out, {8, -1, width}), 1, 0);
   if (options.written == "result") {
-    net.with("mul_.Tensor", net.call("flatten.using_ints", {{"self", tensor(result)}}), 2);
+    net.with("mul_.Tensor", net.flatten(result), 2);
   } else if (options.written == "input") {
     result = net.add(x, result, /*in_place=*/true);
   }
   if (options.reads_packed) {
-    result = net.add(result, net.swap(net.select(packed, 0, 2), 1, 0));
+    result = net.add(result, net.transpose(net.select(packed, 0, 2), 1, 0));
   }
   net.returns(result);
   return net;
@@ -379,18 +392,10 @@ inline Network multihead_attention(const MultiheadOptions& options,
 /// x [batch, 8, 8]: labels of x's largest values, and logits of eight classes for each of its rows.
 struct Loss {
   explicit Loss(at::ScalarType type) : net({8, 8}, type) {
-    places = net.call("argmax.default", {{"self", tensor("x")}, {"dim", integer(-1)}});
+    places = net.unary_at("argmax.default", "x", -1);
     labels = net.view(places, {-1});
   }
   std::string logits(bool has_bias = true) { return net.linear_layer("x", 8, 8, has_bias); }
-  std::string to_float(const std::string& x) {
-    return net.call("to.dtype", {{"self", tensor(x)}, {"dtype", dtype_name(at::kFloat)}});
-  }
-  std::string flat(const std::string& x, int64_t end_dim = 1) {
-    return net.call(
-        "flatten.using_ints",
-        {{"self", tensor(x)}, {"start_dim", integer(0)}, {"end_dim", integer(end_dim)}});
-  }
   void returns_loss(const std::string& rows, const Inputs& options = {}) {
     Inputs arguments = {{"self", tensor(rows)}, {"target", tensor(labels)}};
     arguments.insert(arguments.end(), options.begin(), options.end());

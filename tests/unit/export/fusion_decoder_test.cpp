@@ -14,10 +14,6 @@ struct Heads : Network {
         cos(statistics(at::randn({1, 8, 8}))),
         sin(statistics(at::randn({1, 8, 8}))) {}
 
-  std::string to(const std::string& value, at::ScalarType dtype) {
-    return call("to.dtype", {{"self", tensor(value)}, {"dtype", dtype_name(dtype)}});
-  }
-
   std::string x, cos, sin;
 };
 
@@ -35,9 +31,9 @@ TEST_CASE("rotary positions are replaced, and their numbers stay", "[export]") {
   int64_t half = 4, dim = 3;
   SECTION("of heads in front of positions") {}
   SECTION("of positions in front of heads") {
-    x = net.swap(x, 1, 2);
-    cos = net.swap(cos, 0, 1);
-    sin = net.swap(sin, 0, 1);
+    x = net.transpose(x, 1, 2);
+    cos = net.transpose(cos, 0, 1);
+    sin = net.transpose(sin, 0, 1);
   }
   SECTION("with a dimension from behind") {
     dim = -1;

@@ -45,10 +45,11 @@ TEST_CASE("a loss behind a linear layer", "[export]") {
     loss.returns_loss(loss.net.view(loss.logits(), {-1, 8}));
   }
   SECTION("in float32, as transformers writes it") {
-    loss.returns_loss(loss.net.view(loss.to_float(loss.logits(false)), {-1, 8}));
+    loss.returns_loss(loss.net.view(loss.net.to(loss.logits(false), at::kFloat), {-1, 8}));
   }
   SECTION("in float32 after a flatten") {
-    loss.returns_loss(loss.to_float(loss.flat(loss.logits(), GENERATE(1, -2))));
+    const auto rows = loss.net.flatten(loss.logits(), 0, GENERATE(1, -2));
+    loss.returns_loss(loss.net.to(rows, at::kFloat));
   }
   SECTION("that sums, and ignores a class") {
     loss.returns_loss(loss.net.view(loss.logits(), {-1, 8}),
@@ -80,8 +81,7 @@ TEST_CASE("a loss of another form stays", "[export]") {
     return;  // two results
   }
   SECTION("of logits in float64") {
-    const auto wide =
-        net.call("to.dtype", {{"self", tensor(loss.logits())}, {"dtype", dtype_name(at::kDouble)}});
+    const auto wide = net.to(loss.logits(), at::kDouble);
     loss.returns_loss(net.view(wide, {-1, 8}));
   }
   CHECK(fused(net).count("linear_cross_entropy") == 0);
@@ -91,11 +91,9 @@ TEST_CASE("a loss of another form stays", "[export]") {
 TEST_CASE("a loss of other dimensions that are flattened", "[export]") {
   Network net({2, 8, 8});
   const auto x = GENERATE(0, 1) == 0 ? std::string("x") : net.view("x", {-1, 8});
-  const auto labels = net.call("argmax.default", {{"self", tensor(x)}, {"dim", integer(-1)}});
+  const auto labels = net.unary_at("argmax.default", x, -1);
   const auto logits = net.linear_layer(x, 8, 8, true);
-  const auto rows =
-      net.call("flatten.using_ints",
-               {{"self", tensor(logits)}, {"start_dim", integer(0)}, {"end_dim", integer(-2)}});
+  const auto rows = net.flatten(logits, 0, -2);
   net.returns(net.call("cross_entropy_loss.default",
                        {{"self", tensor(rows)}, {"target", tensor(net.view(labels, {-1}))}}));
   CHECK(fused(net) == kLoss);

@@ -90,8 +90,7 @@ TEST_CASE("sums of a branch that the op does not compute", "[export]") {
     CHECK(fused(net) == Counts{{"add_layer_norm", 1}});
   }
   SECTION("with a residual of another dtype") {
-    const auto wide =
-        net.call("to.dtype", {{"self", tensor("x")}, {"dtype", dtype_name(at::kDouble)}});
+    const auto wide = net.to("x", at::kDouble);
     net.returns(net.add(wide, branch));
     CHECK(fused(net) == Counts{{"add_branch", 1}});
   }
@@ -114,7 +113,7 @@ TEST_CASE("a residual in the sizes of a layer's view is added to its product", "
   Network net({2, 8, 8});
   const auto heads =
       net.view(net.linear_layer(net.unary("neg.default", "x"), 8, 8, true), {-1, 2, 8, 8, 1});
-  const auto residual = net.call("unsqueeze.default", {{"self", tensor("x")}, {"dim", integer(4)}});
+  const auto residual = net.unary_at("unsqueeze.default", "x", 4);
   net.returns(net.add(residual, heads));
   CHECK(fused(net) == Counts{{"add_branch", 1}});
   check_equal(net, tokens());
@@ -213,8 +212,7 @@ TEST_CASE("a mask that masks nothing is left out", "[export]") {
     is_written = true;
   }
   const auto positions = net.with("add.Tensor", range, start);
-  const auto columns =
-      net.call("unsqueeze.default", {{"self", tensor(positions)}, {"dim", integer(0)}});
+  const auto columns = net.unary_at("unsqueeze.default", positions, 0);
   if (is_written) {
     net.with("sub_.Tensor", positions, 2);
   }
@@ -245,9 +243,7 @@ TEST_CASE("attention's options", "[export]") {
     options = {{"dropout_p", number(0.5)}};
   }
   SECTION("groups of queries") {
-    key = net.call(
-        "slice.Tensor",
-        {{"self", tensor("x")}, {"dim", integer(1)}, {"start", integer(0)}, {"end", integer(1)}});
+    key = net.slice("x", 1, 0, 1);
     options = {{"enable_gqa", truth(true)}};
   }
   net.returns(net.attend(query, key, key, options));
@@ -257,33 +253,20 @@ TEST_CASE("attention's options", "[export]") {
 
 TEST_CASE("shapes of attention that only LibTorch broadcasts are left to it", "[export]") {
   // Views of x [batch, 4, 8, 8].
-  const auto select = [](Network& net, const std::string& x, int64_t dim) {
-    return net.call("select.int",
-                    {{"self", tensor(x)}, {"dim", integer(dim)}, {"index", integer(0)}});
-  };
-  const auto attend = [](Network& net, const std::string& q, const std::string& kv) {
-    return net.call("scaled_dot_product_attention.default",
-                    {{"query", tensor(q)}, {"key", tensor(kv)}, {"value", tensor(kv)}});
-  };
   Network net;
   const auto x = net.conv("x", 1);
   SECTION("two dimensions") {
-    const auto matrix = select(net, select(net, x, 0), 0);
-    net.returns(attend(net, matrix, matrix));
+    const auto matrix = net.select(net.select(x, 0, 0), 0, 0);
+    net.returns(net.attend(matrix, matrix, matrix));
   }
   SECTION("one batch for all") {
-    const auto sequences = select(net, x, 1);
-    const auto one = net.call("slice.Tensor", {{"self", tensor(sequences)},
-                                               {"dim", integer(0)},
-                                               {"start", integer(0)},
-                                               {"end", integer(1)}});
-    net.returns(attend(net, one, sequences));
+    const auto sequences = net.select(x, 1, 0);
+    const auto one = net.slice(sequences, 0, 0, 1);
+    net.returns(net.attend(one, sequences, sequences));
   }
   SECTION("one query head for all") {
-    const auto head = net.call(
-        "slice.Tensor",
-        {{"self", tensor(x)}, {"dim", integer(1)}, {"start", integer(0)}, {"end", integer(1)}});
-    net.returns(attend(net, head, x));
+    const auto head = net.slice(x, 1, 0, 1);
+    net.returns(net.attend(head, x, x));
   }
   CHECK(fused(net).at("attention") == 1);
   check_equal(net, images());

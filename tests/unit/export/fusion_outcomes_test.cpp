@@ -24,11 +24,6 @@ void check_outcome(const Network& net, const at::Tensor& x,
   CHECK(outcome(net, x, false, blocks) == outcome(net, x, true, blocks));
 }
 
-std::string transposed(Network& net, const std::string& x) {
-  return net.call("transpose.int",
-                  {{"self", tensor(x)}, {"dim0", integer(1)}, {"dim1", integer(2)}});
-}
-
 /// Gradients of x and the parameters.
 std::vector<at::Tensor> gradients(const Network& net, const at::Tensor& x, bool fuse) {
   auto module = load(net, {.fuse = fuse});
@@ -75,7 +70,7 @@ TEST_CASE("the same with fusion: the order of random draws", "[export]") {
 
 TEST_CASE("the same with fusion: strides of a sum", "[export]") {
   Network net({8, 8});
-  const auto x = transposed(net, "x");
+  const auto x = net.transpose("x", 1, 2);
   SECTION("with a layer") {
     net.returns(net.view(net.add(net.linear_layer(x, 8, 8, true), x), {-1, 8}));
   }
@@ -102,10 +97,10 @@ TEST_CASE("the same with fusion: strides of a batch norm's sum", "[export]") {
 
 TEST_CASE("the same with fusion: a sum whose flattened rows are written", "[export]") {
   Network net({8, 8});
-  const auto other = transposed(net, "x");
+  const auto other = net.transpose("x", 1, 2);
   const auto sum = net.add(net.linear_layer("x", 8, 8, true), other);
   SECTION("that may be a view") {
-    net.with("mul_.Tensor", net.call("flatten.using_ints", {{"self", tensor(sum)}}), 2);
+    net.with("mul_.Tensor", net.flatten(sum), 2);
     net.returns(net.unary("neg.default", sum));
   }
   SECTION("that are a view") {
@@ -125,7 +120,7 @@ TEST_CASE("the same with fusion: images whose flattened pixels are written", "[e
   SECTION("behind an operator that keeps their strides") {
     x = net.unary("silu.default", x);
   }
-  net.with("mul_.Tensor", net.call("flatten.using_ints", {{"self", tensor(x)}}), 2);
+  net.with("mul_.Tensor", net.flatten(x), 2);
   net.returns(net.unary("neg.default", x));
   CHECK(fused(net).empty());
   check_outcome(net, images());
@@ -134,7 +129,7 @@ TEST_CASE("the same with fusion: images whose flattened pixels are written", "[e
 TEST_CASE("the same with fusion: images that are written before they are flattened", "[export]") {
   Network net;
   const auto x = net.relu(net.conv("x", 3), /*in_place=*/true);
-  net.returns(net.call("flatten.using_ints", {{"self", tensor(x)}, {"start_dim", integer(1)}}));
+  net.returns(net.flatten(x, 1));
   CHECK(fused(net) == Counts{{"conv2d", 1}});
   check_equal(net, images());
 }
@@ -157,13 +152,13 @@ TEST_CASE("the same with fusion: gradients of a bf16 value and its float32", "[e
 
 TEST_CASE("the same with fusion: a layer of a transposed bf16 input", "[export]") {
   Network net({8, 8}, at::kBFloat16);
-  net.returns(net.linear_layer(transposed(net, "x"), 8, 8, true));
+  net.returns(net.linear_layer(net.transpose("x", 1, 2), 8, 8, true));
   check_equal(net, sequences() * 3);
 }
 
 TEST_CASE("the same with fusion: a layer of a transposed float32 input", "[export]") {
   Network net({33, 7});
-  net.returns(net.linear_layer(transposed(net, "x"), 17, 33, true));
+  net.returns(net.linear_layer(net.transpose("x", 1, 2), 17, 33, true));
   at::manual_seed(2);
   check_equal(net, at::randn({3, 33, 7}));
 }

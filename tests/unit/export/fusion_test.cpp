@@ -136,8 +136,7 @@ TEST_CASE("a sum with a number stays", "[export]") {
 TEST_CASE("a sum in place keeps its dtype, another one promotes", "[export]") {
   const bool in_place = GENERATE(false, true);
   Network net;
-  const auto wide =
-      net.call("to.dtype", {{"self", tensor("x")}, {"dtype", {{"as_scalar_type", 8}}}});
+  const auto wide = net.to("x", at::kDouble);
   net.returns(net.relu(net.add(net.norm("x"), wide, in_place)));
   CHECK(fused(net) == Counts{{"batch_norm_add_relu", 1}});
   const auto output = train(net, images(), {.fuse = true})[0];
