@@ -134,6 +134,19 @@ TEST_CASE("the same with fusion: images that are written before they are flatten
   check_equal(net, images());
 }
 
+TEST_CASE("the same with fusion: a mean over a sum of two orders in memory", "[export]") {
+  Network net({64, 32});
+  const auto other = net.linear_layer(net.transpose("x", 1, 2), 64, 64, true);
+  const auto branch = net.dropout(net.linear_layer("x", 32, 32, true), 0.0);
+  const auto residual = net.transpose(other, 1, 2);
+  const bool branch_first = GENERATE(false, true);
+  const auto sum = branch_first ? net.add(branch, residual) : net.add(residual, branch);
+  net.returns(net.call("mean.dim", {{"self", tensor(sum)}, {"dim", integers({1})}}));
+  CHECK(fused(net).at("add_branch") == 1);
+  at::manual_seed(2);
+  check_equal(net, at::randn({3, 64, 32}));
+}
+
 TEST_CASE("the same with fusion: multi-head attention whose memory is written", "[export]") {
   MultiheadOptions options;
   options.written = GENERATE("result", "input");
