@@ -29,6 +29,7 @@ if {"-h", "--help"} & set(sys.argv[1:]):  # before torch, which takes its time
     print(__doc__.strip())
     sys.exit(0)
 import peer
+import pytorch_unet
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -72,7 +73,8 @@ STD = torch.tensor([0.2470, 0.2435, 0.2616])
 
 
 def build(o, device):
-    model = getattr(torchvision.models, o.model)(num_classes=o.num_classes)
+    make = pytorch_unet.unet if o.model == "unet" else getattr(torchvision.models, o.model)
+    model = make(num_classes=o.num_classes)
     if o.stem == "cifar":
         model.conv1 = torch.nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)
         torch.nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
