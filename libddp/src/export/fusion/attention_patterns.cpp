@@ -138,7 +138,7 @@ bool fuse_multihead_attention(FusionGraph& graph, std::size_t i) {
   if (!layer) {
     return false;
   }
-  if (graph.may_be_written(layer->input.name()->name)) {
+  if (graph.is_written_later(layer->input.name()->name)) {
     return false;  // the program's backward reads a copy of the input, the op's the input itself
   }
   auto nodes = layer->nodes;

@@ -130,7 +130,7 @@ bool fuse_rms_norm(FusionGraph& graph, std::size_t i) {
   if (!norm || graph.is_number(weight)) {
     return false;
   }
-  if (graph.may_be_written(norm->input.name()->name)) {
+  if (graph.is_written_later(norm->input.name()->name)) {
     return false;  // the program saves a copy for its backward, the op the input
   }
   norm->nodes.push_back(i);
