@@ -75,25 +75,46 @@ constexpr unsigned num_blocks(int64_t threads, int block_threads) {
   return static_cast<unsigned>((threads + block_threads - 1) / block_threads);
 }
 
-/// Eight adjacent values of a 2-byte type.
+/// Eight adjacent values of 2 or 4 bytes.
 template <typename T>
 union Vector8 {
-  uint4 bits;
+  uint4 bits[sizeof(T) / 2];
   T values[8];
 };
 
-/// Eight values, `stride` elements apart. Adjacent values of a 2-byte type are one 16-byte access,
-/// whose address must be a multiple of 16.
+/// Reads eight adjacent values 16 bytes at a time, whose address must be a multiple of 16.
+template <typename T>
+__device__ __forceinline__ void load_vector8(const T* from, float (&values)[8]) {
+  Vector8<T> vector;
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 2; ++i) {
+    vector.bits[i] = reinterpret_cast<const uint4*>(from)[i];
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    values[j] = to_float(vector.values[j]);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_vector8(T* to, const float (&values)[8]) {
+  Vector8<T> vector;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    vector.values[j] = from_float<T>(values[j]);
+  }
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(T) / 2; ++i) {
+    reinterpret_cast<uint4*>(to)[i] = vector.bits[i];
+  }
+}
+
+/// Eight values, `stride` elements apart. Adjacent values of a 2-byte type are one vector.
 template <typename T>
 __device__ __forceinline__ void load8(const T* from, int64_t stride, float (&values)[8]) {
   if constexpr (sizeof(T) == 2) {
     if (stride == 1) {
-      Vector8<T> vector;
-      vector.bits = *reinterpret_cast<const uint4*>(from);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        values[j] = to_float(vector.values[j]);
-      }
+      load_vector8(from, values);
       return;
     }
   }
@@ -107,12 +128,7 @@ template <typename T>
 __device__ __forceinline__ void store8(T* to, int64_t stride, const float (&values)[8]) {
   if constexpr (sizeof(T) == 2) {
     if (stride == 1) {
-      Vector8<T> vector;
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        vector.values[j] = from_float<T>(values[j]);
-      }
-      *reinterpret_cast<uint4*>(to) = vector.bits;
+      store_vector8(to, values);
       return;
     }
   }

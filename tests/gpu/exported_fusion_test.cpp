@@ -15,20 +15,23 @@ double distance(const at::Tensor& tensor, const at::Tensor& exact) {
 }
 
 void check_near(const Network& net, const Network& exact, const at::Tensor& x, bool autocasts,
-                double half_rounding = 4e-3) {
+                const Counts& chains, double half_rounding = 4e-3) {
+  CHECK(fused(net) == chains);
   const auto format = x.suggest_memory_format();
   const auto reference = train(exact, x, {});
   const auto plain = train(net, x, {.device = at::kCUDA, .autocasts = autocasts, .format = format});
-  const auto fused =
+  const auto replaced =
       train(net, x, {.fuse = true, .device = at::kCUDA, .autocasts = autocasts, .format = format});
   const double rounding = net.type == at::kFloat && !autocasts ? 1e-6 : half_rounding;
-  REQUIRE(fused.size() == plain.size());
+  REQUIRE(replaced.size() == plain.size());
   for (std::size_t i = 0; i < plain.size(); ++i) {
     INFO("tensor " << i << " of " << plain.size());
-    CHECK(fused[i].scalar_type() == plain[i].scalar_type());
-    CHECK(distance(fused[i], reference[i]) <= 2 * distance(plain[i], reference[i]) + rounding);
+    CHECK(replaced[i].scalar_type() == plain[i].scalar_type());
+    CHECK(distance(replaced[i], reference[i]) <= 2 * distance(plain[i], reference[i]) + rounding);
   }
 }
+
+const Counts kGpt2 = {{"layer_norm", 1}, {"attention", 1}, {"add_layer_norm", 2}, {"gelu", 1}};
 
 }  // namespace
 
@@ -36,21 +39,29 @@ TEST_CASE("a fused residual network", "[gpu][export]") {
   const bool autocasts = GENERATE(false, true);
   // Channels last, as the kernels want them.
   check_near(residual_network(16), residual_network(16, at::kDouble),
-             images(16).contiguous(at::MemoryFormat::ChannelsLast), autocasts);
+             images(16).contiguous(at::MemoryFormat::ChannelsLast), autocasts,
+             {{"conv2d", 6},
+              {"batch_norm_relu_max_pool", 1},
+              {"batch_norm_relu", 2},
+              {"batch_norm_add_relu", 2},
+              {"pooled_linear", 1}});
 }
 
 TEST_CASE("a fused block of GPT-2", "[gpu][export]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
-  check_near(gpt2_block(0, type), gpt2_block(0, at::kDouble), tokens(), false);
+  check_near(gpt2_block(0, type), gpt2_block(0, at::kDouble), tokens(), false, kGpt2);
 }
 
 TEST_CASE("a fused block of GPT-2 under autocast", "[gpu][export]") {
-  check_near(gpt2_block(0), gpt2_block(0, at::kDouble), tokens(), true);
+  check_near(gpt2_block(0), gpt2_block(0, at::kDouble), tokens(), true, kGpt2);
 }
 
 TEST_CASE("a fused block of GPT-2 with dropout", "[gpu][export]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
   const auto net = gpt2_block(0.5, type);
+  auto chains = kGpt2;
+  chains["dropout"] = 1;
+  CHECK(fused(net) == chains);
   const Run run{.fuse = true, .device = at::kCUDA};
   const auto first = train(net, tokens(), run), second = train(net, tokens(), run);
   for (std::size_t i = 0; i < first.size(); ++i) {
@@ -61,7 +72,13 @@ TEST_CASE("a fused block of GPT-2 with dropout", "[gpu][export]") {
 
 TEST_CASE("a fused block of Llama", "[gpu][export]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16);
-  check_near(llama_block(type), llama_block(at::kDouble), tokens(), false);
+  check_near(llama_block(type), llama_block(at::kDouble), tokens(), false,
+             {{"rms_norm", 2},
+              {"apply_rotary", 1},
+              {"attention", 1},
+              {"add_branch", 2},
+              {"swiglu", 1},
+              {"linear", 3}});
 }
 
 TEST_CASE("a fused multi-head attention", "[gpu][export]") {
@@ -69,12 +86,18 @@ TEST_CASE("a fused multi-head attention", "[gpu][export]") {
   options.dim = GENERATE(4, 16);
   options.has_bias = GENERATE(true, false);
   options.copies = true;
+  options.batch_first = GENERATE(true, false);
+  options.branch = GENERATE("", "norm");
+  Counts chains = {{"multihead_attention", 1}};
+  if (!options.branch.empty()) {
+    chains["add_layer_norm"] = 1;
+  }
   const bool autocasts = GENERATE(false, true);
   const auto type = autocasts ? at::kFloat : GENERATE(at::kFloat, at::kBFloat16);
   at::manual_seed(2);
   const auto x = at::randn({3, 8, 2 * options.dim});
   check_near(multihead_attention(options, type), multihead_attention(options, at::kDouble), x,
-             autocasts);
+             autocasts, chains);
 }
 
 TEST_CASE("a fused loss behind a linear layer", "[gpu][export]") {
@@ -93,7 +116,7 @@ TEST_CASE("a fused loss behind a linear layer", "[gpu][export]") {
   // Rounded first, so that the labels are the same in each dtype.
   // The gradients of few rows cancel each other.
   check_near(network(type), network(at::kDouble), sequences().to(at::kBFloat16).to(at::kFloat),
-             autocasts, /*half_rounding=*/3e-2);
+             autocasts, {{"linear_cross_entropy", 1}}, /*half_rounding=*/3e-2);
 }
 
 TEST_CASE("fused patches of images", "[gpu][export]") {
@@ -105,5 +128,19 @@ TEST_CASE("fused patches of images", "[gpu][export]") {
     return net.returns(net.patches("x", patch));
   };
   const auto format = GENERATE(at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast);
-  check_near(network(type), network(at::kDouble), images(3).contiguous(format), autocasts);
+  check_near(network(type), network(at::kDouble), images(3).contiguous(format), autocasts,
+             {{"conv2d", 1}});
+}
+
+TEST_CASE("views around checkpointed blocks of a fused network in bf16", "[gpu][export]") {
+  Network net({16, 8, 8}, at::kBFloat16);
+  const auto y = net.relu(net.norm(net.conv("x", 3)));
+  net.module("block");
+  net.returns(net.linear_layer(net.view(y, {-1, 16 * 64}), 3, 16 * 64, true));
+  CHECK(fused(net, {"block"}) == Counts{{"conv2d", 1}, {"batch_norm_relu", 1}, {"linear", 1}});
+  const auto tensors =
+      train(net, images(16), {.fuse = true, .checkpoint_blocks = {"block"}, .device = at::kCUDA});
+  for (const auto& tensor : tensors) {
+    CHECK(tensor.isfinite().all().item<bool>());
+  }
 }

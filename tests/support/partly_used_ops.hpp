@@ -12,6 +12,7 @@
 #include "ddp/ops/decoder.hpp"
 #include "support/catch.hpp"
 #include "support/fused_ops.hpp"
+#include "support/rotary.hpp"
 
 namespace ddp::test {
 
@@ -137,9 +138,7 @@ inline std::vector<PartlyUsedOp> of_language() {
                   },
                   [](const Tensor& x, const Tensors& p) -> Tensors {
                     const auto angles = as(p[0].detach(), x);
-                    const auto shifted = x + as(p[0], x);
-                    const auto halves = shifted.chunk(2, -1);
-                    return {shifted * angles + torch::cat({-halves[1], halves[0]}, -1) * angles};
+                    return {rotated(x + as(p[0], x), angles, angles)};
                   }});
   rows.push_back({"cross_entropy",
                   {16, 64},

@@ -55,32 +55,10 @@ __global__ void swiglu_backward(GatedRows in, const T* grad, T* grad_gate, T* gr
   store8(grad_up + row * grad_stride + column, 1, of_up);
 }
 
-/// Adjacent values, read and written 16 bytes at a time.
-template <typename T, int kCount>
-struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Pack {
-  T values[kCount];
-};
-template <int kCount, typename T>
-__device__ __forceinline__ void load_pack(const T* from, float (&values)[kCount]) {
-  const auto pack = *reinterpret_cast<const Pack<T, kCount>*>(from);
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    values[j] = to_float(pack.values[j]);
-  }
-}
-template <int kCount, typename T>
-__device__ __forceinline__ void store_pack(T* to, const float (&values)[kCount]) {
-  Pack<T, kCount> pack;
-#pragma unroll
-  for (int j = 0; j < kCount; ++j) {
-    pack.values[j] = from_float<T>(values[j]);
-  }
-  *reinterpret_cast<Pack<T, kCount>*>(to) = pack;
-}
-
-/// Each thread turns kCount values of a head's first half with those of its second.
+/// Each thread rotates kCount values, eight or one, of a head's first half with those of its
+/// second.
 template <int kCount, typename In, typename Angle, typename Out>
-__global__ void apply_rotary(RotaryRows rows, bool transposed, Out* out) {
+__global__ void apply_rotary(RotaryRows rows, bool backward, Out* out) {
   const unsigned thread = blockIdx.x * kThreads + threadIdx.x;
   const unsigned packs = rows.half / kCount, row = thread / packs;
   const unsigned column = (thread - row * packs) * kCount;
@@ -95,8 +73,13 @@ __global__ void apply_rotary(RotaryRows rows, bool transposed, Out* out) {
   const auto load = [&](auto tag, const RotaryOperand& from, float(&a)[kCount], float(&b)[kCount]) {
     const auto* const data =
         static_cast<const typename decltype(tag)::type*>(from.data) + place(from.strides);
-    load_pack(data, a);
-    load_pack(data + rows.half, b);
+    if constexpr (kCount == kVector) {
+      load_vector8(data, a);
+      load_vector8(data + rows.half, b);
+    } else {
+      a[0] = to_float(data[0]);
+      b[0] = to_float(data[rows.half]);
+    }
   };
   float a[kCount], b[kCount], cos_a[kCount], cos_b[kCount], sin_a[kCount], sin_b[kCount];
   load(TypeTag<In>{}, rows.x, a, b);
@@ -104,14 +87,19 @@ __global__ void apply_rotary(RotaryRows rows, bool transposed, Out* out) {
   load(TypeTag<Angle>{}, rows.sin, sin_a, sin_b);
 #pragma unroll
   for (int j = 0; j < kCount; ++j) {
-    const float of_b = transposed ? sin_b[j] : -sin_a[j], of_a = transposed ? -sin_a[j] : sin_b[j];
-    const float turned = a[j] * cos_a[j] + b[j] * of_b;
+    const float of_b = backward ? sin_b[j] : -sin_a[j], of_a = backward ? -sin_a[j] : sin_b[j];
+    const float rotated = a[j] * cos_a[j] + b[j] * of_b;
     b[j] = b[j] * cos_b[j] + a[j] * of_a;
-    a[j] = turned;
+    a[j] = rotated;
   }
   Out* const to = out + place(rows.out_strides);
-  store_pack(to, a);
-  store_pack(to + rows.half, b);
+  if constexpr (kCount == kVector) {
+    store_vector8(to, a);
+    store_vector8(to + rows.half, b);
+  } else {
+    to[0] = from_float<Out>(a[0]);
+    to[rows.half] = from_float<Out>(b[0]);
+  }
 }
 
 constexpr int kHeadLanes = 32;  // threads of a block with different columns
@@ -245,7 +233,7 @@ cudaError_t launch_swiglu_backward(const GatedRows& in, const void* grad, void* 
   });
 }
 
-cudaError_t launch_apply_rotary(const RotaryRows& rows, bool transposed, void* out,
+cudaError_t launch_apply_rotary(const RotaryRows& rows, bool backward, void* out,
                                 cudaStream_t stream) {
   const int64_t pairs = int64_t{rows.sizes[0]} * rows.sizes[1] * rows.sizes[2] * rows.half;
   const auto launch = [&](auto in, auto angle, auto to) {
@@ -253,7 +241,7 @@ cudaError_t launch_apply_rotary(const RotaryRows& rows, bool transposed, void* o
     using Angle = typename decltype(angle)::type;
     using Out = typename decltype(to)::type;
     const auto call = [&](auto kernel, int count) {
-      kernel<<<num_blocks(pairs / count, kThreads), kThreads, 0, stream>>>(rows, transposed,
+      kernel<<<num_blocks(pairs / count, kThreads), kThreads, 0, stream>>>(rows, backward,
                                                                            static_cast<Out*>(out));
     };
     rows.is_aligned ? call(apply_rotary<kVector, In, Angle, Out>, kVector)
@@ -275,14 +263,14 @@ int num_head_parts(const HeadRows& rows) {
   return static_cast<int>((rows.batch * rows.seq + share - 1) / share);
 }
 
-cudaError_t launch_rotary(const HeadRows& rows, const float* cos, const float* sin, bool opposite,
+cudaError_t launch_rotary(const HeadRows& rows, const float* cos, const float* sin, bool backward,
                           void* out, float* parts, cudaStream_t stream) {
   const dim3 grid(num_head_blocks(rows), static_cast<unsigned>(num_head_parts(rows)));
   return with_compute_type(rows.element, [&](auto tag) {
     using T = typename decltype(tag)::type;
     rotary<<<grid, dim3(kHeadLanes, kHeadRows), 0, stream>>>(
         rows, static_cast<int>(num_heads_of(rows)), static_cast<int>(tokens_of_part(rows)), cos,
-        sin, opposite ? -1.0F : 1.0F, static_cast<T*>(out), parts);
+        sin, backward ? -1.0F : 1.0F, static_cast<T*>(out), parts);
     return cudaGetLastError();
   });
 }

@@ -34,9 +34,9 @@ struct RotaryRows {
   RotaryOperand x = {}, cos = {}, sin = {};
   int64_t out_strides[3] = {};
 };
-/// out = x * cos + [-x2, x1] * sin with x = [x1, x2], in float32. `transposed`: the gradient of x
-/// for the result's gradient `x`.
-cudaError_t launch_apply_rotary(const RotaryRows& rows, bool transposed, void* out,
+/// out = x * cos + [-x2, x1] * sin with x = [x1, x2], in float32. `backward`: `x` is the result's
+/// gradient, and `out` that of x.
+cudaError_t launch_apply_rotary(const RotaryRows& rows, bool backward, void* out,
                                 cudaStream_t stream);
 
 /// [batch, seq, heads, head_dim] with a dense last dimension; strides in elements, multiples of 8.
@@ -52,14 +52,14 @@ struct HeadRows {
   HeadSource sources[3] = {};
 };
 
-/// Rotates the heads of the first two sources by the angles of each position, or by their
+/// Rotates the heads of the first two sources by the angles of each position, `backward` by their
 /// opposites, and copies those of the third. A source may be the same place of `out`.
 ///
 ///   cos, sin float32 [batch, seq, head_dim / 2], nullptr: all are copied
 ///   out [batch, seq, width]
 ///   parts float32 [num_head_parts(), width]: sums over tokens, which launch_add_parts() adds;
 ///   nullptr: not wanted
-cudaError_t launch_rotary(const HeadRows& rows, const float* cos, const float* sin, bool opposite,
+cudaError_t launch_rotary(const HeadRows& rows, const float* cos, const float* sin, bool backward,
                           void* out, float* parts, cudaStream_t stream);
 int num_head_parts(const HeadRows& rows);
 

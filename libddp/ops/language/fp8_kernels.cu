@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int64_t c = (v * kThreads + static_cast<int>(threadIdx.x)) * kVector;
-    row[v].bits = c < columns ? *reinterpret_cast<const uint4*>(in + begin + c) : uint4{};
+    row[v].bits[0] = c < columns ? *reinterpret_cast<const uint4*>(in + begin + c) : uint4{};
   }
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
@@ -131,15 +131,15 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
     const int64_t c = (v * kThreads + static_cast<int>(threadIdx.x)) * kVector;
-    of_gate[v].bits = of_up[v].bits = {0, 0, 0, 0};
+    of_gate[v].bits[0] = of_up[v].bits[0] = {0, 0, 0, 0};
     if (c < width) {
       float gate[kVector], up[kVector];
       gated_gradients(grad + blockIdx.x * width + c, gate_up + begin + c,
                       gate_up + begin + width + c, gate, up);
       round_to(of_gate[v], gate);
       round_to(of_up[v], up);
-      *reinterpret_cast<uint4*>(grad_gate_up + begin + c) = of_gate[v].bits;
-      *reinterpret_cast<uint4*>(grad_gate_up + begin + width + c) = of_up[v].bits;
+      *reinterpret_cast<uint4*>(grad_gate_up + begin + c) = of_gate[v].bits[0];
+      *reinterpret_cast<uint4*>(grad_gate_up + begin + width + c) = of_up[v].bits[0];
     }
     own.add(of_gate[v]);
     own.add(of_up[v]);

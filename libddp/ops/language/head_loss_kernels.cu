@@ -120,7 +120,7 @@ __device__ Softmax of_row(const T* row, int64_t whole, int64_t num_kept, int64_t
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       if (first + u * kStride < whole) {
-        ahead[u].bits = *reinterpret_cast<const uint4*>(row + first + u * kStride);
+        ahead[u].bits[0] = *reinterpret_cast<const uint4*>(row + first + u * kStride);
       }
     }
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ Softmax of_row(const T* row, int64_t whole, int64_t num_kept, int64_t
           x[j] = to_float(ahead[u].values[j]);
         }
         if (c < num_kept) {
-          *reinterpret_cast<uint4*>(kept<T>(c)) = ahead[u].bits;
+          *reinterpret_cast<uint4*>(kept<T>(c)) = ahead[u].bits[0];
         }
         add<kTerms>(x, c, own);
       }

@@ -36,11 +36,13 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 struct Sums {
   at::Tensor loss;     // float32
   at::Tensor correct;  // int64
+  at::Tensor targets;  // int64, of all rows from the start
 };
 
-Sums new_sums(const at::Tensor& hidden) {
+Sums new_sums(const at::Tensor& hidden, const at::Tensor& labels,
+              const LinearCrossEntropyOptions& options) {
   return {at::zeros({}, hidden.options().dtype(at::kFloat)),
-          at::zeros({}, hidden.options().dtype(at::kLong))};
+          at::zeros({}, hidden.options().dtype(at::kLong)), labels.ne(options.ignore_index).sum()};
 }
 
 /// Adds the loss of some rows; with `make_grad` overwrites the logits with their gradient.
@@ -136,15 +138,10 @@ void add_loss(const at::Tensor& logits, const at::Tensor& labels, int64_t vocab,
   }
 }
 
-/// Whether any row counts: bool, 0-dim.
-at::Tensor has_counted_rows(const at::Tensor& labels, const LinearCrossEntropyOptions& options) {
-  return labels.ne(options.ignore_index).any();
-}
-
 /// PyTorch's gradients are zero if every row is ignored. The gradient of their mean is then
 /// infinite, and its product with zero would be NaN.
-at::Tensor finite_without_rows(const at::Tensor& grad_loss, const at::Tensor& has_rows) {
-  return grad_loss.masked_fill(has_rows.logical_not(), 0);
+at::Tensor finite_without_rows(const at::Tensor& grad_loss, const at::Tensor& num_targets) {
+  return grad_loss.masked_fill(num_targets.eq(0), 0);
 }
 
 /// `bias` in `dtype`, zero for the rows that pad_rows() added; undefined without bias.
@@ -206,17 +203,16 @@ class WholeHeadLoss : public torch::autograd::Function<WholeHeadLoss> {
     const AutocastOff no_autocast(hidden.device().type());
     const auto h = hidden.to(dtype).contiguous();
     const auto w = padded_rows(weight).to(dtype);
-    Sums sums = new_sums(h);
+    Sums sums = new_sums(h, labels, options);
     const auto logits = logits_of(h, w, padded_bias(bias, w.size(0), dtype));
     add_loss(logits, labels, weight.size(0), options, makes_grad, sums);
     if (makes_grad) {
-      ctx->save_for_backward(
-          {h, w, weight, logits, bias.value_or(at::Tensor()), has_counted_rows(labels, options)});
+      ctx->save_for_backward({h, w, weight, logits, bias.value_or(at::Tensor()), sums.targets});
       ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     }
-    ctx->mark_non_differentiable({sums.correct});
+    ctx->mark_non_differentiable({sums.correct, sums.targets});
     ctx->set_materialize_grads(false);
-    return {sums.loss, sums.correct};
+    return {sums.loss, sums.correct, sums.targets};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -272,7 +268,7 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
     const AutocastOff no_autocast(hidden.device().type());
     const auto h = hidden.to(dtype).contiguous();
     const auto w = padded_rows(weight).to(dtype);
-    Sums sums = new_sums(h);
+    Sums sums = new_sums(h, labels, options);
     const auto b = padded_bias(bias, w.size(0), dtype);
     at::Tensor grad_hidden, grad_weight, grad_bias;
     if (wanted.hidden) {
@@ -306,13 +302,12 @@ class ChunkedHeadLoss : public torch::autograd::Function<ChunkedHeadLoss> {
       grad_bias = grad_bias.narrow(0, 0, weight.size(0));
       ctx->saved_data["bias_dtype"] = bias->scalar_type();
     }
-    ctx->save_for_backward(
-        {grad_hidden, grad_weight, grad_bias, has_counted_rows(labels, options)});
+    ctx->save_for_backward({grad_hidden, grad_weight, grad_bias, sums.targets});
     ctx->saved_data["hidden_dtype"] = hidden.scalar_type();
     ctx->saved_data["weight_dtype"] = weight.scalar_type();
-    ctx->mark_non_differentiable({sums.correct});
+    ctx->mark_non_differentiable({sums.correct, sums.targets});
     ctx->set_materialize_grads(false);
-    return {sums.loss, sums.correct};
+    return {sums.loss, sums.correct, sums.targets};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -419,7 +414,7 @@ LinearCrossEntropyResult linear_cross_entropy(const at::Tensor& hidden, const at
       is_chunked
           ? ChunkedHeadLoss::apply(hidden, weight, maybe_bias, labels, dtype, options, wanted)
           : WholeHeadLoss::apply(hidden, weight, maybe_bias, labels, dtype, options, wanted.any());
-  return {outputs[0], outputs[1]};
+  return {outputs[0], outputs[1], outputs[2]};
 }
 
 void pad_rows(at::Tensor& weight) {

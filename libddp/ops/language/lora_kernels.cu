@@ -153,9 +153,9 @@ __device__ void load_columns(const LoraShape& shape, const T* a, int64_t first_c
     const RankTile ranks = rank_tile(shape, place / kRankTile);
     const int rank = place % kRankTile;
     Vector8<T> vector;
-    vector.bits = {0, 0, 0, 0};
+    vector.bits[0] = {0, 0, 0, 0};
     if (rank < ranks.count && first_column + column < shape.in) {
-      vector.bits = load_vector(a + (ranks.first + rank) * shape.in + first_column + column);
+      vector.bits[0] = load_vector(a + (ranks.first + rank) * shape.in + first_column + column);
     }
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {

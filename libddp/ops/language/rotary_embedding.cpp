@@ -57,12 +57,13 @@ at::Tensor inverse_frequencies(const RotaryOptions& o) {
   return frequencies;
 }
 
-/// [x1, x2] -> [x1 cos - x2 sin, x2 cos + x1 sin]; `direction` -1 is the inverse.
+/// [x1, x2] -> [x1 cos - x2 sin, x2 cos + x1 sin], `backward` by the opposite angles.
 at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                  double direction) {
+                  bool backward) {
   if (!cos.defined()) {
     return x;
   }
+  const double direction = backward ? -1 : 1;
   const int64_t half = x.size(-1) / 2;
   const auto x1 = x.narrow(-1, 0, half), x2 = x.narrow(-1, half, half);
   auto output = at::empty(x.sizes(), x.options());
@@ -109,7 +110,7 @@ detail::HeadRows rows_of_heads(const std::vector<at::Tensor>& parts, const at::T
 /// Writes the heads of `rows`, rotated but for the last part's, side by side into `out` [batch,
 /// seq, width], and their sums over tokens into `sums`.
 void rotate_by_kernel(const detail::HeadRows& rows, const at::Tensor& cos, const at::Tensor& sin,
-                      bool opposite, const at::Tensor& out, const detail::GradTarget& sums = {}) {
+                      bool backward, const at::Tensor& out, const detail::GradTarget& sums = {}) {
   const c10::cuda::CUDAGuard device(out.device());
   const auto angles = [&](const at::Tensor& table) {
     return cos.defined() ? table.const_data_ptr<float>() : nullptr;
@@ -120,7 +121,7 @@ void rotate_by_kernel(const detail::HeadRows& rows, const at::Tensor& cos, const
                                 : at::Tensor();
   const auto stream = detail::stream_of(out);
   C10_CUDA_CHECK(
-      detail::launch_rotary(rows, angles(cos), angles(sin), opposite, out.mutable_data_ptr(),
+      detail::launch_rotary(rows, angles(cos), angles(sin), backward, out.mutable_data_ptr(),
                             wants_sums ? parts.mutable_data_ptr<float>() : nullptr, stream));
   if (wants_sums) {
     C10_CUDA_CHECK(detail::launch_add_parts(parts.const_data_ptr<float>(), parts.size(0),
@@ -149,14 +150,15 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
 #ifdef DDP_HAS_CUDA
     if (fits_kernel(qkv, head_dim, cos)) {
       if (cos.defined()) {
-        rotate_by_kernel(rows_of_heads({query, key}, qkv), cos, sin, false, qkv);
+        rotate_by_kernel(rows_of_heads({query, key}, qkv), cos, sin, /*backward=*/false, qkv);
         qkv.unsafeGetTensorImpl()->bump_version();
       }
       return {detail::alias_of(query), detail::alias_of(key), value};
     }
 #endif
-    return {cos.defined() ? rotate(query, cos, sin, 1) : detail::alias_of(query),
-            cos.defined() ? rotate(key, cos, sin, 1) : detail::alias_of(key), value};
+    return {cos.defined() ? rotate(query, cos, sin, /*backward=*/false) : detail::alias_of(query),
+            cos.defined() ? rotate(key, cos, sin, /*backward=*/false) : detail::alias_of(key),
+            value};
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
@@ -177,14 +179,15 @@ class SplitHeads : public torch::autograd::Function<SplitHeads> {
         const std::vector<at::Tensor> parts = {aligned_heads(grads[0]), aligned_heads(grads[1]),
                                                aligned_heads(grads[2])};
         const auto target = detail::grad_target(bias, wants_bias);
-        rotate_by_kernel(rows_of_heads(parts, qkv), cos, sin, true, qkv, target);
+        rotate_by_kernel(rows_of_heads(parts, qkv), cos, sin, /*backward=*/true, qkv, target);
         return {qkv, {}, {}, target.result(), {}, {}};
       }
     }
 #endif
-    const auto qkv =
-        at::cat({rotate(grads[0], cos, sin, -1), rotate(grads[1], cos, sin, -1), grads[2]}, 2)
-            .view(sizes);
+    const auto qkv = at::cat({rotate(grads[0], cos, sin, /*backward=*/true),
+                              rotate(grads[1], cos, sin, /*backward=*/true), grads[2]},
+                             2)
+                         .view(sizes);
     const auto bias_grad =
         wants_bias ? qkv.flatten(0, 1).sum(0).to(bias.scalar_type()) : at::Tensor();
     return {qkv, {}, {}, bias_grad, {}, {}};
@@ -234,9 +237,9 @@ bool fits_rotary_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Te
          !(c10::GradMode::is_enabled() && (cos.requires_grad() || sin.requires_grad()));
 }
 
-/// Writes `x` [batch, heads, seq, head_dim], turned, into `out`, whose strides may be others.
-void turn_by_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
-                    bool transposed, const at::Tensor& out) {
+/// Writes `x` [batch, heads, seq, head_dim], rotated, into `out`, whose strides may be others.
+void rotate_by_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin,
+                      bool backward, const at::Tensor& out) {
   const auto cosines = cos.expand(x.sizes()), sines = sin.expand(x.sizes());
   std::array<int64_t, 3> dims = {0, 1, 2};  // neighbouring threads write neighbouring rows
   std::sort(dims.begin(), dims.end(),
@@ -264,7 +267,7 @@ void turn_by_kernel(const at::Tensor& x, const at::Tensor& cos, const at::Tensor
   }
   const c10::cuda::CUDAGuard device(x.device());
   C10_CUDA_CHECK(
-      detail::launch_apply_rotary(rows, transposed, out.mutable_data_ptr(), detail::stream_of(x)));
+      detail::launch_apply_rotary(rows, backward, out.mutable_data_ptr(), detail::stream_of(x)));
 }
 
 class ApplyRotary : public torch::autograd::Function<ApplyRotary> {
@@ -272,7 +275,7 @@ class ApplyRotary : public torch::autograd::Function<ApplyRotary> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x,
                             const at::Tensor& cos, const at::Tensor& sin) {
     const auto out = at::empty_like(x, at::promote_types(x.scalar_type(), cos.scalar_type()));
-    turn_by_kernel(x, cos, sin, /*transposed=*/false, out);
+    rotate_by_kernel(x, cos, sin, /*backward=*/false, out);
     ctx->save_for_backward({cos, sin});
     ctx->saved_data["strides"] = out.strides().vec();
     ctx->saved_data["dtype"] = x.scalar_type();
@@ -291,7 +294,7 @@ class ApplyRotary : public torch::autograd::Function<ApplyRotary> {
     const auto grad_x =
         at::empty_strided(grad.sizes(), ctx->saved_data["strides"].toIntVector(),
                           grad.options().dtype(ctx->saved_data["dtype"].toScalarType()));
-    turn_by_kernel(grad, saved[0], saved[1], /*transposed=*/true, grad_x);
+    rotate_by_kernel(grad, saved[0], saved[1], /*backward=*/true, grad_x);
     return {grad_x, at::Tensor(), at::Tensor()};
   }
 };

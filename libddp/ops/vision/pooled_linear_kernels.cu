@@ -24,7 +24,7 @@ __device__ void pool_vector(const T* x, int pixels, int channels, float (&mean)[
 #pragma unroll 4
   for (int pixel = 0; pixel < pixels; ++pixel) {
     Vector8<T> vector;
-    vector.bits = *reinterpret_cast<const uint4*>(x + int64_t{pixel} * channels);
+    vector.bits[0] = *reinterpret_cast<const uint4*>(x + int64_t{pixel} * channels);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
       mean[j] += to_float(vector.values[j]);
@@ -156,7 +156,7 @@ __device__ void input_gradient(const PooledShape& shape, int block, const T* gra
   }
   T* to = grad_x + int64_t{image} * shape.pixels * shape.channels + c;
   for (int pixel = 0; pixel < shape.pixels; ++pixel) {
-    *reinterpret_cast<uint4*>(to + int64_t{pixel} * shape.channels) = vector.bits;
+    *reinterpret_cast<uint4*>(to + int64_t{pixel} * shape.channels) = vector.bits[0];
   }
 }
 
@@ -250,7 +250,7 @@ __global__ void pool(PooledShape shape, const T* x, T* pooled) {
   for (int j = 0; j < 8; ++j) {
     vector.values[j] = from_float<T>(mean[j]);
   }
-  reinterpret_cast<uint4*>(pooled)[index] = vector.bits;
+  reinterpret_cast<uint4*>(pooled)[index] = vector.bits[0];
 }
 
 template <typename T>
@@ -263,12 +263,12 @@ __global__ void unpool(PooledShape shape, const T* grad_pooled, T* grad_x) {
   const int64_t image = index / (int64_t{shape.pixels} * vectors);
   const float inverse = 1.0F / static_cast<float>(shape.pixels);
   Vector8<T> vector;
-  vector.bits = reinterpret_cast<const uint4*>(grad_pooled)[image * vectors + index % vectors];
+  vector.bits[0] = reinterpret_cast<const uint4*>(grad_pooled)[image * vectors + index % vectors];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     vector.values[j] = from_float<T>(to_float(vector.values[j]) * inverse);
   }
-  reinterpret_cast<uint4*>(grad_x)[index] = vector.bits;
+  reinterpret_cast<uint4*>(grad_x)[index] = vector.bits[0];
 }
 
 }  // namespace

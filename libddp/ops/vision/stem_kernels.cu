@@ -42,8 +42,8 @@ __global__ void space_to_depth(StemImage image, Out* out) {
     }
   }
   uint4* target = reinterpret_cast<uint4*>(out + index * 16);
-  target[0] = halves[0].bits;
-  target[1] = halves[1].bits;
+  target[0] = halves[0].bits[0];
+  target[1] = halves[1].bits[0];
 }
 
 /// A block writes the patches of some rows of one image. It holds the covered image rows, padded,
@@ -86,7 +86,7 @@ __global__ void patches(StemImage image, int rows_of_block, Out* out) {
       const Out* from = column + j < 21 ? here : next;
       vector.values[j] = first + j < kStemPatch ? from[j] : from_float<Out>(0.0F);
     }
-    target[i] = vector.bits;
+    target[i] = vector.bits[0];
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "export/graph_operands.hpp"
 #include "export/graph_plan.hpp"
 
 namespace ddp::detail {
@@ -57,20 +58,6 @@ std::string buffer_in(const Argument& argument, const BufferNames& buffers) {
     buffer = found != buffers.end() && buffer.empty() ? found->second : buffer;
   });
   return buffer;
-}
-
-// The values of arguments and of lists of them, in order; nullptr for constants.
-std::vector<const ValueName*> flat_names(const std::vector<Argument>& arguments) {
-  std::vector<const ValueName*> names;
-  for (const auto& argument : arguments) {
-    if (const auto* list = argument.list()) {
-      const auto inner = flat_names(*list);
-      names.insert(names.end(), inner.begin(), inner.end());
-    } else {
-      names.push_back(argument.name());
-    }
-  }
-  return names;
 }
 
 }  // namespace

@@ -37,4 +37,17 @@ GraphOperands graph_operands(const Node& node) {
   return operands;
 }
 
+std::vector<const ValueName*> flat_names(const std::vector<Argument>& arguments) {
+  std::vector<const ValueName*> names;
+  for (const auto& argument : arguments) {
+    if (const auto* list = argument.list()) {
+      const auto inner = flat_names(*list);
+      names.insert(names.end(), inner.begin(), inner.end());
+    } else {
+      names.push_back(argument.name());
+    }
+  }
+  return names;
+}
+
 }  // namespace ddp::detail

@@ -14,6 +14,9 @@ namespace ddp::detail {
 
 bool has_graph(const Node& node);
 
+/// The values of arguments and of lists of them, in order; nullptr for constants.
+std::vector<const ValueName*> flat_names(const std::vector<Argument>& arguments);
+
 /// The values that a node passes to its graphs, in the order of the graphs' inputs. cond,
 /// while_loop, scan and map pass lists of values, and the other operators the values themselves.
 struct GraphOperands {

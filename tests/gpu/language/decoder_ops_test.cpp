@@ -8,7 +8,9 @@
 
 #include "gpu/language/lm_test.hpp"
 #include "support/catch.hpp"
+#include "support/rotary.hpp"
 
+using ddp::test::rotated;
 using lm_test::leaf;
 using lm_test::reference_of;
 using lm_test::relative_error;
@@ -16,11 +18,6 @@ using lm_test::tolerance_of;
 using torch::autograd::grad;
 
 namespace {
-
-torch::Tensor rotated(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin) {
-  const auto halves = x.chunk(2, -1);
-  return x * cos + torch::cat({-halves[1], halves[0]}, -1) * sin;
-}
 
 bool is_from(const torch::Tensor& result, const std::string& function) {
   return result.grad_fn()->name().find(function) != std::string::npos;

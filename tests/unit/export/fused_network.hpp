@@ -7,6 +7,7 @@
 
 #include <limits>
 
+#include "export/checkpoint_blocks.hpp"
 #include "export/fusion/fusion.hpp"
 #include "support/catch.hpp"
 #include "support/message_of.hpp"
@@ -17,8 +18,9 @@ namespace export_test {
 using Counts = std::map<std::string, int>;
 using Inputs = std::vector<std::pair<std::string, Json>>;
 
-inline Counts fused(const ArchiveBuilder& archive) {
+inline Counts fused(const ArchiveBuilder& archive, const std::vector<std::string>& blocks = {}) {
   auto program = ddp::detail::read_program(archive.program().dump());
+  ddp::detail::checkpoint_blocks(program, blocks);
   return ddp::detail::fuse(program);
 }
 
@@ -296,8 +298,10 @@ inline std::vector<at::Tensor> train(const Network& net, const at::Tensor& x, co
 }
 
 /// On the CPU the numbers stay.
-inline void check_equal(const Network& net, const at::Tensor& x) {
-  const auto plain = train(net, x, {}), replaced = train(net, x, {.fuse = true});
+inline void check_equal(const Network& net, const at::Tensor& x,
+                        const std::vector<std::string>& blocks = {}) {
+  const auto plain = train(net, x, {});
+  const auto replaced = train(net, x, {.fuse = true, .checkpoint_blocks = blocks});
   REQUIRE(plain.size() == replaced.size());
   for (std::size_t i = 0; i < plain.size(); ++i) {
     INFO("tensor " << i);
@@ -336,11 +340,14 @@ inline Network gpt2_block(double dropout_p, at::ScalarType type = at::kFloat) {
 }
 
 /// x [batch, 8, 2 * dim]: torch.nn.MultiheadAttention of eight tokens with two heads, batch_first.
+/// Or x [seq, 8, 2 * dim] of eight samples.
 struct MultiheadOptions {
+  bool batch_first = true;
   int64_t dim = 4;  // of a head
   double dropout_p = 0;
   bool has_bias = true, reads_packed = false;
   bool copies = false;       // attention's result; an export has it where strides ask for it
+  std::string branch = {};   // "sum" of a dropped result and x, or "norm" of this sum
   std::string written = {};  // "result": behind a flatten, or "input"
   std::vector<int64_t> query_rows = {};          // empty: as keys and values
   std::vector<int64_t> value_order = {0, 1, 2};  // which part is query, key and value
@@ -349,8 +356,10 @@ inline Network multihead_attention(const MultiheadOptions& options,
                                    at::ScalarType type = at::kFloat) {
   const auto dim = options.dim, width = 2 * dim;
   Network net({8, width}, type);
+  const bool batch_first = options.batch_first;
   const auto x = options.written == "input" ? net.unary("neg.default", "x") : std::string("x");
-  const auto product = net.linear_layer(net.transpose(x, 1, 0), 3 * width, width, options.has_bias);
+  const auto product = net.linear_layer(batch_first ? net.transpose(x, 1, 0) : x, 3 * width, width,
+                                        options.has_bias);
   const auto parts =
       net.call("unflatten.int",
                {{"self", tensor(product)}, {"dim", integer(-1)}, {"sizes", integers({3, width})}});
@@ -362,11 +371,12 @@ inline Network multihead_attention(const MultiheadOptions& options,
   }
   for (auto& head : heads) {
     const bool is_other = &head == heads.data() && !options.query_rows.empty();
-    const auto rows = is_other ? options.query_rows : std::vector<int64_t>{8, -1, dim};
+    const std::vector<int64_t> all_rows = {batch_first ? 8 : -1, batch_first ? -1 : 16, dim};
+    const auto rows = is_other ? options.query_rows : all_rows;
     head = net.transpose(net.view(head, rows), 0, 1);
   }
   for (auto& head : heads) {
-    head = net.view(head, {-1, 2, 8, dim});
+    head = net.view(head, {batch_first ? -1 : 8, 2, batch_first ? 8 : -1, dim});
   }
   const auto mixed =
       net.attend(heads[0], heads[1], heads[2], {{"dropout_p", number(options.dropout_p)}});
@@ -376,11 +386,16 @@ inline Network multihead_attention(const MultiheadOptions& options,
     rows = net.unary("contiguous.default", rows);
   }
   const auto out = net.linear_layer(net.view(rows, {-1, width}), width, width, options.has_bias);
-  auto result = net.transpose(net.view(out, {8, -1, width}), 1, 0);
+  auto result = batch_first ? net.transpose(net.view(out, {8, -1, width}), 1, 0)
+                            : net.view(out, {-1, 8, width});
   if (options.written == "result") {
     net.with("mul_.Tensor", net.flatten(result), 2);
   } else if (options.written == "input") {
     result = net.add(x, result, /*in_place=*/true);
+  }
+  if (!options.branch.empty()) {
+    result = net.add(x, net.dropout(result, options.dropout_p));
+    result = options.branch == "norm" ? net.layer_norm(result, width) : result;
   }
   if (options.reads_packed) {
     result = net.add(result, net.transpose(net.select(packed, 0, 2), 1, 0));

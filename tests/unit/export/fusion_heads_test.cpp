@@ -21,6 +21,17 @@ TEST_CASE("multi-head attention is one call, and its numbers stay", "[export]") 
   check_equal(net, sequences());
 }
 
+TEST_CASE("the residual sum leaves multi-head attention its last layer", "[export]") {
+  MultiheadOptions options;
+  options.batch_first = GENERATE(false, true);
+  options.dropout_p = GENERATE(0.0, 0.5);
+  options.branch = GENERATE("sum", "norm");
+  const auto net = multihead_attention(options);
+  CHECK(fused(net) == Counts{{"multihead_attention", 1},
+                             {options.branch == "norm" ? "add_layer_norm" : "add_branch", 1}});
+  check_equal(net, sequences());
+}
+
 TEST_CASE("multi-head attention of another form stays", "[export]") {
   MultiheadOptions options;
   SECTION("with packed parts that something else reads") {

@@ -193,6 +193,16 @@ TEST_CASE("the same with fusion: a weight of two layers under autocast", "[expor
   CHECK(at::equal(plain->parameters()[0].grad(), replaced->parameters()[0].grad()));
 }
 
+TEST_CASE("the same with fusion: a label outside of the vocabulary", "[export]") {
+  Loss loss(at::kFloat);
+  loss.labels =
+      loss.net.call("add.Tensor", {{"self", tensor(loss.labels)}, {"other", integer(1)}});  // 8 too
+  loss.returns_loss(loss.net.view(loss.logits(), {-1, 8}));
+  CHECK(fused(loss.net) == Counts{{"linear_cross_entropy", 1}});
+  CHECK(outcome(loss.net, sequences(), true) == "an error");
+  check_outcome(loss.net, sequences());
+}
+
 TEST_CASE("the same with fusion: an image of integers", "[export]") {
   Network net;
   net.returns(net.conv("x", 3));

@@ -155,17 +155,6 @@ TEST_CASE("a result read by a dropout, which may return it, is not forked", "[ex
   CHECK(program.graph.nodes[0].outputs.size() == 1);
 }
 
-TEST_CASE("a checkpointed block's chains are replaced, and its estimates move once", "[export]") {
-  auto net = residual_network();
-  net.module("block", 3);
-  const auto expected = train(net, images(), {});
-  const auto replaced = train(net, images(), {.fuse = true, .checkpoint_blocks = {"block"}});
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    INFO("tensor " << i);
-    CHECK(at::equal(expected[i], replaced[i]));
-  }
-}
-
 TEST_CASE("convolutions that the op does not compute stay", "[export]") {
   Network net;
   Inputs arguments = {{"input", tensor("x")}, {"weight", tensor(net.weight({4, 4, 3, 3}))}};

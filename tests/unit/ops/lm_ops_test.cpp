@@ -35,6 +35,7 @@ TEST_CASE("linear_cross_entropy equals cross_entropy of a linear layer") {
       CHECK(result.loss_sum.item<float>() == Approx(expected.item<float>()).epsilon(1e-6));
       const auto hits = logits.argmax(1).eq(labels).sum().item<int64_t>();
       CHECK(result.num_correct.item<int64_t>() == hits);
+      CHECK(result.num_targets.item<int64_t>() == 5);
       const auto grads = grad({result.loss_sum * 0.5}, {hidden, weight});
       const auto wanted = grad({expected * 0.5}, {hidden, weight});
       CHECK(close(grads[0], wanted[0], 1e-5));
@@ -49,10 +50,9 @@ TEST_CASE("a mean over no row has no gradient, as PyTorch's") {
        weight = torch::randn({12, 8}).requires_grad_();
   auto bias = torch::randn({12}).requires_grad_();
   const auto labels = torch::full({5}, ddp::ops::kIgnoreIndex, torch::kInt64);
-  const auto sum =
-      ddp::ops::linear_cross_entropy(hidden, weight, labels, {.chunk_tokens = chunk, .bias = bias})
-          .loss_sum;
-  const auto loss = sum / labels.ne(ddp::ops::kIgnoreIndex).sum();
+  const auto result =
+      ddp::ops::linear_cross_entropy(hidden, weight, labels, {.chunk_tokens = chunk, .bias = bias});
+  const auto loss = result.loss_sum / result.num_targets;
   CHECK(loss.isnan().item<bool>());
   loss.backward();
   for (const auto& tensor : {hidden, weight, bias}) {

@@ -22,7 +22,7 @@ bool is_view(const Node& node) {
 // The node behind views that makes these elements, if nothing writes them later.
 const Node* origin(const FusionGraph& graph, const Argument* value) {
   for (auto i = graph.source(value); i; i = graph.source(value)) {
-    if (graph.may_be_written(value->name()->name)) {
+    if (graph.is_written_later(value->name()->name)) {
       return nullptr;
     }
     const auto& node = graph.at(*i);

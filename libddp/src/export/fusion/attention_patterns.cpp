@@ -105,14 +105,18 @@ std::optional<LayerNodes> packed_projection(const FusionGraph& graph, const Argu
   return layer;
 }
 
-// Node i ends torch.nn.MultiheadAttention of [seq, batch, width], before batch_first swaps back.
-bool fuse_multihead_attention(FusionGraph& graph, std::size_t i) {
-  const auto& results = graph.at(i).outputs;
-  const auto out = results.empty() ? std::nullopt : layer_that_makes(graph, &results.front());
-  if (!out || out->transposed || is_none(&out->sizes)) {
-    return false;
+struct MultiheadNodes {
+  std::vector<std::size_t> nodes;
+  std::vector<NamedArgument> inputs;
+};
+
+// The layer `out` ends torch.nn.MultiheadAttention of [seq, batch, width], before batch_first swaps
+// back.
+std::optional<MultiheadNodes> multihead_attention(const FusionGraph& graph, const LayerNodes& out) {
+  if (out.transposed || is_none(&out.sizes)) {
+    return std::nullopt;
   }
-  Walk walk(graph, &out->input);
+  Walk walk(graph, &out.input);
   const auto* flat = walk.over("view.default");
   walk.over_optional("contiguous.default");
   const auto* permute = walk.over("permute.default");
@@ -120,7 +124,7 @@ bool fuse_multihead_attention(FusionGraph& graph, std::size_t i) {
   const auto call = attention ? attention_call(graph, *attention) : std::nullopt;
   if (!call || call->enable_gqa || !call->scale.isNone() ||
       integers_of(permute->input("dims"), 4, 0) != Integers{2, 0, 1, 3}) {
-    return false;
+    return std::nullopt;
   }
   const auto& node = graph.at(*attention);
   const auto query = heads_of(graph, node.input("query"), 0);
@@ -131,37 +135,45 @@ bool fuse_multihead_attention(FusionGraph& graph, std::size_t i) {
            are_same_sizes(query->rows, heads->rows) && are_same_sizes(query->sizes, heads->sizes);
   };
   if (!query || !fits(key) || !fits(value)) {
-    return false;
+    return std::nullopt;
   }
-  auto layer = packed_projection(graph, query->packed,
-                                 {query->nodes.back(), key->nodes.back(), value->nodes.back()});
-  if (!layer) {
-    return false;
-  }
-  if (graph.may_be_written(layer->input.name()->name)) {
-    return false;  // the program's backward reads a copy of the input, the op's the input itself
+  const auto layer = packed_projection(
+      graph, query->packed, {query->nodes.back(), key->nodes.back(), value->nodes.back()});
+  if (!layer || graph.is_written_later(layer->input.name()->name)) {
+    return std::nullopt;  // the program's backward reads a copy of the input, the op's the input
   }
   auto nodes = layer->nodes;
-  for (const auto& more : {query->nodes, key->nodes, value->nodes, walk.nodes(), out->nodes}) {
+  for (const auto& more : {query->nodes, key->nodes, value->nodes, walk.nodes(), out.nodes}) {
     nodes.insert(nodes.end(), more.begin(), more.end());
   }
   nodes.push_back(*attention);
   std::sort(nodes.begin(), nodes.end());
-  auto inputs = layer->arguments({{"rows", query->rows},
-                                  {"heads", query->sizes},
-                                  {"dropout_p", {c10::IValue(call->dropout_p)}},
-                                  {"is_causal", {c10::IValue(call->is_causal)}},
-                                  {"flat", *flat->input("size")},
-                                  {"out_weight", out->weight},
-                                  {"out_bias", out->bias},
-                                  {"out_sizes", out->sizes}});
-  return graph.replace(nodes, {.name = "multihead_attention",
-                               .function = fused::multihead_attention,
-                               .inputs = std::move(inputs),
-                               .changes_strides = true});
+  return MultiheadNodes{std::move(nodes),
+                        layer->arguments({{"rows", query->rows},
+                                          {"heads", query->sizes},
+                                          {"dropout_p", {c10::IValue(call->dropout_p)}},
+                                          {"is_causal", {c10::IValue(call->is_causal)}},
+                                          {"flat", *flat->input("size")},
+                                          {"out_weight", out.weight},
+                                          {"out_bias", out.bias},
+                                          {"out_sizes", out.sizes}})};
+}
+
+bool fuse_multihead_attention(FusionGraph& graph, std::size_t i) {
+  const auto& results = graph.at(i).outputs;
+  const auto out = results.empty() ? std::nullopt : layer_that_makes(graph, &results.front());
+  auto found = out ? multihead_attention(graph, *out) : std::nullopt;
+  return found && graph.replace(found->nodes, {.name = "multihead_attention",
+                                               .function = fused::multihead_attention,
+                                               .inputs = std::move(found->inputs),
+                                               .changes_strides = true});
 }
 
 }  // namespace
+
+bool ends_multihead_attention(const FusionGraph& graph, const LayerNodes& layer) {
+  return multihead_attention(graph, layer).has_value();
+}
 
 bool fuse_attention(FusionGraph& graph, std::size_t i) {
   return fuse_multihead_attention(graph, i) || fuse_plain_attention(graph, i);

@@ -83,12 +83,12 @@ bool fuse_rotary(FusionGraph& graph, std::size_t i) {
     return false;
   }
   const auto straight = graph.private_call(node.input("self"), "mul.Tensor");
-  const auto turned = graph.private_call(node.input("other"), "mul.Tensor");
-  const auto half = turned ? rotated_half(graph, graph.at(*turned).input("self")) : std::nullopt;
+  const auto rotated = graph.private_call(node.input("other"), "mul.Tensor");
+  const auto half = rotated ? rotated_half(graph, graph.at(*rotated).input("self")) : std::nullopt;
   if (!straight || !half) {
     return false;
   }
-  const auto *cos = graph.at(*straight).input("other"), *sin = graph.at(*turned).input("other");
+  const auto *cos = graph.at(*straight).input("other"), *sin = graph.at(*rotated).input("other");
   if (!is_same_value(graph.at(*straight).input("self"), &half->x) || !is_value(cos) ||
       !is_value(sin) || graph.is_number(*cos) || graph.is_number(*sin)) {
     return false;
@@ -96,7 +96,7 @@ bool fuse_rotary(FusionGraph& graph, std::size_t i) {
   // In another order the backward would sum the gradients of x in another order.
   std::vector<std::size_t> nodes = {*straight};
   nodes.insert(nodes.end(), half->nodes.begin(), half->nodes.end());
-  nodes.insert(nodes.end(), {*turned, i});
+  nodes.insert(nodes.end(), {*rotated, i});
   return graph.replace(nodes, {.name = "apply_rotary",
                                .function = fused::apply_rotary,
                                .inputs = {{"x", half->x},

@@ -386,14 +386,11 @@ void linear_cross_entropy(Stack& stack) {
     return;
   }
   const auto& input = layer.input;
-  auto loss =
-      ops::linear_cross_entropy(
-          input.reshape({-1, input.size(-1)}), layer.weight, labels,
-          {.ignore_index = ignore_index, .bias = layer.bias, .label_smoothing = label_smoothing})
-          .loss_sum;
-  if (reduction == at::Reduction::Mean) {
-    loss = loss / labels.ne(ignore_index).sum();
-  }
+  const auto result = ops::linear_cross_entropy(
+      input.reshape({-1, input.size(-1)}), layer.weight, labels,
+      {.ignore_index = ignore_index, .bias = layer.bias, .label_smoothing = label_smoothing});
+  const auto loss =
+      reduction == at::Reduction::Mean ? result.loss_sum / result.num_targets : result.loss_sum;
   stack = {is_float || is_under_autocast(input) ? loss : loss.to(input.scalar_type())};
 }
 

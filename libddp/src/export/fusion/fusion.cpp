@@ -4,37 +4,38 @@
 #include <algorithm>
 #include <memory>
 #include <set>
+#include <utility>
+#include <vector>
 
+#include "export/fusion/graph_memory.hpp"
+#include "export/fusion/pattern_arguments.hpp"
 #include "export/fusion/patterns.hpp"
 
 namespace ddp::detail {
 namespace {
 
-void add_counts(std::map<std::string, int>& counts, const std::map<std::string, int>& more) {
-  for (const auto& [name, count] : more) {
-    counts[name] += count;
-  }
-}
-
-// `state`: inputs that are parameters and buffers of the program.
-std::map<std::string, int> fuse_graph(Graph& graph, const std::set<std::string>& state) {
-  std::map<std::string, int> counts;
+// Makes copies of the graphs in the graph's nodes. Adds it and these copies to `graphs`.
+void collect(Graph& graph, std::vector<Graph*>& graphs) {
+  graphs.push_back(&graph);
   for (auto& node : graph.nodes) {
     for (auto& input : node.inputs) {
       if (const auto* inner = input.value.graph()) {
         auto copy = std::make_shared<Graph>(**inner);
-        add_counts(counts, fuse_graph(*copy, {}));
+        collect(*copy, graphs);
         input.value.value = std::shared_ptr<const Graph>(std::move(copy));
       }
     }
   }
-  const bool reads_strides = std::any_of(
-      graph.nodes.begin(), graph.nodes.end(),
-      [](const Node& node) { return node.target.starts_with("torch.ops.aten.as_strided"); });
-  if (reads_strides) {
-    return counts;  // the ops choose strides of their own
-  }
-  FusionGraph fusion(graph, state);
+}
+
+bool reads_strides(const Graph* graph) {
+  return std::any_of(graph->nodes.begin(), graph->nodes.end(), [](const Node& node) {
+    return node.target.starts_with("torch.ops.aten.as_strided");
+  });
+}
+
+std::map<std::string, int> fuse_graph(Graph& graph, const GraphMemory& memory) {
+  FusionGraph fusion(graph, memory);
   for (auto i = fusion.size(); i-- > 0;) {
     // First the patterns with a linear layer, which fuse_language would replace alone.
     if (!fusion.is_removed(i)) {
@@ -42,8 +43,20 @@ std::map<std::string, int> fuse_graph(Graph& graph, const std::set<std::string>&
           fuse_norm(fusion, i) || fuse_language(fusion, i) || fuse_decoder(fusion, i);
     }
   }
-  add_counts(counts, fusion.finish());
-  return counts;
+  return fusion.finish();
+}
+
+// The ops' results may be channels last where the export recorded contiguous ones.
+void relax_views(Graph& graph, const GraphMemory& memory) {
+  for (auto& node : graph.nodes) {
+    if (is_call_of(node, "view.default") && node.outputs.size() == 1 && node.outputs[0].name() &&
+        !memory.of(node.outputs[0].name()->name).is_written_later) {
+      node.target = "torch.ops.aten.reshape.default";
+      for (auto& input : node.inputs) {
+        input.name = input.name == "size" ? "shape" : input.name;
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -56,7 +69,22 @@ std::map<std::string, int> fuse(ExportedProgram& program) {
       state.insert(name->name);
     }
   }
-  return fuse_graph(program.graph, state);
+  std::vector<Graph*> graphs;
+  collect(program.graph, graphs);
+  if (std::any_of(graphs.begin(), graphs.end(), reads_strides)) {
+    return {};  // the ops choose strides of their own
+  }
+  const auto memory = memory_of(program.graph, state);
+  std::map<std::string, int> counts;
+  for (auto* graph : graphs) {
+    for (const auto& [name, count] : fuse_graph(*graph, memory.at(graph))) {
+      counts[name] += count;
+    }
+  }
+  for (auto* graph : counts.empty() ? std::vector<Graph*>() : graphs) {
+    relax_views(*graph, memory.at(graph));
+  }
+  return counts;
 }
 
 }  // namespace ddp::detail

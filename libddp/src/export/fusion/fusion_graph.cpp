@@ -14,50 +14,6 @@ namespace ddp::detail {
 namespace {
 
 constexpr std::size_t kLongestMove = 200;  // nodes; a hostile graph must not take minutes
-constexpr auto kRandomState = std::numeric_limits<std::size_t>::max();  // a group of memory
-
-bool draws(const Node& node);
-bool only_computes(const Graph& graph);
-
-/// The values that a node's operator writes. Empty: unknown.
-std::optional<std::set<std::string>> written_values(const Node& node) {
-  std::set<std::string> written;
-  const auto add = [&](const std::string& name) { written.insert(name); };
-  if (!find_operator(node.target) && node.target.starts_with("torch.ops.")) {
-    const bool is_region = node.target.starts_with("torch.ops.higher_order.");
-    const bool is_pure =
-        is_region && std::all_of(node.inputs.begin(), node.inputs.end(), [](const auto& input) {
-          const auto* graph = input.value.graph();
-          return graph == nullptr || only_computes(**graph);
-        });
-    return is_pure ? std::optional(written) : std::nullopt;
-  }
-  for (const auto* argument : written_arguments(node)) {
-    visit_names(*argument, add);
-  }
-  // Batch norms write their running estimates, which the schema does not say.
-  const bool is_norm = node.target.find("_norm") != std::string::npos;
-  for (const auto& input : node.inputs) {
-    if (is_norm && input.name.starts_with("running_")) {
-      visit_names(input.value, add);
-    }
-  }
-  return written;
-}
-
-// Whether the operator draws random numbers, in the order of the calls.
-bool draws(const Node& node) {
-  const auto handle = find_operator(node.target);
-  return handle && handle->hasTag(at::Tag::nondeterministic_seeded) && dropout_p_of(node) != 0.0;
-}
-
-// Whether the graph's nodes, which are as exported, write nothing and draw nothing.
-bool only_computes(const Graph& graph) {
-  return std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const Node& node) {
-    const auto written = node.fused == nullptr ? written_values(node) : std::nullopt;
-    return written && written->empty() && !draws(node);
-  });
-}
 
 // Sizes and their arithmetic are numbers.
 bool makes_tensors(const Node& node) {
@@ -92,11 +48,12 @@ void rename_input(Node& node, const std::string& name, const std::string& other)
   }
 }
 
-// Whether the operator returns a view or a copy, by the strides of its operand. A view becomes a
-// reshape: see relax_views().
-bool depends_on_strides(const Node& node) {
-  return is_call_of(node, "view.default") || is_call_of(node, "reshape.default") ||
-         is_call_of(node, "flatten.using_ints") || is_call_of(node, "contiguous.default");
+std::set<std::size_t> groups_of(const GraphMemory& memory, const std::set<std::string>& names) {
+  std::set<std::size_t> groups;
+  for (const auto& name : names) {
+    groups.insert(memory.of(name).group);
+  }
+  return groups;
 }
 
 bool meet(const std::set<std::size_t>& a, const std::set<std::size_t>& b) {
@@ -105,8 +62,8 @@ bool meet(const std::set<std::size_t>& a, const std::set<std::size_t>& b) {
 
 }  // namespace
 
-FusionGraph::FusionGraph(Graph& graph, const std::set<std::string>& state)
-    : graph_(graph), memory_(graph, state), removed_(graph.nodes.size(), false) {
+FusionGraph::FusionGraph(Graph& graph, const GraphMemory& memory)
+    : graph_(graph), memory_(memory), removed_(graph.nodes.size(), false) {
   for (const auto& input : graph.inputs) {
     visit_names(input, [&](const std::string& name) { values_[name]; });
   }
@@ -118,46 +75,9 @@ FusionGraph::FusionGraph(Graph& graph, const std::set<std::string>& state)
     for (const auto& output : node.outputs) {
       visit_names(output, [&](const std::string& name) { values_[name].source = i; });
     }
-    const auto written = written_values(node);
-    written_.push_back(written ? std::optional(memory_.of(*written)) : std::nullopt);
-    if (written && draws(node)) {
-      written_.back()->insert(kRandomState);
-    }
-    if (!written) {
-      all_written_.reset();
-    } else if (all_written_) {
-      all_written_->insert(written_.back()->begin(), written_.back()->end());
-    }
   }
   for (const auto& output : graph.outputs) {
     visit_names(output, [&](const std::string& name) { values_[name].is_result = true; });
-  }
-  find_fixed_strides();
-}
-
-// What nodes write behind a reshape of the same memory, and what that is computed from: operators
-// pass the strides of their operands on. A node that may write anything counts as such.
-void FusionGraph::find_fixed_strides() {
-  std::set<std::string> pending;
-  std::set<std::size_t> reshaped;  // groups of memory
-  for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
-    const auto& node = graph_.nodes[i];
-    if (!written_[i] || meet(*written_[i], reshaped)) {
-      add_names(node, pending);
-    }
-    if (depends_on_strides(node)) {
-      for (const auto& output : node.outputs) {
-        visit_names(output, [&](const std::string& name) { reshaped.insert(memory_.of(name)); });
-      }
-    }
-  }
-  while (!pending.empty()) {
-    const auto name = *pending.begin();
-    pending.erase(pending.begin());
-    const auto source = values_[name].source;
-    if (fixed_strides_.insert(name).second && source) {
-      add_names(graph_.nodes[*source], pending);
-    }
   }
 }
 
@@ -205,13 +125,10 @@ bool FusionGraph::may_move(const std::vector<std::size_t>& matched) const {
   std::set<std::string> names;
   std::set<std::size_t> written;
   for (const auto i : matched) {
-    if (!written_[i]) {
-      return false;
-    }
     add_names(graph_.nodes[i], names);
-    written.insert(written_[i]->begin(), written_[i]->end());
+    written.insert(memory_.written[i].begin(), memory_.written[i].end());
   }
-  auto used = memory_.of(names);
+  auto used = groups_of(memory_, names);
   used.insert(written.begin(), written.end());
   const auto is_read_by_them = [&](const std::string& name) {
     return names.count(name) != 0 && !is_number({ValueName{name}});
@@ -222,7 +139,7 @@ bool FusionGraph::may_move(const std::vector<std::size_t>& matched) const {
     }
     std::set<std::string> read;
     add_names(graph_.nodes[i], read);
-    if (!written_[i] || meet(memory_.of(read), written) || meet(*written_[i], used) ||
+    if (meet(groups_of(memory_, read), written) || meet(memory_.written[i], used) ||
         std::any_of(read.begin(), read.end(), is_read_by_them)) {
       return false;
     }
@@ -240,8 +157,8 @@ bool FusionGraph::is_number(const Argument& value) const {
   return source && !makes_tensors(graph_.nodes[*source]);
 }
 
-bool FusionGraph::may_be_written(const std::string& value) const {
-  return !all_written_ || all_written_->count(memory_.of(value)) != 0;
+bool FusionGraph::is_written_later(const std::string& value) const {
+  return memory_.of(value).is_written_later;
 }
 
 bool FusionGraph::replace(const std::vector<std::size_t>& matched, FusedCall call) {
@@ -250,7 +167,7 @@ bool FusionGraph::replace(const std::vector<std::size_t>& matched, FusedCall cal
   if (!is_ascending(matched) || results.size() != 1 || !results[0].name() || !may_move(matched)) {
     return false;
   }
-  if (call.changes_strides && fixed_strides_.count(results[0].name()->name) != 0) {
+  if (call.changes_strides && memory_.of(results[0].name()->name).has_fixed_strides) {
     return false;
   }
   const auto passed_to = other_readers(call.passes_on, matched);
@@ -354,24 +271,7 @@ void FusionGraph::add_result(std::size_t last, const std::string& value, std::st
   values_[twin] = {.source = last, .readers = {readers.begin(), readers.end()}};
 }
 
-// The ops' results may be channels last where the export recorded contiguous ones.
-void FusionGraph::relax_views() {
-  for (auto& node : graph_.nodes) {
-    const auto* self = node.input("self");
-    if (is_call_of(node, "view.default") && self != nullptr && self->name() &&
-        !may_be_written(self->name()->name)) {
-      node.target = "torch.ops.aten.reshape.default";
-      for (auto& input : node.inputs) {
-        input.name = input.name == "size" ? "shape" : input.name;
-      }
-    }
-  }
-}
-
 std::map<std::string, int> FusionGraph::finish() {
-  if (!counts_.empty()) {
-    relax_views();
-  }
   std::vector<Node> nodes;
   for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
     if (!removed_[i]) {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "export/fusion/memory_groups.hpp"
+#include "export/fusion/graph_memory.hpp"
 #include "export/graph.hpp"
 
 namespace ddp::detail {
@@ -26,8 +26,7 @@ struct FusedCall {
   /// Or its second result equals this value, which a matched node makes or reads. Other readers
   /// take that result.
   std::string passes_on = {};
-  /// The result may have other strides than the last node's. Then no reshape may depend on it whose
-  /// memory is written later: it might copy where the program has a view.
+  /// The result may have other strides than the last node's.
   bool changes_strides = false;
 };
 
@@ -35,8 +34,8 @@ struct FusedCall {
 /// first: a node before the current one is never replaced yet.
 class FusionGraph {
  public:
-  /// `state`: inputs that share memory with no other input, as parameters and buffers.
-  FusionGraph(Graph& graph, const std::set<std::string>& state);
+  /// `memory` is that of the unchanged graph, and must outlive this.
+  FusionGraph(Graph& graph, const GraphMemory& memory);
 
   std::size_t size() const { return graph_.nodes.size(); }
   const Node& at(std::size_t i) const { return graph_.nodes[i]; }
@@ -53,8 +52,8 @@ class FusionGraph {
 
   /// Whether the value is a size or another number, or unknown.
   bool is_number(const Argument& value) const;
-  /// Whether a node may write the value's memory.
-  bool may_be_written(const std::string& value) const;
+  /// Whether a node behind the one that makes the value may write its memory.
+  bool is_written_later(const std::string& value) const;
 
   /// Replaces the nodes `matched` by the call. They must be ascending; the last one gives the
   /// result its name. Returns false and does nothing if that would move one of them across a node
@@ -78,16 +77,10 @@ class FusionGraph {
   void add_result(std::size_t last, const std::string& value, std::string twin,
                   const std::set<std::size_t>& readers);
   bool reads_plainly(std::size_t reader, const std::string& name) const;
-  void relax_views();
-  void find_fixed_strides();
 
   Graph& graph_;
-  const MemoryGroups memory_;
+  const GraphMemory& memory_;
   std::map<std::string, Value> values_;
-  // Groups of memory that each node of the unchanged graph writes. Empty: unknown.
-  std::vector<std::optional<std::set<std::size_t>>> written_;
-  std::optional<std::set<std::size_t>> all_written_ = std::set<std::size_t>();  // of all nodes
-  std::set<std::string> fixed_strides_;  // values that a reshape depends on whose memory is written
   std::vector<bool> removed_;
   std::map<std::string, int> counts_;
 };

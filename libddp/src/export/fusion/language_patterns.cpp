@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <optional>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -9,6 +7,7 @@
 #include "export/fusion/linear_layers.hpp"
 #include "export/fusion/pattern_arguments.hpp"
 #include "export/fusion/patterns.hpp"
+#include "export/fusion/walk.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -43,51 +42,40 @@ bool fuse_gelu(FusionGraph& graph, std::size_t i) {
   return layer && replace_gelu(graph, std::move(*layer), {i}, tanh, /*is_composed=*/false);
 }
 
-// The source of the value, if it only makes it, by a call with this constant.
-std::optional<std::size_t> private_with(const FusionGraph& graph, const Argument* value,
-                                        std::string_view overload, const char* name,
-                                        double constant) {
-  const auto source = graph.private_call(value, overload);
-  if (!source) {
-    return std::nullopt;
-  }
-  const auto& node = graph.at(*source);
-  const bool fits = is_value(node.input("self")) && node.input(name) != nullptr &&
-                    number_of(node.input(name), 0) == constant &&
-                    number_of(node.input("alpha"), 1) == 1;
-  return fits ? source : std::nullopt;
+// Whether the node exists and its argument is this constant.
+bool takes(const Node* node, const char* name, double constant) {
+  return node != nullptr && node->input(name) != nullptr &&
+         number_of(node->input(name), 0) == constant && number_of(node->input("alpha"), 1) == 1;
 }
 
 // 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))), as transformers composes it.
 bool fuse_composed_gelu(FusionGraph& graph, std::size_t i) {
-  if (!is_call_of(graph.at(i), "mul.Tensor")) {
+  const auto& node = graph.at(i);
+  if (!is_call_of(node, "mul.Tensor")) {
     return false;
   }
-  const auto input = [&](std::size_t node, const char* name) { return graph.at(node).input(name); };
-  const auto half = private_with(graph, input(i, "self"), "mul.Tensor", "other", 0.5);
-  const auto plus = private_with(graph, input(i, "other"), "add.Tensor", "other", 1);
-  const auto tanh =
-      half && plus ? graph.private_call(input(*plus, "self"), "tanh.default") : std::nullopt;
-  const auto scaled =
-      tanh ? private_with(graph, input(*tanh, "self"), "mul.Tensor", "other", fused::kSqrt2OverPi)
-           : std::nullopt;
-  const auto sum = scaled ? graph.private_call(input(*scaled, "self"), "add.Tensor") : std::nullopt;
-  const auto cubic =
-      sum && is_plain_sum(graph.at(*sum))
-          ? private_with(graph, input(*sum, "other"), "mul.Tensor", "other", fused::kGeluCubic)
-          : std::nullopt;
-  const auto cube =
-      cubic ? private_with(graph, input(*cubic, "self"), "pow.Tensor_Scalar", "exponent", 3)
-            : std::nullopt;
-  if (!cube) {
+  Walk half(graph, node.input("self")), tanh(graph, node.input("other"));
+  const bool is_half = takes(half.over("mul.Tensor"), "other", 0.5);
+  const bool has_one = takes(tanh.over("add.Tensor"), "other", 1);
+  tanh.over("tanh.default");
+  const bool is_scaled = takes(tanh.over("mul.Tensor"), "other", fused::kSqrt2OverPi);
+  const auto* sum = tanh.over("add.Tensor");
+  if (!is_half || !has_one || !is_scaled || sum == nullptr || !is_plain_sum(*sum)) {
     return false;
   }
-  const auto x = *input(*half, "self");
-  if (!is_same_value(&x, input(*sum, "self")) || !is_same_value(&x, input(*cube, "self"))) {
+  Walk cube(graph, sum->input("other"));
+  const bool is_cubic = takes(cube.over("mul.Tensor"), "other", fused::kGeluCubic);
+  if (!is_cubic || !takes(cube.over("pow.Tensor_Scalar"), "exponent", 3) ||
+      !is_same_value(half.value(), tanh.value()) || !is_same_value(half.value(), cube.value())) {
     return false;
   }
+  const auto x = *half.value();
   // In another order the backward would sum the gradients of x in another order.
-  const std::vector<std::size_t> nodes = {*half, *cube, *cubic, *sum, *scaled, *tanh, *plus, i};
+  std::vector<std::size_t> nodes = half.nodes();
+  for (const auto* part : {&cube, &tanh}) {
+    nodes.insert(nodes.end(), part->nodes().rbegin(), part->nodes().rend());
+  }
+  nodes.push_back(i);
   auto layer = graph.is_read_only_by(&x, nodes) ? layer_that_makes(graph, &x) : std::nullopt;
   return replace_gelu(graph, layer.value_or(LayerNodes{.input = x}), nodes, /*tanh=*/true,
                       /*is_composed=*/true);

@@ -25,7 +25,8 @@ BranchNodes branch_of(const FusionGraph& graph, const Argument& value) {
               .dropout_p = *p};
   }
   const auto inner = branch.layer.input;
-  if (auto layer = private_layer(graph, &inner)) {
+  auto layer = private_layer(graph, &inner);
+  if (layer && !ends_multihead_attention(graph, *layer)) {
     if (p) {
       layer->nodes.push_back(*dropout);
     }

@@ -28,7 +28,10 @@ std::optional<LayerNodes> layer_that_makes(const FusionGraph& graph, const Argum
 /// The same if the value has one reader.
 std::optional<LayerNodes> private_layer(const FusionGraph& graph, const Argument* value);
 
-/// dropout(layer), both optional.
+/// Whether the layer is the last one of a torch.nn.MultiheadAttention, for fuse_attention().
+bool ends_multihead_attention(const FusionGraph& graph, const LayerNodes& layer);
+
+/// dropout(layer), both optional. A layer that ends an attention is left to it.
 struct BranchNodes {
   LayerNodes layer;
   double dropout_p = 0;

@@ -8,6 +8,7 @@
 #include "export/fusion/linear_layers.hpp"
 #include "export/fusion/pattern_arguments.hpp"
 #include "export/fusion/patterns.hpp"
+#include "export/fusion/walk.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -53,32 +54,6 @@ bool fuse_layer_norm(FusionGraph& graph, std::size_t i) {
                              .passes_on = input.name()->name});
 }
 
-// mean(x², over the last dimension, which stays) + eps
-struct MeanSquare {
-  std::vector<std::size_t> nodes;
-  const Argument* x;
-  double eps;
-};
-std::optional<MeanSquare> mean_square(const FusionGraph& graph, const Argument* value) {
-  const auto self = [&](std::size_t i) { return graph.at(i).input("self"); };
-  const auto sum = graph.private_call(value, "add.Tensor");
-  const auto mean = sum ? graph.private_call(self(*sum), "mean.dim") : std::nullopt;
-  const auto square = mean ? graph.private_call(self(*mean), "pow.Tensor_Scalar") : std::nullopt;
-  if (!square) {
-    return std::nullopt;
-  }
-  const auto& mean_node = graph.at(*mean);
-  const double eps = number_of(graph.at(*sum).input("other"), -1);
-  const bool is_row_mean = truth_of(mean_node.input("keepdim"), false) == true &&
-                           integers_of(mean_node.input("dim"), 1, 0) == Integers{-1} &&
-                           mean_node.input("dtype") == nullptr;
-  if (!is_row_mean || !(eps >= 0) || number_of(graph.at(*sum).input("alpha"), 1) != 1 ||
-      number_of(graph.at(*square).input("exponent"), 0) != 2) {
-    return std::nullopt;
-  }
-  return MeanSquare{{*square, *mean, *sum}, self(*square), eps};
-}
-
 std::optional<at::ScalarType> converted_dtype(const Node& node) {
   const auto* dtype = node.input("dtype") ? node.input("dtype")->dtype() : nullptr;
   return is_call_of(node, "to.dtype") && dtype ? std::optional(*dtype) : std::nullopt;
@@ -92,28 +67,40 @@ struct RmsNormNodes {
   at::ScalarType dtype{};
 };
 
+// Whether these nodes are mean(x², over the last dimension, which stays).
+bool is_mean_square(const Node& mean, const Node& square) {
+  return truth_of(mean.input("keepdim"), false) == true &&
+         integers_of(mean.input("dim"), 1, 0) == Integers{-1} && mean.input("dtype") == nullptr &&
+         number_of(square.input("exponent"), 0) == 2;
+}
+
 // wide * rsqrt(mean(wide²) + eps) in another dtype
 std::optional<RmsNormNodes> rms_norm_of(const FusionGraph& graph, const Argument* value) {
-  const auto input = [&](std::size_t i, const char* name) { return graph.at(i).input(name); };
-  const auto convert = graph.private_call(value, "to.dtype");
-  const auto product =
-      convert ? graph.private_call(input(*convert, "self"), "mul.Tensor") : std::nullopt;
-  const auto rsqrt =
-      product ? graph.private_call(input(*product, "other"), "rsqrt.default") : std::nullopt;
-  const auto square = rsqrt ? mean_square(graph, input(*rsqrt, "self")) : std::nullopt;
-  if (!square || !is_same_value(square->x, input(*product, "self"))) {
+  Walk walk(graph, value);
+  const auto* convert = walk.over("to.dtype");
+  const auto* product = walk.over("mul.Tensor");
+  Walk root(graph, product ? product->input("other") : nullptr);
+  root.over("rsqrt.default");
+  const auto* sum = root.over("add.Tensor");
+  const auto* mean = root.over("mean.dim");
+  const auto* square = root.over("pow.Tensor_Scalar");
+  if (square == nullptr || !is_same_value(root.value(), walk.value())) {
     return std::nullopt;
   }
-  const auto widen = graph.source(square->x);
-  const auto dtype = converted_dtype(graph.at(*convert));
-  if (!widen || !dtype || converted_dtype(graph.at(*widen)) != at::kFloat ||
-      !is_value(input(*widen, "self"))) {
+  const double eps = number_of(sum->input("other"), -1);
+  const auto dtype = converted_dtype(*convert);
+  const auto widen = graph.source(walk.value());
+  if (!(eps >= 0) || number_of(sum->input("alpha"), 1) != 1 || !is_mean_square(*mean, *square) ||
+      !dtype || !widen || converted_dtype(graph.at(*widen)) != at::kFloat ||
+      !is_value(graph.at(*widen).input("self"))) {
     return std::nullopt;
   }
   std::vector<std::size_t> nodes = {*widen};
-  nodes.insert(nodes.end(), square->nodes.begin(), square->nodes.end());
-  nodes.insert(nodes.end(), {*rsqrt, *product, *convert});
-  return RmsNormNodes{std::move(nodes), *input(*widen, "self"), *square->x, square->eps, *dtype};
+  for (const auto* part : {&root, &walk}) {
+    nodes.insert(nodes.end(), part->nodes().rbegin(), part->nodes().rend());
+  }
+  return RmsNormNodes{std::move(nodes), *graph.at(*widen).input("self"), *walk.value(), eps,
+                      *dtype};
 }
 
 bool fuse_rms_norm(FusionGraph& graph, std::size_t i) {
@@ -130,7 +117,7 @@ bool fuse_rms_norm(FusionGraph& graph, std::size_t i) {
   if (!norm || graph.is_number(weight)) {
     return false;
   }
-  if (graph.may_be_written(norm->input.name()->name)) {
+  if (graph.is_written_later(norm->input.name()->name)) {
     return false;  // the program saves a copy for its backward, the op the input
   }
   norm->nodes.push_back(i);

@@ -12,10 +12,16 @@ import warnings
 import torch
 from torch.utils import _pytree
 
-from .errors import DoesNotExport, last_lines
+from .errors import DoesNotExport, Mistake, last_lines
 
 SEED = 1
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+BOX_OPERATORS = (
+    "torchvision.roi_align",
+    "torchvision.roi_pool",
+    "torchvision.ps_roi_align",
+    "torchvision.ps_roi_pool",
+)
 
 
 @contextlib.contextmanager
@@ -60,6 +66,24 @@ class Difference:
             f"{self.different} of {self.tensors} tensors differ, by up to {self.greatest:.3g} "
             f"({self.relative:.2g} of the greatest value)"
         )
+
+
+class NumbersOfImages(torch.overrides.TorchFunctionMode):
+    """Refuses boxes whose first column names an image outside of the batch, which torchvision's kernels
+    read all the same. Modes like this one turn fast paths of PyTorch off."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if str(function).startswith(BOX_OPERATORS) and len(args) > 1:
+            images, numbers = len(args[0]), args[1][:, 0]
+            outside = numbers[~((numbers >= 0) & (numbers < images))]
+            if len(outside):
+                raise Mistake(
+                    f"{str(function).removesuffix('.default')} gets a box of image {outside[0].item():g} of "
+                    f"{images} images, and would read foreign memory; fix: give the numbers of images as an "
+                    f"input of integers with their limit (--input 'numbers=int64[8]<{images}'), make them in "
+                    "forward, or give example inputs that name images of the batch"
+                )
+        return function(*args, **(kwargs or {}))
 
 
 def tensors_of(tree):
@@ -324,10 +348,23 @@ def trials(sizes, args, kwargs):
             yield text, lambda values=values: sizes.resized(args, kwargs, values)
 
 
+def takes_boxes(program):
+    nodes = (
+        node for part in program.modules() for node in getattr(getattr(part, "graph", None), "nodes", ())
+    )
+    return any(str(node.target).startswith(BOX_OPERATORS) for node in nodes)
+
+
 def check_mode(mode, make_eager, program, sizes, args, kwargs, backward):
     """Compares on the example, and on other values and sizes, with gradients if `backward`. Returns the
     difference and what was tried."""
-    eager, program = make_eager(), program.module()
+    program = program.module()
+    with NumbersOfImages() if takes_boxes(program) else contextlib.nullcontext():
+        return compare_mode(mode, make_eager, program, sizes, args, kwargs, backward)
+
+
+def compare_mode(mode, make_eager, program, sizes, args, kwargs, backward):
+    eager = make_eager()
     parameters = names_of_parameters(eager) if backward else None
     try:
         total, lost = compare(mode, eager, program, sizes, args, kwargs, parameters)

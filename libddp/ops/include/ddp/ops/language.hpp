@@ -237,6 +237,7 @@ struct LinearCrossEntropyOptions {
 struct LinearCrossEntropyResult {
   at::Tensor loss_sum;     ///< float32, 0-dim: sum over the rows that are not ignored
   at::Tensor num_correct;  ///< int64, 0-dim: rows whose largest logit is the label
+  at::Tensor num_targets;  ///< int64, 0-dim: rows that are not ignored
 };
 
 /// The head of a language model and its loss, with logits = hidden weightᵀ + bias in hidden's dtype
