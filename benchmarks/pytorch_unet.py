@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A U-Net of plain modules for pytorch_resnet.py (model=unet): four levels of two convolutions with batch norms,
-and skip connections. It gives each image the mean of its pixels' class scores."""
+"""A U-Net of plain modules for pytorch_resnet.py (model=unet): four levels of two convolutions with batch
+norms, and skip connections. It gives each image the mean of its pixels' class scores."""
 
 import torch
 from torch import nn
