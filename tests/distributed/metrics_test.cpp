@@ -40,6 +40,7 @@ struct Loader : DataLoader<SlowSamples> {
   }
 };
 
+using Catch::Matchers::Contains;
 using Json = nlohmann::json;
 
 std::vector<Json> lines_of(const std::string& path) {
@@ -149,6 +150,34 @@ TEST_CASE("exposed communication is that of the models that still train") {
     CHECK(steps.at(0).at("exposed_comm_ms") == 0);
     CHECK(steps.at(1).at("exposed_comm_ms") > 0);
     CHECK(steps.at(2).at("exposed_comm_ms") == 0);
+  }
+}
+
+// With check_collectives ranks wait in a comparison of calls, which is no wait for a reduction.
+TEST_CASE("a slow rank is named within fifty steps") {
+  const testing::TemporaryFolder folder;
+  auto options = testing::metrics_in(folder);
+  options.log_every = 10;
+  Metrics metrics(context(), options);
+  Mlp module;
+  DistributedDataParallel model(module, group());
+  metrics.begin(0, /*num_steps=*/50, /*steps_per_epoch=*/0);
+  for (int64_t step = 0; step < 50; ++step) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(context().rank() == 1 ? 20 : 2));
+    model.zero_grad();
+    model.forward(torch::ones({1, 4})).sum().backward();
+    metrics.end_step(step, {.num_samples = 1});
+  }
+  if (context().rank() == 0) {
+    const auto log = testing::read_file(metrics.folder() + "/log.txt");
+    const auto ranks = Json::parse(testing::read_file(metrics.folder() + "/ranks.json"));
+    INFO(ranks.dump());
+    CHECK_THAT(log, !Contains("rank 0 ("));
+    CHECK(!ranks.at("ranks").at(0).contains("slow_because"));
+    if (context().world_size() > 1 && !checks_collectives()) {
+      CHECK_THAT(log, Contains("rank 1 (") && Contains("slows the job down since step"));
+      CHECK(ranks.at("ranks").at(1).contains("slow_because"));
+    }
   }
 }
 

@@ -32,7 +32,13 @@ QUIET_SECONDS = 30  # and never before this time
 RECENT_ROWS = 20  # are kept whole; the usual interval is their median
 LOG_BYTES = 64 * 1024  # read from the log's end
 LOG_LINES = 200
-RANK_TEXTS = ("host", "device", "gpu_type", "pci_bus_id")  # of a rank; its other columns are numbers
+RANK_TEXTS = (
+    "host",
+    "device",
+    "gpu_type",
+    "pci_bus_id",
+    "slow_because",
+)  # of a rank; its other columns are numbers
 MARKS = ("settings.txt", "steps.jsonl", "steps.csv", "ranks.json", "log.txt")  # of a run folder
 
 

@@ -201,6 +201,9 @@ def summary(state, width):
         *own_metrics(state.custom, width),
         [(slowest_words(state), "plain")],
     ]
+    for rank in state.ranks:
+        if rank.get("slow_because"):
+            lines += [[(part, "warning")] for part in wrapped(slow_words(rank), width)]
     if where := place(state.constants):
         lines += [[(part, "dim")] for part in wrapped(where, width)]
     if evaluation:
@@ -217,6 +220,12 @@ def slowest_words(state):
         f"{rank['busy_ms'] + rank['exposed_comm_ms']:.1f} ms, "
         f"waits {rank['exposed_comm_ms']:.2f} ms for others"
     )
+
+
+def slow_words(rank):
+    """What rank 0 says of a rank for which the others wait (docs/metrics.md)."""
+    since = shown(rank.get("slow_since_step"), "{:.0f}")
+    return f"rank {rank['rank']} is slow since step {since}: {rank['slow_because']}"
 
 
 def column_means(values, count):

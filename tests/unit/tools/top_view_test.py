@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/ddp_top.py: what it draws on screens of several sizes."""
 
+import json
+import os
 import unittest
 
 from top_support import Top
@@ -36,6 +38,18 @@ class Drawing(Top):
         for part in ("NVLink MB/s", "SM MHz", "  host", "line 30"):
             self.assertIn(part, wide)
             self.assertNotIn(part, text)
+
+    def test_a_rank_that_is_slow(self):
+        path = os.path.join(self.make_run(owner={}), "ranks.json")
+        with open(path) as file:
+            record = json.load(file)
+        self.assertNotIn("is slow since", "\n".join(self.draw(self.read(), 200, 50)))
+        cause = "its loader made it wait 18.5 ms a step (others 0.0)"
+        record["ranks"][2].update(slow_since_step=40, slow_because=cause)
+        self.write("run/ranks.json", json.dumps(record))
+        text = "\n".join(self.draw(self.read(), 200, 50))
+        self.assertIn(f"rank 2 is slow since step 40: {cause}", text)
+        self.assertNotIn("rank 1 is slow", text)
 
     def test_ranks_that_do_not_fit_follow_the_selected_one(self):
         self.make_run(ranks=100, owner={})

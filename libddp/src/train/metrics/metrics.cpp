@@ -306,7 +306,14 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
       .sample_unit = options_.run.sample_unit};
   console_.log_step(numbers);
   files_.add_step(numbers);
-  files_.write_ranks(step + 1, num_steps_, ranks);
+  const auto news = stragglers_.add(step + 1, ranks);
+  if (!news.warning.empty()) {
+    log_warning(news.warning);
+  }
+  if (!news.info.empty()) {
+    log_info(news.info);
+  }
+  files_.write_ranks(step + 1, num_steps_, ranks, stragglers_.ranks());
 }
 
 std::optional<double> MetricsImpl::tflops_per_rank(const JobNumbers& job) const {

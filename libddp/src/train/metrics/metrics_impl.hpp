@@ -15,6 +15,7 @@
 #include "train/metrics/ranks/device_sensors.hpp"
 #include "train/metrics/ranks/metrics_ranks.hpp"
 #include "train/metrics/ranks/rank_counter.hpp"
+#include "train/metrics/ranks/stragglers.hpp"
 #include "train/metrics/sample_flops.hpp"
 #include "train/metrics/training_clock.hpp"
 #include "train/trace/trace.hpp"
@@ -84,6 +85,7 @@ class MetricsImpl {
   RankCounter counter_;
   LoaderWait loader_wait_;
   ReductionWait reduction_wait_;
+  Stragglers stragglers_;
   SampleFlops flops_;
   TrainingClock clock_;
   std::unique_ptr<Tracer> tracer_;

@@ -7,6 +7,7 @@
 #include "core/control/wire/message_codec.hpp"
 #include "support/catch.hpp"
 #include "train/metrics/files/metrics_files.hpp"
+#include "train/metrics/ranks/stragglers.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace {
@@ -29,7 +30,7 @@ std::vector<RankNumbers> gpu_and_cpu() {
 }
 
 nlohmann::json record_of(const ddp::detail::RanksRecord& record) {
-  return nlohmann::json::parse(ddp::detail::ranks_json(record, gpu_and_cpu()));
+  return nlohmann::json::parse(ddp::detail::ranks_json(record, gpu_and_cpu(), {}));
 }
 
 }  // namespace
@@ -62,10 +63,10 @@ TEST_CASE("the file is replaced at most once a second, and at the last step") {
   const auto step = [&] {
     return nlohmann::json::parse(read_file(folder.file("run/ranks.json"))).at("step").get<int>();
   };
-  files.write_ranks(1, 3, gpu_and_cpu());
+  files.write_ranks(1, 3, gpu_and_cpu(), {});
   REQUIRE(step() == 1);
-  files.write_ranks(2, 3, gpu_and_cpu());
+  files.write_ranks(2, 3, gpu_and_cpu(), {});
   REQUIRE(step() == 1);
-  files.write_ranks(3, 3, gpu_and_cpu());
+  files.write_ranks(3, 3, gpu_and_cpu(), {});
   REQUIRE(step() == 3);
 }

@@ -46,7 +46,7 @@ void run_once(const TemporaryFolder& folder) {
   files.begin(3);
   files.add_step({.step = 4, .loss = 1.5});
   const std::vector<ddp::detail::RankNumbers> ranks(1);
-  files.write_ranks(4, 4, ranks);
+  files.write_ranks(4, 4, ranks, {});
   files.add_evaluation({.done = 4, .loss = 2.5});
   files.add_epoch({.epoch = 0}, ddp::detail::JobNumbers(ranks));
   ddp::detail::append_log_to("/dev/null/none");

@@ -160,7 +160,8 @@ void MetricsFiles::add_step(const LoggedNumbers& numbers) {
 }
 
 void MetricsFiles::write_ranks(int64_t step, int64_t max_steps,
-                               const std::vector<RankNumbers>& ranks) {
+                               const std::vector<RankNumbers>& ranks,
+                               const std::vector<Straggler>& stragglers) {
   const double now = unix_time();
   if (now - ranks_written_ >= kRanksPeriodSeconds || step == max_steps) {
     ranks_written_ = now;
@@ -168,7 +169,7 @@ void MetricsFiles::write_ranks(int64_t step, int64_t max_steps,
                                             .max_steps = max_steps,
                                             .unix_time = now,
                                             .sample_unit = options_.run.sample_unit},
-                                           ranks));
+                                           ranks, stragglers));
   }
 }
 

@@ -65,7 +65,8 @@ class MetricsFiles {
   void begin(int64_t steps_done);
   void add_step(const LoggedNumbers& numbers);
   /// Replaces ranks.json: at most once a second, and at the last step.
-  void write_ranks(int64_t step, int64_t max_steps, const std::vector<RankNumbers>& ranks);
+  void write_ranks(int64_t step, int64_t max_steps, const std::vector<RankNumbers>& ranks,
+                   const std::vector<Straggler>& stragglers);
   void add_evaluation(const EvaluationNumbers& evaluation);
 
   struct Epoch {

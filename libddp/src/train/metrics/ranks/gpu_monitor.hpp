@@ -29,6 +29,11 @@ constexpr unsigned int kMaxLinks = 18;
 constexpr int kEccCorrected = 0;
 constexpr int kEccUncorrected = 1;
 constexpr int kEccVolatile = 0;  ///< since the driver was loaded
+// Bits of what limits the clocks.
+constexpr unsigned long long kPowerCap = 0x4;
+constexpr unsigned long long kSoftwareHeat = 0x20;
+constexpr unsigned long long kHardwareHeat = 0x40;
+constexpr unsigned long long kPowerBrake = 0x80;
 constexpr int kRetiredSingleBit = 0;
 constexpr int kRetiredDoubleBit = 1;
 

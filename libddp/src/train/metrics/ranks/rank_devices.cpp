@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "train/metrics/ranks/metrics_ranks.hpp"
+#include "train/metrics/ranks/stragglers.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -39,14 +40,16 @@ void add_device(RankJson& json, const RankDevice& device) {
 
 }  // namespace
 
-std::string ranks_json(const RanksRecord& record, const std::vector<RankNumbers>& ranks) {
+std::string ranks_json(const RanksRecord& record, const std::vector<RankNumbers>& ranks,
+                       const std::vector<Straggler>& stragglers) {
   RankJson json = {{"time", record.unix_time}, {"step", record.step}};
   if (record.max_steps > 0) {
     json["max_steps"] = record.max_steps;
   }
   json["ranks"] = RankJson::array();
-  for (const RankNumbers& rank : ranks) {
-    RankJson& row = json["ranks"].emplace_back(RankJson{{"rank", json["ranks"].size()}});
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const RankNumbers& rank = ranks[i];
+    RankJson& row = json["ranks"].emplace_back(RankJson{{"rank", i}});
     add(row, "step_ms", rank.steps > 0 ? 1000 * rank.seconds / rank.steps : NAN);
     add(row, record.sample_unit + "_per_second",
         rank.seconds > 0 && rank.samples > 0 ? rank.samples / rank.seconds : NAN);
@@ -55,6 +58,10 @@ std::string ranks_json(const RanksRecord& record, const std::vector<RankNumbers>
     add(row, "memory_gib", rank.memory_gib);
     if (rank.device) {
       add_device(row, *rank.device);
+    }
+    if (i < stragglers.size() && stragglers[i].since_step >= 0) {
+      row["slow_since_step"] = stragglers[i].since_step;
+      row["slow_because"] = stragglers[i].cause;
     }
   }
   return json.dump(-1, ' ', false, RankJson::error_handler_t::replace) + "\n";

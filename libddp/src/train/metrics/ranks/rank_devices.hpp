@@ -12,6 +12,7 @@
 namespace ddp::detail {
 
 struct RankNumbers;
+struct Straggler;
 
 struct RankDevice {
   std::string host = "";
@@ -33,6 +34,8 @@ struct RanksRecord {
   double unix_time = 0;
   std::string sample_unit = "samples";
 };
-std::string ranks_json(const RanksRecord& record, const std::vector<RankNumbers>& ranks);
+/// `stragglers` by rank; may be empty.
+std::string ranks_json(const RanksRecord& record, const std::vector<RankNumbers>& ranks,
+                       const std::vector<Straggler>& stragglers);
 
 }  // namespace ddp::detail
