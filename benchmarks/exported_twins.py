@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of torchvision and transformers, most of them with the sizes of libddp's own models. The functions are
-for export_model.py: --from exported_twins:resnet50. The first two make what compare_pytorch measures, in bf16.
-The others are for fusion_curves: images of 32 pixels and texts, and with `tiny` small models."""
+"""Models of torchvision and transformers, most of them with the sizes of libddp's own models. The functions
+are for export_model.py: --from exported_twins:resnet50. The first two make what compare_pytorch measures, in
+bf16. The others are for fusion_curves: images of 32 pixels and texts, and with `tiny` small models."""
 
 import torch
 from torch.nn import functional as F
