@@ -20,7 +20,7 @@ def distance(a, b):
 
 def allowed(reference, again):
     """The largest allowed distance of a curve from `reference`: twice the distance of `again`, and at least
-    what bfloat16 resolves of the first loss."""
+    what bfloat16 resolves of the first mean loss."""
     return max(2 * distance(reference, again), reference[0] * 2**-8)
 
 

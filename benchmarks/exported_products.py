@@ -102,24 +102,51 @@ class Images:
         return model
 
 
-class Pretrained:
-    """A Qwen2 of transformers, which Python trained a little on the conversations and saved."""
+def vocabulary_size(folder):
+    """Of a folder of tokens."""
+    return len(libddp_batches.read_tensors(os.path.join(folder, "vocabulary.safetensors"))["special"])
 
-    data, layout, seed = "text", "stream", 0
 
-    def __init__(self, o):
-        self.o, self.folder = o, os.path.join(o.data, self.data)
-        self.base = os.path.join(o.out, "base")
-        self.recipe = curve_models.Recipe(batch_size=8, lr=2e-3, beta2=0.99, eps=1e-8, weight_decay=0.01)
+class Texts:
+    """Windows over a text, for models that return logits."""
+
+    data, layout = "text", "stream"
+
+    def __init__(self, o, recipe):
+        self.o, self.recipe = o, recipe
+        self.folder = os.path.join(o.data, self.data)
 
     def read(self):
         self.windows = libddp_batches.TokenWindows(self.folder, SEQ_LEN)
+
+    def settings(self, out):
+        return [f"tokens.path={self.folder}", f"tokens.layout={self.layout}", f"tokens.max_seq_len={SEQ_LEN}"]
+
+    def batch(self, step):
+        epoch, rows = libddp_batches.rows_of_step(step, self.windows.num_rows, self.recipe.batch_size)
+        tokens = torch.tensor([self.windows.row(row, epoch) for row in rows])
+        return tokens[:, :-1], tokens[:, 1:]
+
+    @staticmethod
+    def logits(model, inputs):
+        return model(input_ids=inputs).logits
+
+
+class Pretrained(Texts):
+    """A Qwen2 of transformers, which Python trained a little on the conversations and saved."""
+
+    def __init__(self, o):
+        recipe = curve_models.Recipe(batch_size=8, lr=2e-3, beta2=0.99, eps=1e-8, weight_decay=0.01)
+        super().__init__(o, recipe)
+        self.base = os.path.join(o.out, "base")
+
+    def read(self):
+        super().read()
         if not os.path.exists(self.base):
             self.pretrain()
 
     def vocabulary_size(self):
-        paths = (os.path.join(self.o.data, name, "vocabulary.safetensors") for name in ("chat", "text"))
-        return max(len(libddp_batches.read_tensors(path)["special"]) for path in paths)
+        return max(vocabulary_size(os.path.join(self.o.data, name)) for name in ("chat", "text"))
 
     def pretrain(self):
         import transformers
@@ -148,23 +175,11 @@ class Pretrained:
             *("--input", f"input_ids=int64[3,{SEQ_LEN}]<{self.vocabulary_size()}"),
         ]
 
-    def settings(self, out):
-        return [f"tokens.path={self.folder}", f"tokens.layout={self.layout}", f"tokens.max_seq_len={SEQ_LEN}"]
-
-    def batch(self, step):
-        epoch, rows = libddp_batches.rows_of_step(step, self.windows.num_rows, self.recipe.batch_size)
-        tokens = torch.tensor([self.windows.row(row, epoch) for row in rows])
-        return tokens[:, :-1], tokens[:, 1:]
-
     def eval_batches(self):
         tokens = load_file(os.path.join(self.folder, "eval.safetensors"))["tokens"].long()
         for i in range(0, len(tokens) - 1, SEQ_LEN):
             end = min(i + SEQ_LEN, len(tokens) - 1)
             yield tokens[None, i:end], tokens[None, i + 1 : end + 1]
-
-    @staticmethod
-    def logits(model, inputs):
-        return model(input_ids=inputs).logits
 
     def trained(self, out):
         import transformers

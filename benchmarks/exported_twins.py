@@ -70,7 +70,7 @@ def gpt2(vocab_size, tiny=False):
 
 
 def bert(vocab_size, tiny=False):
-    """Sees the token that it is asked for: its curve falls fast."""
+    """Attends to later tokens too, also to the one that it is asked for."""
     import transformers
 
     sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128)

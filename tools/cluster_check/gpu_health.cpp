@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu_health.hpp"
 
-#include <bit>
-
 namespace cluster_check {
 namespace {
 
@@ -47,21 +45,6 @@ std::optional<std::vector<bool>> read_nvlinks(const GpuMonitor& gpu) {
   }
   return links.empty() ? std::nullopt : std::optional(links);
 }
-
-struct Reason {
-  unsigned long long bit;  // nvmlClocksEventReasons
-  const char* name;
-  bool is_slowdown;
-};
-constexpr Reason kReasons[] = {{0x1, "idle", false},
-                               {0x2, "application clocks", false},
-                               {0x4, "power cap", false},
-                               {0x8, "hardware slowdown", true},
-                               {0x10, "sync boost", false},
-                               {0x20, "thermal slowdown", true},
-                               {0x40, "hardware thermal slowdown", true},
-                               {0x80, "power brake", true},
-                               {0x100, "display clocks", false}};
 
 }  // namespace
 
@@ -110,24 +93,6 @@ GpuClocks read_gpu_clocks(const GpuMonitor* gpu) {
     clocks.throttle_reasons = reasons;
   }
   return clocks;
-}
-
-int count_slowdowns(unsigned long long reasons) {
-  unsigned long long bits = 0;
-  for (const auto& reason : kReasons) {
-    bits |= reason.is_slowdown ? reason.bit : 0;
-  }
-  return std::popcount(reasons & bits);
-}
-
-std::string describe_throttle_reasons(unsigned long long reasons) {
-  std::string text;
-  for (const auto& reason : kReasons) {
-    if ((reasons & reason.bit) != 0) {
-      text += (text.empty() ? "" : ", ") + std::string(reason.name);
-    }
-  }
-  return text.empty() ? "none" : text;
 }
 
 }  // namespace cluster_check

@@ -31,9 +31,4 @@ struct GpuClocks {
 };
 GpuClocks read_gpu_clocks(const ddp::detail::GpuMonitor* gpu);
 
-/// The reasons that a healthy, cooled GPU never has; `reasons` may also hold idle and power.
-int count_slowdowns(unsigned long long reasons);
-/// "power cap, thermal slowdown"; "none".
-std::string describe_throttle_reasons(unsigned long long reasons);
-
 }  // namespace cluster_check

@@ -87,7 +87,7 @@ struct LoadSamples {
     }
     if (throttle_reasons) {
       out << (out.tellp() > 0 ? ", " : "")
-          << "limited by: " << describe_throttle_reasons(*throttle_reasons);
+          << "limited by: " << ddp::detail::nvml::describe_throttle_reasons(*throttle_reasons);
     }
     return out.str();
   }
@@ -233,9 +233,10 @@ void check_products(Run& run) {
   if (!run.options.quick) {
     run.add("gpu", "gemm_bf16_best", best, "TFLOP/s", "", rank);
   }
-  run.add("gpu", "slowdown_under_load",
-          reasons ? std::optional<double>(count_slowdowns(*reasons)) : std::nullopt, "",
-          reasons ? describe_throttle_reasons(*reasons) : "", rank);
+  run.add(
+      "gpu", "slowdown_under_load",
+      reasons ? std::optional<double>(ddp::detail::nvml::count_slowdowns(*reasons)) : std::nullopt,
+      "", reasons ? ddp::detail::nvml::describe_throttle_reasons(*reasons) : "", rank);
 }
 
 void check_copies(Run& run) {

@@ -148,9 +148,13 @@ void check_gpu(Run& run, const GpuHealth& health) {
   add("row_remaps_pending", health.row_remaps_pending, "");
   const auto clocks = read_gpu_clocks(run.gpu);
   add("slowdown_reasons",
-      clocks.throttle_reasons ? std::optional<double>(count_slowdowns(*clocks.throttle_reasons))
-                              : std::nullopt,
-      "", clocks.throttle_reasons ? describe_throttle_reasons(*clocks.throttle_reasons) : "");
+      clocks.throttle_reasons
+          ? std::optional<double>(ddp::detail::nvml::count_slowdowns(*clocks.throttle_reasons))
+          : std::nullopt,
+      "",
+      clocks.throttle_reasons
+          ? ddp::detail::nvml::describe_throttle_reasons(*clocks.throttle_reasons)
+          : "");
   // An idle link lowers its generation, so the row holds the one it can reach.
   add("pcie_generation", health.max_pcie_generation, "",
       health.pcie_generation ? ddp::concat("now ", *health.pcie_generation) : "");

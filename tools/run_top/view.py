@@ -21,6 +21,7 @@ STATUS_STYLES = {
     "unknown": "warning",
 }
 LABEL = 9  # columns of the curve's axis
+MAX_SLOW = 2  # ranks whose cause is shown
 INDENT = "    "  # of the rest of a log line
 KEYS = "q quit   s sort   r reverse   up/down rank"
 UNKNOWN = "-"
@@ -201,9 +202,10 @@ def summary(state, width):
         *own_metrics(state.custom, width),
         [(slowest_words(state), "plain")],
     ]
-    for rank in state.ranks:
-        if rank.get("slow_because"):
-            lines += [[(part, "warning")] for part in wrapped(slow_words(rank), width)]
+    slow = [slow_words(rank) for rank in state.ranks if rank.get("slow_because")]
+    more = [f"and {len(slow) - MAX_SLOW} more ranks"] if len(slow) > MAX_SLOW else []
+    for words in slow[:MAX_SLOW] + more:
+        lines += [[(part, "warning")] for part in wrapped(words, width)]
     if where := place(state.constants):
         lines += [[(part, "dim")] for part in wrapped(where, width)]
     if evaluation:
@@ -225,7 +227,7 @@ def slowest_words(state):
 def slow_words(rank):
     """What rank 0 says of a rank for which the others wait (docs/metrics.md)."""
     since = shown(rank.get("slow_since_step"), "{:.0f}")
-    return f"rank {rank['rank']} is slow since step {since}: {rank['slow_because']}"
+    return f"rank {rank['rank']} has been slow since step {since}: {rank['slow_because']}"
 
 
 def column_means(values, count):

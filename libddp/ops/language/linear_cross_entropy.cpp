@@ -36,7 +36,7 @@ constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 struct Sums {
   at::Tensor loss;     // float32
   at::Tensor correct;  // int64
-  at::Tensor targets;  // int64, of all rows from the start
+  at::Tensor targets;  // int64, complete at once; the others grow by block
 };
 
 Sums new_sums(const at::Tensor& hidden, const at::Tensor& labels,

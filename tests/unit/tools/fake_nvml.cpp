@@ -102,6 +102,11 @@ int nvmlDeviceGetClockInfo(void*, int type, unsigned int* mhz) {
   return type == 1 || type == 2 ? kOk : kInvalidArgument;
 }
 
+int nvmlDeviceGetCurrentClocksThrottleReasons(void*, unsigned long long* reasons) {
+  *reasons = 0x24;
+  return kOk;
+}
+
 int nvmlDeviceGetPcieThroughput(void*, int counter, unsigned int* kilobytes_per_second) {
   *kilobytes_per_second = counter == 0 ? 3000 : 1500;  // sent, received
   return counter == 0 || counter == 1 ? kOk : kInvalidArgument;

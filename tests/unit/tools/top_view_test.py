@@ -39,17 +39,24 @@ class Drawing(Top):
             self.assertIn(part, wide)
             self.assertNotIn(part, text)
 
-    def test_a_rank_that_is_slow(self):
-        path = os.path.join(self.make_run(owner={}), "ranks.json")
+    def test_ranks_that_are_slow(self):
+        path = os.path.join(self.make_run(ranks=8, owner={}), "ranks.json")
         with open(path) as file:
             record = json.load(file)
-        self.assertNotIn("is slow since", "\n".join(self.draw(self.read(), 200, 50)))
+        self.assertNotIn("slow since", "\n".join(self.draw(self.read(), 200, 50)))
         cause = "its loader made it wait 18.5 ms a step (others 0.0)"
         record["ranks"][2].update(slow_since_step=40, slow_because=cause)
         self.write("run/ranks.json", json.dumps(record))
         text = "\n".join(self.draw(self.read(), 200, 50))
-        self.assertIn(f"rank 2 is slow since step 40: {cause}", text)
-        self.assertNotIn("rank 1 is slow", text)
+        self.assertIn(f"rank 2 has been slow since step 40: {cause}", text)
+        self.assertNotIn("rank 1 has been slow", text)
+        for rank in record["ranks"]:
+            rank.update(slow_since_step=40, slow_because=cause)
+        self.write("run/ranks.json", json.dumps(record))
+        text = "\n".join(self.draw(self.read(), 80, 24))
+        for part in ("rank 1 has been slow", "and 6 more ranks", "busy ms"):
+            self.assertIn(part, text)
+        self.assertNotIn("rank 2 has been slow", text)
 
     def test_ranks_that_do_not_fit_follow_the_selected_one(self):
         self.make_run(ranks=100, owner={})

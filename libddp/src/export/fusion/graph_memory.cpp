@@ -319,7 +319,8 @@ class MemoryAnalysis {
 
 ValueMemory GraphMemory::of(const std::string& name) const {
   const auto found = values.find(name);
-  return found == values.end() ? ValueMemory() : found->second;
+  return found == values.end() ? ValueMemory{.is_written_later = true, .has_fixed_strides = true}
+                               : found->second;
 }
 
 std::map<const Graph*, GraphMemory> memory_of(const Graph& graph,

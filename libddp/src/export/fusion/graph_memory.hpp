@@ -24,7 +24,8 @@ struct GraphMemory {
   std::map<std::string, ValueMemory> values = {};
   std::vector<std::set<std::size_t>> written = {};  ///< by node: groups. Random state is one.
 
-  ValueMemory of(const std::string& name) const;  ///< unknown names are one group
+  /// Unknown names are one group, of which everything must be feared.
+  ValueMemory of(const std::string& name) const;
 };
 
 /// The memory of a program's graph and of the graphs in its nodes. Each of these graphs stands in

@@ -45,6 +45,20 @@ std::optional<double> read_value(const std::string& name, const MetricValue& val
   return value.logged.has_value() ? std::optional(value.logged.value()) : value.number;
 }
 
+void log_stragglers(const Stragglers::Messages& messages) {
+  constexpr std::size_t kMaxLines = 4;
+  for (std::size_t i = 0; i < std::min(kMaxLines, messages.warnings.size()); ++i) {
+    log_warning(messages.warnings[i]);
+  }
+  if (messages.warnings.size() > kMaxLines) {
+    log_warning(concat(messages.warnings.size() - kMaxLines,
+                       " more ranks have become slow: ranks.json of the run folder has them"));
+  }
+  for (const auto& info : messages.infos) {
+    log_info(info);
+  }
+}
+
 void check_count(const char* field, int64_t count) {
   if (count < 0) {
     throw SettingsError(concat("StepMetrics::", field, "=", count,
@@ -306,13 +320,7 @@ void MetricsImpl::log_step(int64_t step, const StepMetrics& metrics) {
       .sample_unit = options_.run.sample_unit};
   console_.log_step(numbers);
   files_.add_step(numbers);
-  const auto news = stragglers_.add(step + 1, ranks);
-  if (!news.warning.empty()) {
-    log_warning(news.warning);
-  }
-  if (!news.info.empty()) {
-    log_info(news.info);
-  }
+  log_stragglers(stragglers_.add(step + 1, ranks));
   files_.write_ranks(step + 1, num_steps_, ranks, stragglers_.ranks());
 }
 

@@ -68,13 +68,14 @@ class Difference:
         )
 
 
-class NumbersOfImages(torch.overrides.TorchFunctionMode):
+class RefusesForeignBoxes(torch.overrides.TorchFunctionMode):
     """Refuses boxes whose first column names an image outside of the batch, which torchvision's kernels
     read all the same. Modes like this one turn fast paths of PyTorch off."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if str(function).startswith(BOX_OPERATORS) and len(args) > 1:
-            images, numbers = len(args[0]), args[1][:, 0]
+        if str(function).startswith(BOX_OPERATORS):
+            given = {**dict(zip(("input", "rois"), args)), **(kwargs or {})}
+            images, numbers = len(given["input"]), given["rois"][:, 0]
             outside = numbers[~((numbers >= 0) & (numbers < images))]
             if len(outside):
                 raise Mistake(
@@ -359,11 +360,12 @@ def check_mode(mode, make_eager, program, sizes, args, kwargs, backward):
     """Compares on the example, and on other values and sizes, with gradients if `backward`. Returns the
     difference and what was tried."""
     program = program.module()
-    with NumbersOfImages() if takes_boxes(program) else contextlib.nullcontext():
+    with RefusesForeignBoxes() if takes_boxes(program) else contextlib.nullcontext():
         return compare_mode(mode, make_eager, program, sizes, args, kwargs, backward)
 
 
 def compare_mode(mode, make_eager, program, sizes, args, kwargs, backward):
+    """As check_mode, of the program's module."""
     eager = make_eager()
     parameters = names_of_parameters(eager) if backward else None
     try:

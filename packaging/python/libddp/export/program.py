@@ -14,7 +14,7 @@ from torch.export.pt2_archive._package import load_pt2
 from torch.utils import _pytree
 
 from . import archive, attention
-from .check import NumbersOfImages, check_mode, copied, quiet, run
+from .check import RefusesForeignBoxes, check_mode, copied, quiet, run
 from .errors import DoesNotExport, ExportError, Mistake, last_lines
 from .files import checked_path, storages_of, write
 from .operators import use_twins
@@ -123,7 +123,7 @@ def dtype_of(name):
 def try_module(module, mode, args, kwargs):
     """Inputs that the module refuses are no matter of the export."""
     try:
-        with NumbersOfImages():
+        with RefusesForeignBoxes():
             run(in_mode(module, mode), args, kwargs)
     except ExportError:
         raise

@@ -7,7 +7,6 @@
 #include "core/control/wire/message_codec.hpp"
 #include "support/catch.hpp"
 #include "train/metrics/files/metrics_files.hpp"
-#include "train/metrics/ranks/stragglers.hpp"
 #include "unit/train/temporary_folder.hpp"
 
 namespace {

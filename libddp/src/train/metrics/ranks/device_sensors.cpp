@@ -67,7 +67,7 @@ GpuNumbers GpuReader::read(TimePoint now) {
   numbers_.power_w = gpu_.power_watts().value_or(NAN);
   numbers_.sm_clock_mhz = clock_mhz(gpu_, nvml::kSmClock);
   numbers_.memory_clock_mhz = clock_mhz(gpu_, nvml::kMemoryClock);
-  numbers_.clock_limits =
+  numbers_.throttle_reasons =
       gpu_.number<unsigned long long>("nvmlDeviceGetCurrentClocksThrottleReasons").value_or(NAN);
   numbers_.pcie_mb_per_second = pcie_mb_per_second(gpu_);
   numbers_.nvlink_mb_per_second = (bytes - std::exchange(nvlink_bytes_, bytes)) / seconds / 1e6;

@@ -26,13 +26,13 @@ struct GpuNumbers {
   double power_w = NAN;
   double sm_clock_mhz = NAN;
   double memory_clock_mhz = NAN;
-  double clock_limits = NAN;          ///< bits: nvml::kPowerCap and those after it
+  double throttle_reasons = NAN;      ///< NVML's bits
   double pcie_mb_per_second = NAN;    ///< both directions
   double nvlink_mb_per_second = NAN;  ///< of all links, both directions
 
   friend auto message_fields(GpuNumbers& n) {
     return std::tie(n.energy_joules, n.utilisation_percent, n.memory_total_gib, n.temperature_c,
-                    n.power_w, n.sm_clock_mhz, n.memory_clock_mhz, n.clock_limits,
+                    n.power_w, n.sm_clock_mhz, n.memory_clock_mhz, n.throttle_reasons,
                     n.pcie_mb_per_second, n.nvlink_mb_per_second);
   }
 };

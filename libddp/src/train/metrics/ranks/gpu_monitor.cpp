@@ -3,11 +3,30 @@
 
 #include <dlfcn.h>
 
+#include <bit>
 #include <utility>
 
 namespace ddp::detail {
 
 namespace nvml {
+namespace {
+
+struct Reason {
+  unsigned long long bit;  // nvmlClocksEventReasons
+  const char* name;
+  bool is_slowdown;
+};
+constexpr Reason kReasons[] = {{0x1, "idle", false},
+                               {0x2, "application clocks", false},
+                               {0x4, "power cap", false},
+                               {0x8, "hardware slowdown", true},
+                               {0x10, "sync boost", false},
+                               {0x20, "thermal slowdown", true},
+                               {0x40, "hardware thermal slowdown", true},
+                               {0x80, "power brake", true},
+                               {0x100, "display clocks", false}};
+
+}  // namespace
 
 std::unique_ptr<Library> Library::load() {
   void* handle = ::dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -28,6 +47,24 @@ Library::~Library() {
 
 void* Library::find(const char* function) const {
   return ::dlsym(handle_, function);
+}
+
+int count_slowdowns(unsigned long long reasons) {
+  unsigned long long bits = 0;
+  for (const auto& reason : kReasons) {
+    bits |= reason.is_slowdown ? reason.bit : 0;
+  }
+  return std::popcount(reasons & bits);
+}
+
+std::string describe_throttle_reasons(unsigned long long reasons) {
+  std::string text;
+  for (const auto& reason : kReasons) {
+    if ((reasons & reason.bit) != 0) {
+      text += (text.empty() ? "" : ", ") + std::string(reason.name);
+    }
+  }
+  return text.empty() ? "none" : text;
 }
 
 }  // namespace nvml

@@ -29,11 +29,6 @@ constexpr unsigned int kMaxLinks = 18;
 constexpr int kEccCorrected = 0;
 constexpr int kEccUncorrected = 1;
 constexpr int kEccVolatile = 0;  ///< since the driver was loaded
-// Bits of what limits the clocks.
-constexpr unsigned long long kPowerCap = 0x4;
-constexpr unsigned long long kSoftwareHeat = 0x20;
-constexpr unsigned long long kHardwareHeat = 0x40;
-constexpr unsigned long long kPowerBrake = 0x80;
 constexpr int kRetiredSingleBit = 0;
 constexpr int kRetiredDoubleBit = 1;
 
@@ -82,6 +77,12 @@ class Library {
   void* const handle_;
   bool is_started_ = false;
 };
+
+/// What lowers the clocks, of nvmlClocksEventReasons: the reasons that a healthy, cooled GPU never
+/// has. `reasons` may also hold idle and power.
+int count_slowdowns(unsigned long long reasons);
+/// "power cap, thermal slowdown"; "none".
+std::string describe_throttle_reasons(unsigned long long reasons);
 
 }  // namespace nvml
 

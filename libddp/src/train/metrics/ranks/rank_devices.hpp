@@ -12,7 +12,12 @@
 namespace ddp::detail {
 
 struct RankNumbers;
-struct Straggler;
+
+/// A rank for which the others wait: see Stragglers.
+struct Straggler {
+  int64_t since_step = -1;  ///< the first slow logging step in a row; -1: the rank is no straggler
+  std::string cause = "";   ///< of the last slow logging step
+};
 
 struct RankDevice {
   std::string host = "";

@@ -10,23 +10,22 @@
 
 namespace ddp::detail {
 
-struct Straggler {
-  int64_t since_step = -1;  ///< the first slow logging step in a row; -1: the rank is none
-  std::string cause;        ///< "its loader made it wait 20.1 ms a step (others 0.0)"
-};
-
-/// A rank is busy while it does not wait for reductions. It is slow in a logging step in which it
-/// is busy 1.5 times as long as the median of the others, or 1.1 times with a GPU at less than 0.9
-/// times their clock. After three of these in a row it is a straggler, and after three others no
-/// longer.
+/// A rank is busy for the mean step's time without its wait for reductions in the last backward.
+/// Other waits count as busy: for a barrier, SyncBatchNorm or check_collectives. So does work that
+/// a rank does in logging steps alone, as if it did it in every step.
+///
+/// A rank is slow in a logging step in which it is busy 1.5 times as long as the median of the
+/// others and a tenth of the step longer, or with a GPU at less than 0.9 times their clock 1.1
+/// times as long and a twentieth of the step longer. After three such logging steps in a row it is
+/// a straggler, and after three others in a row no longer. Steps with an unknown time do not count.
 class Stragglers {
  public:
-  /// What the log says of ranks that became or ceased to be stragglers with this logging step.
-  struct News {
-    std::string warning;  ///< empty: nothing
-    std::string info;
+  /// What the log says of ranks that became or ceased to be stragglers; one line a rank.
+  struct Messages {
+    std::vector<std::string> warnings;
+    std::vector<std::string> infos;
   };
-  News add(int64_t step, const std::vector<RankNumbers>& ranks);
+  Messages add(int64_t step, const std::vector<RankNumbers>& ranks);
 
   /// By rank; empty before the first step.
   const std::vector<Straggler>& ranks() const { return stragglers_; }
