@@ -125,7 +125,7 @@ Case cross_entropy(Draw& draw) {
 
 // ---- batch norms
 
-enum class Form { Plain, Relu, Fork, AddRelu, AddReluNorm, ReluMaxPool };
+enum class Form { Plain, Relu, Fork, AddRelu, AddReluNorm, ReluMaxPool, Silu };
 
 struct Norm {
   torch::Tensor mean, var;
@@ -161,6 +161,9 @@ Tensors outputs_of(Form form, const Tensors& in, const Norm& norm) {
     case Form::Relu:
       results = {ddp::ops::batch_norm_relu(in[0], bn)};
       break;
+    case Form::Silu:
+      results = {ddp::ops::batch_norm_silu(in[0], bn)};
+      break;
     case Form::Fork:
       both(ddp::ops::batch_norm_relu_fork(in[0], bn));
       break;
@@ -190,6 +193,9 @@ Tensors twins_of(Form form, const Tensors& in, const Norm& norm) {
     case Form::Relu:
       results = {torch::relu(y)};
       break;
+    case Form::Silu:
+      results = {torch::silu(y)};
+      break;
     case Form::AddRelu:
       y = y + in[3];
       break;
@@ -211,7 +217,7 @@ Tensors twins_of(Form form, const Tensors& in, const Norm& norm) {
 
 Case batch_norm(Draw& draw) {
   Case one;
-  const auto form = static_cast<Form>(draw.number(0, 5));
+  const auto form = static_cast<Form>(draw.number(0, 6));
   // ATen rounds in front of the ReLU and the maximum. In 16 bits that moves whole gradients, so
   // only inputs of the kernels, which round once, are compared there.
   const auto dtype =

@@ -4,6 +4,8 @@
 
 namespace ddp::detail::fused {
 
+void batch_norm(Stack&) {}
+void batch_norm_silu(Stack&) {}
 void batch_norm_relu(Stack&) {}
 void batch_norm_relu_max_pool(Stack&) {}
 void batch_norm_add_relu(Stack&) {}

@@ -47,6 +47,13 @@ TEST_CASE("a fused residual network", "[gpu][export]") {
               {"pooled_linear", 1}});
 }
 
+TEST_CASE("a fused network with silu", "[gpu][export]") {
+  const bool autocasts = GENERATE(false, true);
+  check_near(silu_network(16), silu_network(16, at::kDouble),
+             images(16).contiguous(at::MemoryFormat::ChannelsLast), autocasts,
+             {{"conv2d", 3}, {"batch_norm_silu", 2}, {"batch_norm", 1}});
+}
+
 TEST_CASE("a fused block of GPT-2", "[gpu][export]") {
   const auto type = GENERATE(at::kFloat, at::kBFloat16, at::kDouble);
   check_near(gpt2_block(0, type), gpt2_block(0, at::kDouble), tokens(), false, kGpt2);

@@ -246,6 +246,21 @@ inline std::vector<FusedOp> of_vision() {
          return ops::batch_norm_relu(channels_last(x), norm_of(p[0], p[1]));
        },
        [](const Tensor& x, const Tensors& p) { return torch::relu(plain_norm(x, p[0], p[1])); }});
+  rows.push_back({"batch_norm",
+                  {4, 16, 4, 4},
+                  {{16}, {16}},
+                  [](const Tensor& x, const Tensors& p) {
+                    return ops::batch_norm(channels_last(x), norm_of(p[0], p[1])) + x;
+                  },
+                  [](const Tensor& x, const Tensors& p) { return plain_norm(x, p[0], p[1]) + x; }});
+  rows.push_back(
+      {"batch_norm_silu",
+       {4, 16, 4, 4},
+       {{16}, {16}},
+       [](const Tensor& x, const Tensors& p) {
+         return ops::batch_norm_silu(channels_last(x), norm_of(p[0], p[1]));
+       },
+       [](const Tensor& x, const Tensors& p) { return torch::silu(plain_norm(x, p[0], p[1])); }});
   rows.push_back({"batch_norm_add_relu of two norms",
                   {4, 16, 4, 4},
                   {{16}, {16}, {16}, {16}},

@@ -56,6 +56,11 @@ const void* group_of(const BatchNormLayer& bn) {
   return bn.exchange ? bn.exchange->group() : nullptr;
 }
 
+// Without a ReLU the kernels do not exchange statistics.
+bool fits_without_relu(const at::Tensor& x, const BatchNormLayer& bn) {
+  return !(bn.training && bn.exchange) && detail::fits_kernels(x, bn);
+}
+
 Fork both(const at::Tensor& tensor) {
   return {tensor, tensor};
 }
@@ -72,7 +77,13 @@ at::Tensor batch_norm_kernel_counters(const at::Tensor& weight) {
 
 at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn) {
   check(x, bn);
-  return normalised(x, bn);
+  return fits_without_relu(x, bn) ? detail::fused_batch_norm(x, bn) : normalised(x, bn);
+}
+
+at::Tensor batch_norm_silu(const at::Tensor& x, const BatchNormLayer& bn) {
+  check(x, bn);
+  return fits_without_relu(x, bn) ? detail::fused_batch_norm_silu(x, bn)
+                                  : at::silu(normalised(x, bn));
 }
 
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn) {

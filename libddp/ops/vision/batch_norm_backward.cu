@@ -1,9 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward passes: the sums over a gradient under the ReLU mask, and the gradient of the input.
+// Backward passes: the sums over a gradient behind the activation, and the gradient of the input.
 #include "ops/vision/batch_norm_device.cuh"
 
 namespace ddp::ops::detail {
 namespace {
+
+// SiLU needs more registers than two blocks per multiprocessor have. Twice the rows keep as many
+// loads in flight.
+constexpr int kSiluRows = 2 * kMoreInputs;
+
+constexpr int blocks_per_sm(bool has_more_inputs, Activation activation) {
+  return has_more_inputs || activation == Activation::Silu ? 1 : kBlocksPerSm;
+}
+
+// SiLU's backward computes the result of the normalisation again.
+template <Activation kActivation>
+__device__ ScaleShift norm_of(const BackwardTarget& target, const float* silu_bias, int vector) {
+  if constexpr (kActivation == Activation::Silu) {
+    return {{target.mean, target.invstd, target.weight, silu_bias, 0.0F, false}, vector};
+  }
+  return {};
+}
+
+// d *= activation'(bn(x)); `passed` stands for ReLU's.
+template <typename T, Activation kActivation>
+__device__ void multiply_by_slope(unsigned passed, const Vector& x, const ScaleShift& bn,
+                                  float (&d)[8]) {
+  if constexpr (kActivation == Activation::Relu) {
+    keep_passed(passed, d);
+  } else if constexpr (kActivation == Activation::Silu) {
+    float values[8];
+    unpack<T>(x, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float z = values[i] * bn.scale[i] + bn.shift[i];
+      const float s = fast_sigmoid(z);
+      d[i] *= s * (1 + z * (1 - s));
+    }
+  }
+}
 
 // Sums of the gradient and of its products with the inputs over the whole grid, in the last block.
 template <bool kTwoNorms, int kSums>
@@ -22,10 +57,12 @@ __device__ __forceinline__ void finish_sums(const BackwardReduceCall& call,
   }
 }
 
-template <typename T, bool kTwoGrads, bool kTwoNorms>
-__global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocksPerSm)
-    reduce_kernel(BackwardReduceCall call) {
-  constexpr int kRows = kMoreInputs;
+template <typename T, bool kTwoGrads, bool kTwoNorms, Activation kActivation = Activation::Relu>
+__global__ void __launch_bounds__(kThreads,
+                                  kTwoGrads || kTwoNorms || kActivation == Activation::Silu
+                                      ? 1
+                                      : kBlocksPerSm) reduce_kernel(BackwardReduceCall call) {
+  constexpr int kRows = kActivation == Activation::Silu ? kSiluRows : kMoreInputs;
   constexpr int kSums = kTwoNorms ? 3 : 2;
   const BatchNormGrid& grid = call.grid;
   const Lane lane(grid);
@@ -39,6 +76,7 @@ __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocks
   if constexpr (kTwoNorms) {
     load8(call.second.mean, lane.vector, mean2);
   }
+  const auto bn = norm_of<kActivation>(call.first, call.silu_bias, lane.vector);
   float sums[kSums][8] = {};
   for_each_row<kRows, From::End>(grid, lane, [&](int at, int distance, int count) {
     Vector grads[kRows], grads2[kRows], inputs[kRows], inputs2[kRows];
@@ -49,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocks
         const int here = at + j * distance;
         grads[j] = grad[here];
         inputs[j] = x[here];
-        passed[j] = call.mask[here];
+        passed[j] = kActivation == Activation::Relu ? call.mask[here] : 0;
         if constexpr (kTwoGrads) {
           grads2[j] = grad2[here];
         }
@@ -66,7 +104,7 @@ __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocks
         if constexpr (kTwoGrads) {
           add_to<T>(d, grads2[j]);
         }
-        keep_passed(passed[j], d);
+        multiply_by_slope<T, kActivation>(passed[j], inputs[j], bn, d);
         if (sum != nullptr) {
           const Vector rounded = pack<T>(d);
           sum[at + j * distance] = rounded;
@@ -84,10 +122,11 @@ __global__ void __launch_bounds__(kThreads, kTwoGrads || kTwoNorms ? 1 : kBlocks
   finish_sums<kTwoNorms>(call, sums);
 }
 
-template <typename T, bool kMasked, bool kTwoNorms>
-__global__ void __launch_bounds__(kThreads, kTwoNorms ? 1 : kBlocksPerSm)
+template <typename T, Activation kActivation, bool kTwoNorms>
+__global__ void __launch_bounds__(kThreads,
+                                  kTwoNorms || kActivation == Activation::Silu ? 1 : kBlocksPerSm)
     grad_kernel(BackwardApplyCall call) {
-  constexpr int kRows = kMoreInputs;
+  constexpr int kRows = kActivation == Activation::Silu ? kSiluRows : kMoreInputs;
   const BatchNormGrid& grid = call.grid;
   const Lane lane(grid);
   const auto* grad = static_cast<const Vector*>(call.grad);
@@ -99,6 +138,7 @@ __global__ void __launch_bounds__(kThreads, kTwoNorms ? 1 : kBlocksPerSm)
   if constexpr (kTwoNorms) {
     second = Coefficients(call.second.coefficients, grid.vectors, lane.vector);
   }
+  const auto bn = norm_of<kActivation>(call.first, call.silu_bias, lane.vector);
   for_each_row<kRows, From::Start>(grid, lane, [&](int at, int distance, int count) {
     Vector grads[kRows], inputs[kRows], inputs2[kRows];
     unsigned passed[kRows];
@@ -108,9 +148,7 @@ __global__ void __launch_bounds__(kThreads, kTwoNorms ? 1 : kBlocksPerSm)
         const int here = at + j * distance;
         grads[j] = grad[here];
         inputs[j] = x[here];
-        if constexpr (kMasked) {
-          passed[j] = call.mask[here];
-        }
+        passed[j] = kActivation == Activation::Relu ? call.mask[here] : 0;
         if constexpr (kTwoNorms) {
           inputs2[j] = x2[here];
         }
@@ -122,9 +160,7 @@ __global__ void __launch_bounds__(kThreads, kTwoNorms ? 1 : kBlocksPerSm)
         const int here = at + j * distance;
         float d[8];
         unpack<T>(grads[j], d);
-        if constexpr (kMasked) {
-          keep_passed(passed[j], d);
-        }
+        multiply_by_slope<T, kActivation>(passed[j], inputs[j], bn, d);
         write_grad<T>(first, d, inputs[j], static_cast<Vector*>(call.first.grad_x) + here);
         if constexpr (kTwoNorms) {
           write_grad<T>(second, d, inputs2[j], static_cast<Vector*>(call.second.grad_x) + here);
@@ -145,7 +181,11 @@ void reduce(const BackwardReduceCall& call, dim3 blocks, cudaStream_t stream) {
 
 template <typename T>
 void reduce_as(const BackwardReduceCall& call, dim3 blocks, cudaStream_t stream) {
-  if (call.grad2 != nullptr) {
+  if (call.silu_bias != nullptr) {
+    reduce_kernel<T, false, false, Activation::Silu><<<blocks, kThreads, 0, stream>>>(call);
+  } else if (call.mask == nullptr) {
+    reduce_kernel<T, false, false, Activation::None><<<blocks, kThreads, 0, stream>>>(call);
+  } else if (call.grad2 != nullptr) {
     reduce<T, true>(call, blocks, stream);
   } else {
     reduce<T, false>(call, blocks, stream);
@@ -155,9 +195,12 @@ void reduce_as(const BackwardReduceCall& call, dim3 blocks, cudaStream_t stream)
 template <typename T>
 cudaError_t apply(const BackwardApplyCall& call, dim3 blocks, cudaStream_t stream) {
   const bool two = call.second_used;
-  auto* kernel = two ? grad_kernel<T, false, true> : grad_kernel<T, false, false>;
-  if (call.mask != nullptr) {
-    kernel = two ? grad_kernel<T, true, true> : grad_kernel<T, true, false>;
+  auto* kernel =
+      two ? grad_kernel<T, Activation::None, true> : grad_kernel<T, Activation::None, false>;
+  if (call.silu_bias != nullptr) {
+    kernel = grad_kernel<T, Activation::Silu, false>;
+  } else if (call.mask != nullptr) {
+    kernel = two ? grad_kernel<T, Activation::Relu, true> : grad_kernel<T, Activation::Relu, false>;
   }
   return launch_after(kernel, call, blocks, call.follows_sums, stream);
 }
@@ -166,9 +209,8 @@ cudaError_t apply(const BackwardApplyCall& call, dim3 blocks, cudaStream_t strea
 
 cudaError_t launch_backward_reduce(const BackwardReduceCall& call, Half dtype,
                                    cudaStream_t stream) {
-  const dim3 blocks = call.grad2 != nullptr || call.second_used
-                          ? half_grid(call.grid)
-                          : dim3(call.grid.blocks, call.grid.slices);
+  const bool has_more = call.grad2 != nullptr || call.second_used || call.silu_bias != nullptr;
+  const dim3 blocks = has_more ? half_grid(call.grid) : dim3(call.grid.blocks, call.grid.slices);
   if (dtype == Half::Bfloat16) {
     reduce_as<__nv_bfloat16>(call, blocks, stream);
   } else {

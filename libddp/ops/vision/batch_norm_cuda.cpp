@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// relu(bn(x)), relu(bn(x) + residual) and relu(bn(x) + bn2(z)) on a GPU.
+// bn(x), silu(bn(x)), relu(bn(x)), relu(bn(x) + residual) and relu(bn(x) + bn2(z)) on a GPU.
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -54,7 +54,8 @@ bool run_small_forward(const KernelScope& kernels, const at::Tensor& x, const Ba
 }
 
 Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Tensor& addend,
-                    const BatchNormLayer* bn2, bool keep) {
+                    const BatchNormLayer* bn2, bool keep,
+                    Activation activation = Activation::Relu) {
   const KernelScope kernels(x);
   Results results;
   results.y = at::empty_like(x);
@@ -63,7 +64,9 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Ten
   call.addend = pointer(addend);
   call.second = bn2 != nullptr;
   call.y = results.y.mutable_data_ptr();
-  if (keep) {
+  call.activation = activation;
+  const bool is_relu = activation == Activation::Relu;
+  if (keep && is_relu) {
     results.mask = empty_mask(x);
     call.mask = results.mask.mutable_data_ptr<uint8_t>();
   }
@@ -72,7 +75,8 @@ Results run_forward(const at::Tensor& x, const BatchNormLayer& bn, const at::Ten
   const auto weight = aligned(bn.weight), bias = aligned(bn.bias);
   const auto weight2 = bn2 != nullptr ? aligned(bn2->weight) : at::Tensor();
   const auto bias2 = bn2 != nullptr ? aligned(bn2->bias) : at::Tensor();
-  if (bn.training && !shared && run_small_forward(kernels, x, bn, addend, bn2, call, results)) {
+  if (is_relu && bn.training && !shared &&
+      run_small_forward(kernels, x, bn, addend, bn2, call, results)) {
     return results;
   }
   if (shared) {
@@ -110,24 +114,27 @@ void write_zeros(const BackwardNorm& first, const BackwardNorm* second) {
 
 /// The backward of all forms: gradients of x and its parameters; with `second` also of z. Returns
 /// d, the sum of both gradients under the ReLU mask, if `wants_sum` (for a residual) or if a second
-/// kernel reads d.
+/// kernel reads d. Without a mask there is one gradient, of SiLU's result if `silu_bias` is given.
 at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Tensor& mask,
                         const at::Tensor& kernel_counters, const at::Tensor& grad,
-                        const at::Tensor& grad2, bool wants_sum, StatisticsExchange* exchange) {
+                        const at::Tensor& grad2, bool wants_sum, StatisticsExchange* exchange,
+                        const at::Tensor& silu_bias = {}) {
   const KernelScope kernels(first.x);
-  const auto small =
-      exchange == nullptr ? kernels.small_grid(first.x, second != nullptr ? 3 : 2) : SmallGrid{};
+  const auto small = exchange == nullptr && mask.defined()
+                         ? kernels.small_grid(first.x, second != nullptr ? 3 : 2)
+                         : SmallGrid{};
   const bool is_small = small.rows_of_thread > 0;
   const auto sum =
       wants_sum || (grad2.defined() && !is_small) ? at::empty_like(grad) : at::Tensor();
   BackwardReduceCall reduce;
   reduce.grad = grad.const_data_ptr();
   reduce.grad2 = pointer(grad2);
-  reduce.mask = mask.const_data_ptr<uint8_t>();
+  reduce.mask = static_cast<const uint8_t*>(pointer(mask));
   reduce.sum = sum.defined() ? sum.mutable_data_ptr() : nullptr;
   reduce.first = first.target();
   reduce.second_used = second != nullptr;
   reduce.second = second != nullptr ? second->target() : BackwardTarget{};
+  reduce.silu_bias = static_cast<const float*>(pointer(silu_bias));
 
   auto* const second_target = second != nullptr ? &reduce.second : nullptr;
   const SharedSums shared(exchange, first.statistics, reduce.first, second_target);
@@ -155,6 +162,7 @@ at::Tensor run_backward(BackwardNorm& first, BackwardNorm* second, const at::Ten
   apply.second_used = reduce.second_used;
   apply.second = reduce.second;
   apply.follows_sums = exchange == nullptr && kernels.is_hopper();
+  apply.silu_bias = reduce.silu_bias;
   kernels(launch_backward_apply, apply);
   return sum;
 }
@@ -174,30 +182,36 @@ struct ForkGradients {
   }
 };
 
-// Two outputs: handles for branch and shortcut.
-class BatchNormRelu : public torch::autograd::Function<BatchNormRelu> {
+// Two outputs: handles for branch and shortcut. Only ReLU's backward takes both gradients.
+class BatchNormActivation : public torch::autograd::Function<BatchNormActivation> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                               const at::Tensor& bias, const BatchNormLayer* bn) {
-    const auto results = run_forward(x, *bn, {}, nullptr, /*keep=*/true);
+                               const at::Tensor& bias, const BatchNormLayer* bn,
+                               Activation activation) {
+    const auto results = run_forward(x, *bn, {}, nullptr, /*keep=*/true, activation);
+    const auto silu_bias = activation == Activation::Silu ? bias : at::Tensor();
     ctx->save_for_backward(
-        {x, weight, bias, results.mask, results.statistics, bn->kernel_counters});
+        {x, weight, bias, results.mask, results.statistics, bn->kernel_counters, silu_bias});
     keep_exchange(ctx, bn->exchange);
     ctx->set_materialize_grads(false);
     return {results.y, second_handle(results.y)};
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    check_differentiated_once("batch_norm_relu");
     const auto saved = ctx->get_saved_variables();
+    const auto &mask = saved[3], &silu_bias = saved[6];
+    check_differentiated_once(mask.defined()        ? "batch_norm_relu"
+                              : silu_bias.defined() ? "batch_norm_silu"
+                                                    : "batch_norm");
     auto* const exchange = kept_exchange(ctx);
     const ForkGradients grad(grads, saved[0], exchange != nullptr);
     if (!grad.first.defined()) {
-      return variable_list(4);
+      return variable_list(5);
     }
     BackwardNorm norm(saved[0], saved[1], saved[2], saved[4], wanted_pair(ctx, 1));
-    run_backward(norm, nullptr, saved[3], saved[5], grad.first, grad.second, /*wants_sum=*/false,
-                 exchange);
-    return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor()};
+    run_backward(norm, nullptr, mask, saved[5], grad.first, grad.second, /*wants_sum=*/false,
+                 exchange, silu_bias);
+    return {norm.grad_x, norm.grad_weight.result(), norm.grad_bias.result(), at::Tensor(),
+            at::Tensor()};
   }
 };
 
@@ -265,6 +279,16 @@ bool is_shared(const BatchNormLayer& bn) {
   return bn.training && bn.exchange;
 }
 
+Fork fused_activation(const at::Tensor& x_in, const BatchNormLayer& bn, Activation activation) {
+  const auto x = in_kernel_layout(x_in, x_in.scalar_type());
+  if (!needs_grad({x, bn.weight, bn.bias})) {
+    const auto y = run_forward(x, bn, {}, nullptr, /*keep=*/false, activation).y;
+    return {y, y};
+  }
+  const auto outputs = BatchNormActivation::apply(x, bn.weight, bn.bias, &bn, activation);
+  return {outputs[0], outputs[1]};
+}
+
 }  // namespace
 
 bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn) {
@@ -287,14 +311,16 @@ bool fits_addend(const at::Tensor& other, const at::Tensor& x, const BatchNormLa
          (bn.training || !needs_grad({other}));
 }
 
-Fork fused_batch_norm_relu(const at::Tensor& x_in, const BatchNormLayer& bn) {
-  const auto x = in_kernel_layout(x_in, x_in.scalar_type());
-  if (!needs_grad({x, bn.weight, bn.bias})) {
-    const auto y = run_forward(x, bn, {}, nullptr, /*keep=*/false).y;
-    return {y, y};
-  }
-  const auto outputs = BatchNormRelu::apply(x, bn.weight, bn.bias, &bn);
-  return {outputs[0], outputs[1]};
+at::Tensor fused_batch_norm(const at::Tensor& x, const BatchNormLayer& bn) {
+  return fused_activation(x, bn, Activation::None).branch;
+}
+
+at::Tensor fused_batch_norm_silu(const at::Tensor& x, const BatchNormLayer& bn) {
+  return fused_activation(x, bn, Activation::Silu).branch;
+}
+
+Fork fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn) {
+  return fused_activation(x, bn, Activation::Relu);
 }
 
 Fork fused_batch_norm_add_relu(const at::Tensor& x_in, const BatchNormLayer& bn,

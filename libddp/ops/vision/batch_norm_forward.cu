@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward passes: the statistics of an activation, and its normalisation with sum and ReLU.
+// Forward passes: the statistics of an activation, and its normalisation with sum and activation.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) statistics_kernel(Stat
   }
 }
 
-template <typename T, Form kForm>
+template <typename T, Form kForm, Activation kActivation = Activation::Relu>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm) apply_kernel(ApplyCall call) {
   constexpr int kRows = kForm == Form::Plain ? kOneInput : kMoreInputs;
   const BatchNormGrid& grid = call.grid;
@@ -81,9 +81,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) apply_kernel(ApplyCall
     for (int j = 0; j < kRows; ++j) {
       if (j < count) {
         float values[8];
-        const unsigned passed = normalise<T, kForm>(packed[j], added[j], bn, bn2, values);
+        const unsigned passed =
+            normalise<T, kForm, kActivation>(packed[j], added[j], bn, bn2, values);
         y[at + j * distance] = pack<T>(values);
-        if (call.mask != nullptr) {
+        if (kActivation == Activation::Relu && call.mask != nullptr) {
           call.mask[at + j * distance] = static_cast<uint8_t>(passed);
         }
       }
@@ -94,7 +95,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) apply_kernel(ApplyCall
 template <typename T>
 cudaError_t apply(const ApplyCall& call, dim3 blocks, cudaStream_t stream) {
   auto* kernel = apply_kernel<T, Form::Plain>;
-  if (call.addend != nullptr) {
+  if (call.activation != Activation::Relu) {
+    kernel = call.activation == Activation::Silu ? apply_kernel<T, Form::Plain, Activation::Silu>
+                                                 : apply_kernel<T, Form::Plain, Activation::None>;
+  } else if (call.addend != nullptr) {
     kernel = call.second ? apply_kernel<T, Form::TwoNorms> : apply_kernel<T, Form::Residual>;
   }
   return launch_after(kernel, call, blocks, call.follows_sums, stream);

@@ -13,6 +13,8 @@ bool fits_kernels(const at::Tensor& x, const BatchNormLayer& bn);
 /// Whether `other` has the layout of `x`, and `x` and `bn` fit the kernels.
 bool fits_addend(const at::Tensor& other, const at::Tensor& x, const BatchNormLayer& bn);
 
+at::Tensor fused_batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
+at::Tensor fused_batch_norm_silu(const at::Tensor& x, const BatchNormLayer& bn);
 Fork fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
 /// `bn_addend` nullptr: the addend is not normalised.
 Fork fused_batch_norm_add_relu(const at::Tensor& x, const BatchNormLayer& bn,
@@ -26,6 +28,12 @@ inline bool fits_kernels(const at::Tensor&, const BatchNormLayer&) {
 }
 inline bool fits_addend(const at::Tensor&, const at::Tensor&, const BatchNormLayer&) {
   return false;
+}
+inline at::Tensor fused_batch_norm(const at::Tensor& x, const BatchNormLayer&) {
+  return x;
+}
+inline at::Tensor fused_batch_norm_silu(const at::Tensor& x, const BatchNormLayer&) {
+  return x;
 }
 inline Fork fused_batch_norm_relu(const at::Tensor& x, const BatchNormLayer&) {
   return {x, x};

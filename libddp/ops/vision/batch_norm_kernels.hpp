@@ -15,6 +15,10 @@ namespace ddp::ops::detail {
 
 enum class Half { Bfloat16, Float16 };
 
+/// What follows a normalisation. A backward reads a ReLU as a mask, and computes SiLU's derivative
+/// from x.
+enum class Activation { Relu, None, Silu };
+
 /// Whether the kernels on the current device, number `device`, are compiled for compute capability
 /// 9.0. Only such code can wait for the previous launch itself and has clusters, whatever the GPU
 /// supports. Cached per device.
@@ -77,7 +81,7 @@ struct StatisticsCall {
 };
 cudaError_t launch_statistics(const StatisticsCall& call, Half dtype, cudaStream_t stream);
 
-/// y = relu(bn(x)), relu(bn(x) + residual) or relu(bn(x) + bn2(z)).
+/// y = activation(bn(x)), relu(bn(x) + residual) or relu(bn(x) + bn2(z)).
 struct ApplyCall {
   BatchNormGrid grid;
   const void* x = nullptr;
@@ -88,7 +92,8 @@ struct ApplyCall {
   void* y = nullptr;
   uint8_t* mask =
       nullptr;  ///< bit i of byte [row, vector]: element 8 * vector + i passes; or nullptr
-  bool follows_sums = false;  ///< see BackwardApplyCall
+  bool follows_sums = false;                 ///< see BackwardApplyCall
+  Activation activation = Activation::Relu;  ///< without an addend
 };
 cudaError_t launch_apply(const ApplyCall& call, Half dtype, cudaStream_t stream);
 
@@ -112,17 +117,18 @@ struct BackwardTarget {
 
 /// Computes d = mask ? grad (+ grad2) : 0, and from its sums the parameters' gradients and the
 /// coefficients of launch_backward_apply. If `sum` is set, the rounded d is written there and then
-/// summed.
+/// summed. Without a mask there is one gradient and one normalisation.
 struct BackwardReduceCall {
   BatchNormGrid grid;
   ReductionScratch scratch;
   const void* grad = nullptr;
-  const void* grad2 = nullptr;  ///< or nullptr
-  const uint8_t* mask = nullptr;
-  void* sum = nullptr;  ///< or nullptr
+  const void* grad2 = nullptr;    ///< or nullptr
+  const uint8_t* mask = nullptr;  ///< nullptr: grad is d, or see silu_bias
+  void* sum = nullptr;            ///< or nullptr
   BackwardTarget first;
   bool second_used = false;
   BackwardTarget second;
+  const float* silu_bias = nullptr;  ///< first's bias: d = grad * silu'(bn(x)), without mask
 };
 cudaError_t launch_backward_reduce(const BackwardReduceCall& call, Half dtype, cudaStream_t stream);
 
@@ -130,13 +136,14 @@ cudaError_t launch_backward_reduce(const BackwardReduceCall& call, Half dtype, c
 struct BackwardApplyCall {
   BatchNormGrid grid;
   const void* grad = nullptr;
-  const uint8_t* mask = nullptr;  ///< nullptr: grad is d
+  const uint8_t* mask = nullptr;  ///< nullptr: grad is d, or see silu_bias
   BackwardTarget first;
   bool second_used = false;
   BackwardTarget second;
   /// The previous launch on the stream is the summing kernel. This kernel's blocks may start as
   /// that kernel's blocks end (runs_hopper_code).
   bool follows_sums = false;
+  const float* silu_bias = nullptr;  ///< as in BackwardReduceCall
 };
 cudaError_t launch_backward_apply(const BackwardApplyCall& call, Half dtype, cudaStream_t stream);
 

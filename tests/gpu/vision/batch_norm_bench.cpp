@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times of the batch norm kernels on ResNet-50's activations (batch 256, bfloat16):
+// Times of the batch norm kernels on ResNet-50's and EfficientNet-B0's activations (batch 256,
+// bfloat16):
 //   gpu_batch_norm "[bench]"
 // Each time is the median of 21 replays of a CUDA graph whose calls rotate over buffers. Also
 // prints the bytes read and written as a share of 4.3 TB/s.
@@ -174,6 +175,41 @@ void time_backward(const Bench& b) {
   apply("backward apply, 2 norms", 10, false, true);
 }
 
+void time_without_relu(const Bench& b) {
+  for (const auto activation : {Activation::None, Activation::Silu}) {
+    const bool silu = activation == Activation::Silu;
+    const float* bias = silu ? b.vector(3) : nullptr;
+    b.report(silu ? "apply, silu" : "apply, no relu", 4, [&](int i, cudaStream_t stream) {
+      ApplyCall call;
+      call.grid = b.map;
+      call.x = b.x[i].const_data_ptr();
+      call.bn = b.affine(0);
+      call.y = b.y[i].mutable_data_ptr();
+      call.activation = activation;
+      launch_apply(call, Half::Bfloat16, stream);
+    });
+    b.report(silu ? "backward sums, silu" : "backward sums, no relu", 4,
+             [&](int i, cudaStream_t stream) {
+               BackwardReduceCall call;
+               call.grid = b.grid;
+               call.scratch = b.scratch();
+               call.grad = b.grad[i].const_data_ptr();
+               call.first = b.target(b.x[i], b.out[i]);
+               call.silu_bias = bias;
+               launch_backward_reduce(call, Half::Bfloat16, stream);
+             });
+    b.report(silu ? "backward apply, silu" : "backward apply, no relu", 6,
+             [&](int i, cudaStream_t stream) {
+               BackwardApplyCall call;
+               call.grid = b.map;
+               call.grad = b.grad[i].const_data_ptr();
+               call.first = b.target(b.x[i], b.out[i]);
+               call.silu_bias = bias;
+               launch_backward_apply(call, Half::Bfloat16, stream);
+             });
+  }
+}
+
 void time_pool(const Bench& b) {
   const int height = static_cast<int>(b.height), pooled = (height + 1) / 2;
   const PoolShape shape{static_cast<int>(b.batch), height, height, pooled, pooled};
@@ -262,6 +298,17 @@ TEST_CASE("batch norm kernels of small activations: time", "[.][bench]") {
       time_backward(bench);
       time_small(bench);
     }
+  }
+  CHECK(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+TEST_CASE("batch norm kernels without ReLU: time", "[.][bench]") {
+  const std::vector<std::pair<int64_t, int64_t>> shapes = {
+      {112, 32}, {112, 96}, {56, 144}, {56, 24}, {28, 240}, {14, 480}, {14, 672}, {7, 1152}};
+  for (const auto& [height, channels] : shapes) {  // of EfficientNet-B0
+    const Bench bench(256, height, channels);
+    time_forward(bench);
+    time_without_relu(bench);
   }
   CHECK(cudaDeviceSynchronize() == cudaSuccess);
 }

@@ -54,8 +54,8 @@ void check_against_twin(torch::IntArrayRef shape, torch::Dtype dtype, Form form)
 
 TEST_CASE("batch norm kernels give what ATen gives, in all forms") {
   const std::vector<std::vector<int64_t>> shapes = {
-      {4, 64, 14, 14}, {2, 256, 9, 7},  {3, 24, 5, 5},   {1, 8, 3, 3},
-      {64, 512, 1, 1}, {2, 2048, 2, 2}, {8, 96, 17, 33}, {33, 128, 28, 28}};
+      {4, 64, 14, 14}, {2, 256, 9, 7},  {3, 24, 5, 5},     {1, 8, 3, 3},   {64, 512, 1, 1},
+      {2, 2048, 2, 2}, {8, 96, 17, 33}, {33, 128, 28, 28}, {5, 144, 9, 13}};
   torch::manual_seed(1);
   for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
     for (const auto& shape : shapes) {
@@ -176,5 +176,78 @@ TEST_CASE("batch norm kernels pass a NaN on, and evaluate by the running estimat
     const auto y = call(evaluated, form).branch;
     CHECK(relative_error(y, call(reference, form).branch) <= tolerance(torch::kBFloat16));
     CHECK(torch::equal(before, evaluated.bn.running_mean));
+  }
+}
+
+namespace {
+
+torch::Tensor grad_of_x(const Inputs& in, Form form, const torch::Tensor& grad) {
+  return torch::autograd::grad({call(in, form).branch}, {in.x}, {grad})[0];
+}
+
+}  // namespace
+
+TEST_CASE("batch norm kernels without a ReLU take gradients of any strides") {
+  torch::manual_seed(7);
+  const std::vector<int64_t> shape = {4, 64, 6, 5};
+  for (const auto form : {Form::Plain, Form::Silu}) {
+    for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+      auto inputs = make_inputs(shape, torch::kCUDA, dtype);
+      auto reference = converted(inputs, torch::kDouble);
+      inputs.x.requires_grad_(true), reference.x.requires_grad_(true);
+      const auto options = inputs.x.options().requires_grad(false);
+      for (const auto& grad :
+           {torch::randn({4, 1, 6, 1}, options).expand(shape), torch::randn(shape, options),
+            torch::randn({4, 128, 6, 10}, options).slice(1, 0, 128, 2).narrow(3, 1, 5)}) {
+        CAPTURE(static_cast<int>(form), dtype, grad.strides());
+        CHECK(relative_error(grad_of_x(inputs, form, grad),
+                             grad_of_x(reference, form, grad.to(torch::kDouble))) <=
+              tolerance(dtype));
+      }
+    }
+  }
+}
+
+TEST_CASE("batch norm kernels without a ReLU leave frozen parameters alone") {
+  torch::manual_seed(8);
+  for (const auto form : {Form::Plain, Form::Silu}) {
+    for (const int frozen : {1, 2, 3}) {  // weight, bias, both
+      CAPTURE(static_cast<int>(form), frozen);
+      auto inputs = make_inputs({4, 64, 6, 5}, torch::kCUDA, torch::kBFloat16);
+      auto reference = converted(inputs, torch::kDouble);
+      for (auto* in : {&inputs, &reference}) {
+        in->x.requires_grad_(true);
+        in->bn.weight.requires_grad_((frozen & 1) == 0);
+        in->bn.bias.requires_grad_((frozen & 2) == 0);
+        call(*in, form).branch.backward(in->grad);
+      }
+      CHECK(relative_error(inputs.x.grad(), reference.x.grad()) <= tolerance(torch::kBFloat16));
+      for (const auto& [got, wanted] : {std::pair{inputs.bn.weight, reference.bn.weight},
+                                        {inputs.bn.bias, reference.bn.bias}}) {
+        CHECK(got.grad().defined() == wanted.grad().defined());
+        CHECK((!got.grad().defined() ||
+               relative_error(got.grad(), wanted.grad()) <= tolerance(torch::kBFloat16)));
+      }
+    }
+  }
+}
+
+TEST_CASE("batch norm with SiLU is finite and right far from zero") {
+  torch::manual_seed(9);
+  for (const double centre : {-300.0, -80.0, -10.0, 10.0, 80.0, 300.0}) {
+    CAPTURE(centre);
+    auto inputs = make_inputs({4, 64, 6, 5}, torch::kCUDA, torch::kBFloat16);
+    inputs.bn.bias.fill_(centre);
+    auto reference = converted(inputs, torch::kDouble);
+    const auto results = run(inputs, Form::Silu), expected = run(reference, Form::Silu);
+    for (size_t i = 0; i < results.size(); ++i) {
+      INFO(results[i].first);
+      CHECK(results[i].second.isfinite().all().item<bool>());
+      // Most results are near zero at one end: differences are compared with the largest.
+      const double scale = std::max(expected[i].second.abs().max().item<double>(), 1.0);
+      CHECK(
+          (results[i].second.to(torch::kDouble) - expected[i].second).abs().max().item<double>() <=
+          2 * tolerance(torch::kBFloat16) * scale);
+    }
   }
 }

@@ -20,7 +20,9 @@ enum class Form {
   TwoNorms,
   TwoNormsOneHandle,
   Pool,
-  PoolOneHandle
+  PoolOneHandle,
+  Plain,
+  Silu
 };
 
 inline const std::vector<std::pair<std::string, Form>>& forms() {
@@ -32,7 +34,9 @@ inline const std::vector<std::pair<std::string, Form>>& forms() {
       {"relu(bn + bn2)", Form::TwoNorms},
       {"relu(bn + bn2), one handle", Form::TwoNormsOneHandle},
       {"pool(relu(bn))", Form::Pool},
-      {"pool(relu(bn)), one handle", Form::PoolOneHandle}};
+      {"pool(relu(bn)), one handle", Form::PoolOneHandle},
+      {"bn", Form::Plain},
+      {"silu(bn)", Form::Silu}};
   return list;
 }
 
@@ -103,6 +107,10 @@ inline ddp::ops::Fork call(const Inputs& in, Form form) {
       const auto y = ddp::ops::batch_norm_relu(in.x, in.bn);
       return {y, {}};
     }
+    case Form::Plain:
+      return {ddp::ops::batch_norm(in.x, in.bn), {}};
+    case Form::Silu:
+      return {ddp::ops::batch_norm_silu(in.x, in.bn), {}};
     case Form::ReluTwoHandles:
       return ddp::ops::batch_norm_relu_fork(in.x, in.bn);
     case Form::Residual:
@@ -118,7 +126,7 @@ inline ddp::ops::Fork call(const Inputs& in, Form form) {
 
 inline bool one_handle(Form form) {
   return form == Form::Relu || form == Form::OneHandle || form == Form::TwoNormsOneHandle ||
-         form == Form::PoolOneHandle;
+         form == Form::PoolOneHandle || form == Form::Plain || form == Form::Silu;
 }
 
 /// Runs forward and backward; returns y, all gradients and the updated running estimates.

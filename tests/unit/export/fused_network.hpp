@@ -73,14 +73,14 @@ struct Network : ArchiveBuilder {
                                    {"stride", integers({stride, stride})},
                                    {"padding", integers({kernel / 2, kernel / 2})}});
   }
-  std::string norm(const std::string& x, const std::string& mean = "") {
+  std::string norm(const std::string& x, const std::string& mean = "", bool training = true) {
     return call("batch_norm.default",
                 {{"input", tensor(x)},
                  {"weight", tensor(weight({channels}))},
                  {"bias", tensor(weight({channels}))},
                  {"running_mean", tensor(mean.empty() ? statistics(at::zeros({channels})) : mean)},
                  {"running_var", tensor(statistics(at::ones({channels})))},
-                 {"training", truth(true)},
+                 {"training", truth(training)},
                  {"momentum", number(0.1)},
                  {"eps", number(1e-5)},
                  {"cudnn_enabled", truth(true)}});
@@ -319,6 +319,15 @@ inline Network residual_network(int64_t channels = 4, at::ScalarType type = at::
   y = net.norm(net.conv(net.relu(net.norm(net.conv(x, 3, 2))), 1));
   x = net.relu(net.add(y, net.norm(net.conv(x, 1, 2))));
   net.returns(net.head(x));
+  return net;
+}
+
+// A block of EfficientNet without its gate: silu, and a residual behind the last norm.
+inline Network silu_network(int64_t channels = 4, at::ScalarType type = at::kFloat) {
+  Network net({channels, 8, 8}, type);
+  const auto y = net.unary("silu_.default", net.norm(net.conv("x", 3)));
+  const auto z = net.unary("silu.default", net.norm(net.conv(y, 3)));
+  net.returns(net.add(net.norm(net.conv(z, 1)), "x", /*in_place=*/true));
   return net;
 }
 

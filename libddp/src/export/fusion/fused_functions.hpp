@@ -12,7 +12,9 @@ namespace ddp::detail::fused {
 using Stack = std::vector<c10::IValue>;
 
 // A norm is seven arguments: weight, bias, running_mean, running_var, training, momentum, eps. The
-// four functions leave their result twice, for two readers.
+// four functions with a relu leave their result twice, for two readers.
+void batch_norm(Stack& stack);                ///< x, norm
+void batch_norm_silu(Stack& stack);           ///< x, norm
 void batch_norm_relu(Stack& stack);           ///< x, norm
 void batch_norm_relu_max_pool(Stack& stack);  ///< x, norm
 void batch_norm_add_relu(Stack& stack);       ///< x, norm, residual, in place?, norm first?

@@ -71,6 +71,19 @@ at::Tensor patch_embedding(const at::Tensor& x, const at::Tensor& weight, const 
 
 }  // namespace
 
+void batch_norm(Stack& stack) {
+  const auto x = stack[0].toTensor();
+  const auto norm = norm_at(stack, 1);
+  stack = {fits_batch_norm(x, norm) ? ops::batch_norm(x, norm) : normalised(x, norm)};
+}
+
+void batch_norm_silu(Stack& stack) {
+  const auto x = stack[0].toTensor();
+  const auto norm = norm_at(stack, 1);
+  stack = {fits_batch_norm(x, norm) ? ops::batch_norm_silu(x, norm)
+                                    : at::silu(normalised(x, norm))};
+}
+
 void batch_norm_relu(Stack& stack) {
   const auto x = stack[0].toTensor();
   const auto norm = norm_at(stack, 1);

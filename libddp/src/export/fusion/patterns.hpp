@@ -10,7 +10,7 @@ namespace ddp::detail {
 
 // Each replaces a chain whose last node is node i, and returns whether it did.
 
-/// Of image networks: convolution, batch norm with residual, relu and max pool, and the head.
+/// Of image networks: convolution, batch norm with residual, relu, silu and max pool, and the head.
 bool fuse_vision(FusionGraph& graph, std::size_t i);
 /// Layer norm, optionally of a residual branch's sum, and RMSNorm as transformers composes it.
 bool fuse_norm(FusionGraph& graph, std::size_t i);

@@ -119,6 +119,23 @@ bool fuse_relu(FusionGraph& graph, std::size_t relu) {
   return sum && fuse_residual(graph, *sum, relu);
 }
 
+// A norm with silu, or a norm alone: its readers come first, so another chain may take it.
+bool fuse_silu_or_norm(FusionGraph& graph, std::size_t i) {
+  const auto& node = graph.at(i);
+  const bool is_silu = is_call_of(node, "silu.default") || is_call_of(node, "silu_.default");
+  if (auto norm = is_silu ? private_norm(graph, node.input("self")) : std::nullopt) {
+    return graph.replace({norm->node, i}, {.name = "batch_norm_silu",
+                                           .function = fused::batch_norm_silu,
+                                           .inputs = std::move(norm->inputs),
+                                           .changes_strides = true});
+  }
+  auto inputs = norm_inputs(graph, i);
+  return inputs && graph.replace({i}, {.name = "batch_norm",
+                                       .function = fused::batch_norm,
+                                       .inputs = std::move(*inputs),
+                                       .changes_strides = true});
+}
+
 bool fuse_max_pool(FusionGraph& graph, std::size_t pool) {
   const auto& node = graph.at(pool);
   if (!is_call_of(node, "max_pool2d.default") ||
@@ -189,8 +206,8 @@ bool fuse_head(FusionGraph& graph, std::size_t linear) {
 }  // namespace
 
 bool fuse_vision(FusionGraph& graph, std::size_t i) {
-  return fuse_max_pool(graph, i) || fuse_relu(graph, i) || fuse_convolution(graph, i) ||
-         fuse_head(graph, i);
+  return fuse_max_pool(graph, i) || fuse_relu(graph, i) || fuse_silu_or_norm(graph, i) ||
+         fuse_convolution(graph, i) || fuse_head(graph, i);
 }
 
 }  // namespace ddp::detail

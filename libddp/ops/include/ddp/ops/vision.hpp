@@ -53,7 +53,8 @@ struct BatchNormLayer {
   /// Like the running estimates, only one stream at a time may use them.
   at::Tensor kernel_counters;
   /// If set, training uses all processes' batches, of which some may be empty. Then forward and
-  /// backward are collective, and gradients of weight and bias are this process's share.
+  /// backward are collective, and gradients of weight and bias are this process's share. Kernels
+  /// exist only for the forms with a ReLU.
   std::shared_ptr<StatisticsExchange> exchange = nullptr;
 };
 
@@ -73,8 +74,10 @@ struct Fork {
   at::Tensor branch, shortcut;  ///< equal values; their gradients are added
 };
 
-/// bn(x), always by ATen's ops.
+/// bn(x)
 at::Tensor batch_norm(const at::Tensor& x, const BatchNormLayer& bn);
+/// silu(bn(x)), with silu(z) = z / (1 + exp(-z)). The kernels keep only x for the backward.
+at::Tensor batch_norm_silu(const at::Tensor& x, const BatchNormLayer& bn);
 /// relu(bn(x)). The Fork version serves a stem without pool whose result is read twice.
 at::Tensor batch_norm_relu(const at::Tensor& x, const BatchNormLayer& bn);
 Fork batch_norm_relu_fork(const at::Tensor& x, const BatchNormLayer& bn);  ///< see above
