@@ -73,10 +73,11 @@ struct Network : ArchiveBuilder {
                                    {"stride", integers({stride, stride})},
                                    {"padding", integers({kernel / 2, kernel / 2})}});
   }
-  std::string norm(const std::string& x, const std::string& mean = "", bool training = true) {
+  std::string norm(const std::string& x, const std::string& mean = "", bool training = true,
+                   const std::string& factors = "") {
     return call("batch_norm.default",
                 {{"input", tensor(x)},
-                 {"weight", tensor(weight({channels}))},
+                 {"weight", tensor(factors.empty() ? weight({channels}) : factors)},
                  {"bias", tensor(weight({channels}))},
                  {"running_mean", tensor(mean.empty() ? statistics(at::zeros({channels})) : mean)},
                  {"running_var", tensor(statistics(at::ones({channels})))},

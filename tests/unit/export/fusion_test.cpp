@@ -67,6 +67,73 @@ TEST_CASE("a chain stays that would run behind another write or read of its memo
   }
 }
 
+TEST_CASE("two norms of a sum run in the program's order", "[export]") {
+  SECTION("where one reads what the other writes, they stay") {
+    Network net;
+    const auto mean = net.statistics(at::zeros({4}));
+    const auto first = net.norm("x", mean);
+    const auto second = net.norm("x", "", true, mean);
+    const bool swapped = GENERATE(false, true);
+    net.returns(net.relu(swapped ? net.add(second, first) : net.add(first, second)));
+    CHECK(fused(net) == Counts{{"batch_norm", 2}});
+    check_equal(net, images());
+  }
+  SECTION("where they share their input, its gradients are summed in that order") {
+    Network net;
+    const auto x = net.unary("sin.default", net.conv("x", 1));
+    const auto first = net.norm(x), second = net.norm(x);
+    const bool swapped = GENERATE(false, true);
+    const auto y = net.relu(swapped ? net.add(second, first) : net.add(first, second));
+    net.returns(net.add(y, net.unary("tanh.default", x)));
+    CHECK(fused(net) == Counts{{"batch_norm_add_relu", 1}, {"conv2d", 1}});
+    check_equal(net, images());
+  }
+}
+
+TEST_CASE("gradients of a value are summed in the program's order", "[export]") {
+  SECTION("behind a dropout that drops nothing") {
+    Network net({8});
+    const bool trains = GENERATE(false, true);
+    const auto x = net.unary("sin.default", net.linear_layer("x", 8, 8, false));
+    const auto same = net.dropout(x, trains ? 0.0 : 0.5, trains);
+    const auto silu = net.unary("silu.default", x);
+    const auto other = net.unary("exp.default", same);
+    net.returns(net.add(net.multiply(silu, other), net.unary("tanh.default", x)));
+    CHECK(fused(net).count("swiglu") == 0);
+    check_equal(net, vectors());
+  }
+  SECTION("of a copy that RMSNorm computes with") {
+    Network net({8});
+    const auto x = net.unary("sin.default", net.linear_layer("x", 8, 8, false));
+    const auto wide =
+        net.call("to.dtype",
+                 {{"self", tensor(x)}, {"dtype", dtype_name(at::kFloat)}, {"copy", truth(true)}});
+    const auto square = net.with("pow.Tensor_Scalar", wide, 2, "exponent");
+    const auto mean = net.call(
+        "mean.dim", {{"self", tensor(square)}, {"dim", integers({-1})}, {"keepdim", truth(true)}});
+    const auto scaled =
+        net.multiply(wide, net.unary("rsqrt.default", net.with("add.Tensor", mean, 1e-5)));
+    const auto normed = net.multiply(net.weight({8}), net.to(scaled, at::kFloat));
+    net.returns(net.add(normed, net.unary("exp.default", x)));
+    CHECK(fused(net).count("rms_norm") == 0);
+    check_equal(net, vectors());
+  }
+}
+
+TEST_CASE("views that a schema does not name are views", "[export]") {
+  Network net({8});
+  const auto x = net.with("mul.Tensor", "x", 1.5);
+  const auto flat =
+      net.call("flatten_dense_tensors.default", {{"tensors", {{"as_tensors", {{{"name", x}}}}}}});
+  const auto frozen = net.statistics(at::eye(8));
+  const auto product =
+      net.call("linear.default", {{"input", tensor(x)}, {"weight", tensor(frozen)}});
+  net.call("mul_.Tensor", {{"self", tensor(flat)}, {"other", number(0.5)}});
+  net.returns(net.add(product, net.weight({3, 8})));
+  CHECK(fused(net).count("add_branch") == 0);
+  check_equal(net, vectors());
+}
+
 TEST_CASE("sums that the op does not compute", "[export]") {
   SECTION("with a factor") {
     Network net;

@@ -18,7 +18,7 @@ void batch_norm_silu(Stack& stack);           ///< x, norm
 void batch_norm_relu(Stack& stack);           ///< x, norm
 void batch_norm_relu_max_pool(Stack& stack);  ///< x, norm
 void batch_norm_add_relu(Stack& stack);       ///< x, norm, residual, in place?, norm first?
-void two_batch_norms_add_relu(Stack& stack);  ///< x, norm, z, norm of z, in place?
+void two_batch_norms_add_relu(Stack& stack);  ///< x, norm, z, norm, in place?, x first?
 void convolution(Stack& stack);               ///< x, weight, bias or None, stride, padding
 void pooled_linear(Stack& stack);             ///< x, weight, bias
 

@@ -113,10 +113,16 @@ void batch_norm_add_relu(Stack& stack) {
 void two_batch_norms_add_relu(Stack& stack) {
   const auto x = stack[0].toTensor(), z = stack[1 + kNorm].toTensor();
   const auto norm = norm_at(stack, 1), norm_z = norm_at(stack, 2 + kNorm);
-  const bool in_place = stack[2 + 2 * kNorm].toBool();
-  x.is_cuda() && fits_batch_norm(x, norm) && fits_batch_norm(z, norm_z) && is_alike(x, z)
-      ? push(stack, ops::batch_norm_add_relu(x, norm, z, norm_z))
-      : push(stack, sum(normalised(x, norm), normalised(z, norm_z), in_place).relu());
+  const bool in_place = stack[2 + 2 * kNorm].toBool(), x_first = stack[3 + 2 * kNorm].toBool();
+  if (x.is_cuda() && fits_batch_norm(x, norm) && fits_batch_norm(z, norm_z) && is_alike(x, z)) {
+    push(stack, ops::batch_norm_add_relu(x, norm, z, norm_z));
+    return;
+  }
+  // In the program's order, in which the backward sums the gradients of a shared input.
+  auto normed = x_first ? normalised(x, norm) : at::Tensor();
+  const auto normed_z = normalised(z, norm_z);
+  normed = x_first ? normed : normalised(x, norm);
+  push(stack, sum(normed, normed_z, in_place).relu());
 }
 
 void convolution(Stack& stack) {

@@ -31,6 +31,13 @@ void add_names(const Node& node, std::set<std::string>& names) {
   }
 }
 
+bool returns_its_input(const Node& node) {
+  const bool is_dropout =
+      is_call_of(node, "dropout.default") || is_call_of(node, "dropout_.default");
+  return is_dropout && node.input("input")->name() &&
+         (number_of(node.input("p"), 0.5) == 0 || truth_of(node.input("train"), true) == false);
+}
+
 bool is_ascending(const std::vector<std::size_t>& nodes) {
   return std::adjacent_find(nodes.begin(), nodes.end(), std::greater_equal<>()) == nodes.end();
 }
@@ -114,6 +121,37 @@ bool FusionGraph::is_read_only_by(const Argument* value,
                      [&](std::size_t reader) { return contains(nodes, reader); });
 }
 
+bool FusionGraph::are_independent(std::size_t a, std::size_t b) const {
+  const auto used_by = [this](std::size_t i) {
+    std::set<std::string> names;
+    add_names(graph_.nodes[i], names);
+    auto used = groups_of(memory_, names);
+    used.insert(memory_.written[i].begin(), memory_.written[i].end());
+    return used;
+  };
+  return !meet(memory_.written[a], used_by(b)) && !meet(memory_.written[b], used_by(a));
+}
+
+// A dropout that drops nothing returns its input, and autograd does not see it.
+std::set<std::string> FusionGraph::tensors_read(std::size_t i) const {
+  std::set<std::string> names, tensors;
+  if (!returns_its_input(graph_.nodes[i])) {
+    add_names(graph_.nodes[i], names);
+  }
+  for (auto name : names) {
+    for (auto found = values_.find(name); found != values_.end() && found->second.source;
+         found = values_.find(name)) {
+      const auto& maker = graph_.nodes[*found->second.source];
+      if (!returns_its_input(maker)) {
+        break;
+      }
+      name = maker.input("input")->name()->name;
+    }
+    tensors.insert(name);
+  }
+  return tensors;
+}
+
 // The matched nodes run later than they stood, so no node between may write memory that they read,
 // or use memory that they write. If it reads what they read, the backward would sum the gradients
 // of that in another order.
@@ -121,16 +159,17 @@ bool FusionGraph::may_move(const std::vector<std::size_t>& matched) const {
   if (matched.back() - matched.front() > kLongestMove) {
     return false;
   }
-  std::set<std::string> names;
+  std::set<std::string> names, tensors;
   std::set<std::size_t> written;
   for (const auto i : matched) {
     add_names(graph_.nodes[i], names);
+    tensors.merge(tensors_read(i));
     written.insert(memory_.written[i].begin(), memory_.written[i].end());
   }
   auto used = groups_of(memory_, names);
   used.insert(written.begin(), written.end());
   const auto is_read_by_them = [&](const std::string& name) {
-    return names.count(name) != 0 && !is_number({ValueName{name}});
+    return tensors.count(name) != 0 && !is_number({ValueName{name}});
   };
   for (auto i = matched.front(); i < matched.back(); ++i) {
     if (contains(matched, i)) {
@@ -138,8 +177,9 @@ bool FusionGraph::may_move(const std::vector<std::size_t>& matched) const {
     }
     std::set<std::string> read;
     add_names(graph_.nodes[i], read);
+    const auto read_tensors = tensors_read(i);
     if (meet(groups_of(memory_, read), written) || meet(memory_.written[i], used) ||
-        std::any_of(read.begin(), read.end(), is_read_by_them)) {
+        std::any_of(read_tensors.begin(), read_tensors.end(), is_read_by_them)) {
       return false;
     }
   }

@@ -52,6 +52,8 @@ class FusionGraph {
 
   /// Whether the value is a size or another number, or unknown.
   bool is_number(const Argument& value) const;
+  /// Whether neither node writes what the other reads or writes.
+  bool are_independent(std::size_t a, std::size_t b) const;
   /// Whether a node behind the one that makes the value may write its memory.
   bool is_written_later(const std::string& value) const;
 
@@ -71,6 +73,8 @@ class FusionGraph {
   };
 
   bool may_move(const std::vector<std::size_t>& matched) const;
+  /// The tensors that the node reads, by the name that their gradient has.
+  std::set<std::string> tensors_read(std::size_t i) const;
   void fork_result(std::size_t last);
   std::optional<std::set<std::size_t>> other_readers(const std::string& value,
                                                      const std::vector<std::size_t>& matched) const;

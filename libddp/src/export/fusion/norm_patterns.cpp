@@ -54,9 +54,14 @@ bool fuse_layer_norm(FusionGraph& graph, std::size_t i) {
                              .passes_on = input.name()->name});
 }
 
+// Of a conversion that returns its input where that has the dtype, as the op's own does. With
+// `copy` the gradients of the input would be summed in another order.
 std::optional<at::ScalarType> converted_dtype(const Node& node) {
   const auto* dtype = node.input("dtype") ? node.input("dtype")->dtype() : nullptr;
-  return is_call_of(node, "to.dtype") && dtype ? std::optional(*dtype) : std::nullopt;
+  const bool may_be_input =
+      truth_of(node.input("copy"), false) == false && node.input("memory_format") == nullptr;
+  return is_call_of(node, "to.dtype") && dtype && may_be_input ? std::optional(*dtype)
+                                                               : std::nullopt;
 }
 
 struct RmsNormNodes {

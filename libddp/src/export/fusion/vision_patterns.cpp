@@ -50,13 +50,6 @@ std::optional<Norm> private_norm(const FusionGraph& graph, const Argument* value
   return inputs ? std::optional(Norm{*source, std::move(*inputs)}) : std::nullopt;
 }
 
-bool share_estimates(const std::vector<NamedArgument>& a, const std::vector<NamedArgument>& b) {
-  const auto name = [](const std::vector<NamedArgument>& norm, std::size_t i) {
-    return norm[i].value.name()->name;
-  };
-  return name(a, 3) == name(b, 3) || name(a, 4) == name(b, 4);
-}
-
 bool fuse_residual(FusionGraph& graph, std::size_t sum, std::size_t relu) {
   const auto& node = graph.at(sum);
   if (!is_plain_sum(node)) {
@@ -70,12 +63,13 @@ bool fuse_residual(FusionGraph& graph, std::size_t sum, std::size_t relu) {
     return false;  // it would no longer write the other value
   }
   if (first && second) {
-    if (share_estimates(first->inputs, second->inputs)) {
-      return false;  // the op would update them in its own order
+    if (!graph.are_independent(first->node, second->node)) {
+      return false;  // the op normalises both at once
     }
     auto inputs = first->inputs;
     inputs.insert(inputs.end(), second->inputs.begin(), second->inputs.end());
     inputs.push_back(how);
+    inputs.push_back({"x_first", {c10::IValue(first->node < second->node)}});
     return graph.replace(
         {std::min(first->node, second->node), std::max(first->node, second->node), sum, relu},
         {.name = "batch_norm_add_relu",
