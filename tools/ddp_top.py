@@ -134,9 +134,7 @@ def main(arguments):
         help="folder of a run, or of runs: the newest (none: this host's GPUs)",
     )
     parser.add_argument(
-        "--doctor",
-        action="store_true",
-        help="print which rank the others wait for; the running job goes on",
+        "--doctor", action="store_true", help="print which rank the others wait for; the running job goes on"
     )
     parser.add_argument("--once", action="store_true", help="print plain text once")
     parser.add_argument("--json", action="store_true", help="print one record in JSON")

@@ -14,6 +14,7 @@ from .folder import Owner, find_run, machine, read_json
 ANSWER_SECONDS = 10
 LOOK_SECONDS = 0.1
 FILE = "doctor.json"
+PENDING = ("enqueued", "started", "failed")
 UNKNOWN_STEP = -3  # a program that trains and announces no step
 
 
@@ -52,7 +53,9 @@ def ask(record):
     if not isinstance(process, int) or process <= 0:
         raise DataError("the record .owner is damaged; fix: ask again in two seconds")
     if record.get("machine") != machine() or host != socket.gethostname():
-        raise DataError(f"the process of rank 0 is on host {host}; fix: call this program there, or {by_hand}")
+        raise DataError(
+            f"the process of rank 0 is on host {host}; fix: call this program there, or {by_hand}"
+        )
     if not catches_signal(process):
         raise DataError(
             f"process {process} of rank 0 does not run, or handles no SIGUSR2 and would end; fix: use ddp::run "
@@ -111,7 +114,7 @@ def rank_line(rank):
     if rank.get("control_plane_call"):
         words += f"; in the control plane's {rank['control_plane_call']}"
     for group in rank.get("communicators") or []:
-        pending = next((entry for entry in calls_of(group) if entry.get("state") not in ("ended", None)), None)
+        pending = next((entry for entry in calls_of(group) if entry.get("state") in PENDING), None)
         if pending:
             words += f"; in {call_words(pending)} since {seconds(pending.get('enqueued_ms'))}"
     return words

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A training whose rank 1 makes the others wait from step 3 on, and what the hang doctor says of
-// it:
+// A training whose rank 1 makes the others wait from program.step on, and what the hang doctor says
+// of it:
 //
 //   doctor_program program.fault=loader    its loader has no batch: the others time out
 //   doctor_program program.fault=computes  it computes for long: the others time out
@@ -9,7 +9,7 @@
 //   doctor_program program.fault=size      it reduces a larger tensor: MPI fails
 //   doctor_program program.fault=asked     it sleeps; SIGUSR2 asks rank 0, and the job goes on
 //
-// Runs on the device of DDP_TEST_DEVICE.
+// Runs on the device of DDP_TEST_DEVICE, with train.cuda_graph=on in CUDA graphs.
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -19,6 +19,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "ddp/data/data_loader.hpp"
 #include "ddp/ddp.hpp"
@@ -28,16 +29,16 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kFaultStep = 3;
-
 struct Program {
   std::string fault = "asked";
+  int64_t step = 3;
 };
 void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
   visitor.field({.name = "fault",
                  .doc = "what goes wrong",
                  .choices = {"loader", "computes", "sleeps", "freezes", "size", "asked"}},
                 options.fault);
+  visitor.field({.name = "step", .doc = "in which step", .min = 0}, options.step);
 }
 
 class Samples final : public ddp::Dataset {
@@ -45,7 +46,7 @@ class Samples final : public ddp::Dataset {
   explicit Samples(bool blocks) : blocks_(blocks) {}
   int64_t size() const override { return 64; }
   ddp::Example get(int64_t index) const override {
-    // In the fifth batch of rank 1.
+    // In a batch of rank 1: the fifth of three ranks.
     if (blocks_ && index == 25) {
       std::this_thread::sleep_for(5s);
     }
@@ -96,7 +97,7 @@ void do_the_deed(const ddp::Context& context, const std::string& fault) {
 }
 
 void train(ddp::Context& context, const ddp::Config& config) {
-  const auto& fault = config.section<Program>("program").fault;
+  const auto& [fault, fault_step] = config.section<Program>("program");
   Net module;
   module->to(context.device());
   auto options = config.ddp;
@@ -108,11 +109,21 @@ void train(ddp::Context& context, const ddp::Config& config) {
   ddp::LoaderOptions loader_options;
   loader_options.batch_size = 2;
   ddp::DataLoader loader(samples, sampler, context.device(), loader_options);
+  const auto optimizer = ddp::make_optimizer(model, config.optimizer);
+  ddp::GraphedStep train_step(context, {.models = {&model}, .optimizers = {optimizer.get()}},
+                              [&](const ddp::Batch& batch, const ddp::StepScalars& scalars) {
+                                model.zero_grad();
+                                const auto loss = model.forward(batch.data).sum();
+                                loss.backward();
+                                optimizer->step(scalars);
+                                return loss;
+                              },
+                              ddp::GraphedStepOptions{.mode = config.train.cuda_graph});
   ddp::Metrics metrics(context, config.metrics);
   std::thread asking;
-  for (int64_t step = 0; step < 6; ++step) {
+  for (int64_t step = 0; step < fault_step + 3; ++step) {
     auto batch = loader.next();
-    if (step == kFaultStep) {
+    if (step == fault_step) {
       if (fault == "asked" && context.is_main()) {
         asking = std::thread([] {
           std::this_thread::sleep_for(2500ms);
@@ -121,10 +132,8 @@ void train(ddp::Context& context, const ddp::Config& config) {
       }
       do_the_deed(context, fault);
     }
-    model.zero_grad();
-    const auto loss = model.forward(batch.data).sum();
-    loss.backward();
-    metrics.end_step(step, {.loss = loss, .num_samples = 2});
+    const auto result = train_step(batch, {.lr = 0.01, .step = step});
+    metrics.end_step(step, {.loss = result.outputs, .num_samples = 2});
   }
   if (asking.joinable()) {
     asking.join();
@@ -134,5 +143,9 @@ void train(ddp::Context& context, const ddp::Config& config) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return ddp::run(argc, argv, train, {ddp::declare_section<Program>("program")});
+  std::vector<const char*> arguments(argv, argv + argc);
+  const auto device = std::string("context.device=") + std::getenv("DDP_TEST_DEVICE");
+  arguments.push_back(device.c_str());
+  return ddp::run(static_cast<int>(arguments.size()), arguments.data(), train,
+                  {ddp::declare_section<Program>("program")});
 }

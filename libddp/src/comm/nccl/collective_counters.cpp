@@ -72,7 +72,7 @@ GroupPosition CollectiveCounters::position() {
     position = eager_.position();
   } else {
     position.num_called = std::numeric_limits<uint64_t>::max();
-    captured_.history();  // notices progress
+    captured_.note_progress();
   }
   position.caller.reset();  // autograd's threads make calls too
   return position;

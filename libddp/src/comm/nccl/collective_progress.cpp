@@ -194,10 +194,8 @@ LaneProgress CapturedCollectives::lane_locked(size_t graph) const {
   return {uint64_t{ended} + (expected - ended), ended};
 }
 
-std::vector<GraphHistory> CapturedCollectives::history(TimePoint now) {
+void CapturedCollectives::note_progress(TimePoint now) {
   const std::lock_guard lock(mutex_);
-  std::vector<GraphHistory> histories;
-  std::optional<size_t> newest;
   for (size_t i = 0; i < graphs_.size(); ++i) {
     auto& graph = graphs_[i];
     const auto lane = lane_locked(i);
@@ -205,25 +203,32 @@ std::vector<GraphHistory> CapturedCollectives::history(TimePoint now) {
       graph.last = lane;
       graph.moved = now;
     }
-    if (!newest || graphs_[*newest].moved < graph.moved) {
-      newest = i;
-    }
   }
-  for (size_t i = 0; i < graphs_.size() && histories.size() < kMaxHistoryGraphs; ++i) {
-    const auto& graph = graphs_[i];
-    const bool is_pending = graph.last.enqueued != graph.last.completed;
-    if (graph.records.empty() || (!is_pending && newest != i)) {
+}
+
+std::vector<GraphHistory> CapturedCollectives::history(TimePoint now) {
+  note_progress(now);
+  const std::lock_guard lock(mutex_);
+  const auto newest =
+      std::max_element(graphs_.begin(), graphs_.end(),
+                       [](const Graph& a, const Graph& b) { return a.moved < b.moved; });
+  std::vector<GraphHistory> histories;
+  for (auto graph = graphs_.begin(); graph != graphs_.end(); ++graph) {
+    const auto& [enqueued, completed] = graph->last;
+    const bool is_pending = enqueued != completed;
+    if (graph->records.empty() || (!is_pending && graph != newest) ||
+        histories.size() == kMaxHistoryGraphs) {
       continue;
     }
     auto& history = histories.emplace_back();
-    history.graph = i;
-    history.num_replays = read(started_of(i));
-    history.num_ended = graph.last.completed;
-    history.waited_ms = is_pending ? age_ms(graph.moved, now) : kUnknownAge;
-    const auto num_ended = graph.last.completed % graph.records.size();
-    for (size_t node = 0; node < graph.records.size(); ++node) {
+    history.graph = static_cast<uint64_t>(graph - graphs_.begin());
+    history.num_replays = read(started_of(history.graph));
+    history.num_ended = completed;
+    history.waited_ms = is_pending ? age_ms(graph->moved, now) : kUnknownAge;
+    const auto num_ended = completed % graph->records.size();
+    for (size_t node = 0; node < graph->records.size(); ++node) {
       const bool has_ended = !is_pending || node < num_ended;
-      history.nodes.push_back(graph.records[node].to_entry(
+      history.nodes.push_back(graph->records[node].to_entry(
           node + 1, has_ended ? CollectiveState::Ended : CollectiveState::Enqueued));
     }
   }

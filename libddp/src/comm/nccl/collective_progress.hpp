@@ -174,8 +174,9 @@ class CapturedCollectives {
   bool empty() const;
   /// One per graph.
   std::vector<LaneProgress> lanes() const;
-  /// Graphs with a replay that has not ended, and the graph that ended collectives last. Notices
-  /// progress at each call, so it must be called a few times per second.
+  /// Call it a few times per second: history() tells since when a call found no progress.
+  void note_progress(TimePoint now = std::chrono::steady_clock::now());
+  /// Graphs with a replay that has not ended, and the graph that made progress last.
   std::vector<GraphHistory> history(TimePoint now = std::chrono::steady_clock::now());
   /// The collective of `graph` after `progress.completed`.
   std::string describe(size_t graph, const LaneProgress& progress) const;
@@ -185,7 +186,7 @@ class CapturedCollectives {
     unsigned long long capture_id = 0;
     std::vector<CollectiveRecord> records;
     std::vector<size_t> counted;  // number of records each count covers, ascending
-    LaneProgress last = {};       // in the last call of history()
+    LaneProgress last = {};       // see note_progress()
     TimePoint moved = {};         // when `last` changed
   };
   LaneProgress lane_locked(size_t graph) const;

@@ -282,7 +282,7 @@ void ControlHub::fail(const FailureCause& cause) {
 }
 
 void ControlHub::request_report() {
-  if (!state_.monitor.is_over() && reports_.may_begin(Clock::now())) {
+  if (complete_ && !state_.monitor.is_over() && reports_.may_begin(Clock::now())) {
     begin_report();
     peers_.broadcast(FrameType::ReportRequest, {});
   }
