@@ -36,14 +36,14 @@ def doctor(run, *arguments):
 def is_asleep(log):
     """Whether the ranks wait for rank 1: they have made their steps."""
     try:
-        return "step 3/" in log.read_text(encoding="utf-8")
+        return "step 3 |" in log.read_text(encoding="utf-8")
     except OSError:
         return False
 
 
 with tempfile.TemporaryDirectory() as folder:
     run = os.path.join(folder, "run")
-    job = start(folder, "train.max_steps=6", "metrics.log_every=1", code=0)
+    job = start(folder, "metrics.log_every=1", code=0)
     end = time.monotonic() + 50
     while not is_asleep(pathlib.Path(run, "log.txt")):
         assert time.monotonic() < end and job.poll() is None, "the job did not begin"
