@@ -25,7 +25,7 @@ ddp_add_doctor(size "*:70" "" "0:first cause: " "0:doctor: rank 0 (" "0: call on
 ddp_add_doctor(asked "*:0" "" "0:doctor: rank 1 (" "0: did not enter all_reduce #" "0: bucket 0: "
                "0: ranks 0, 2 wait since " "0: called, in all_reduce #")
 if(Python3_FOUND AND DDP_HAS_MPI)  # a live run, and the folder of one that failed
-  add_test(NAME doctor_ddp_top COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/doctor_test.py
+  add_test(NAME doctor_ddp_top COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/comm/doctor_test.py
            $<TARGET_FILE:ddp_test_launch> $<TARGET_FILE:doctor_program>)
   set_tests_properties(doctor_ddp_top PROPERTIES TIMEOUT 120 ENVIRONMENT "PYTHONDONTWRITEBYTECODE=1")
   ddp_set_ranks(doctor_ddp_top 3)

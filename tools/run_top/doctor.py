@@ -58,8 +58,8 @@ def ask(record):
         )
     if not catches_signal(process):
         raise DataError(
-            f"process {process} of rank 0 does not run, or handles no SIGUSR2 and would end; fix: use ddp::run "
-            "or StopSignalHandlers in the program"
+            f"process {process} of rank 0 does not run, or handles no SIGUSR2 and would end; fix: use "
+            "ddp::run or StopSignalHandlers in the program"
         )
     try:
         os.kill(process, signal.SIGUSR2)

@@ -110,15 +110,16 @@ void train(ddp::Context& context, const ddp::Config& config) {
   loader_options.batch_size = 2;
   ddp::DataLoader loader(samples, sampler, context.device(), loader_options);
   const auto optimizer = ddp::make_optimizer(model, config.optimizer);
-  ddp::GraphedStep train_step(context, {.models = {&model}, .optimizers = {optimizer.get()}},
-                              [&](const ddp::Batch& batch, const ddp::StepScalars& scalars) {
-                                model.zero_grad();
-                                const auto loss = model.forward(batch.data).sum();
-                                loss.backward();
-                                optimizer->step(scalars);
-                                return loss;
-                              },
-                              ddp::GraphedStepOptions{.mode = config.train.cuda_graph});
+  ddp::GraphedStep train_step(
+      context, {.models = {&model}, .optimizers = {optimizer.get()}},
+      [&](const ddp::Batch& batch, const ddp::StepScalars& scalars) {
+        model.zero_grad();
+        const auto loss = model.forward(batch.data).sum();
+        loss.backward();
+        optimizer->step(scalars);
+        return loss;
+      },
+      ddp::GraphedStepOptions{.mode = config.train.cuda_graph});
   ddp::Metrics metrics(context, config.metrics);
   std::thread asking;
   for (int64_t step = 0; step < fault_step + 3; ++step) {

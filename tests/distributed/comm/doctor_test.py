@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 launcher, program = sys.argv[1:]
 ABSENT = (") did not enter all_reduce #", "; ranks 0, 2 wait since ")
 
