@@ -258,8 +258,8 @@ class Doctor(Top):
         self.assertEqual(
             lines[3:6],
             [
-                "rank 0 (n0) at step 5 in backward; in all_reduce #12 (sum of 8 Float, 32 bytes), bucket 4: a … b "
-                "since 31.4 s",
+                "rank 0 (n0) at step 5 in backward; in all_reduce #12 (sum of 8 Float, 32 bytes), bucket 4: "
+                "a … b since 31.4 s",
                 "rank 1 (n1) before the first step in save; in the control plane's all_gather of 'save'; in "
                 "all_reduce #3 (sum of 8 Float, 32 bytes), bucket 4: a … b since 2.0 s",
                 "rank 2 (n1) at an unknown step, last seen 8.1 s ago: no answer",
