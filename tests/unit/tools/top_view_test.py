@@ -279,7 +279,7 @@ class Doctor(Top):
     def test_whom_it_does_not_ask(self):
         self.make_run(owner={"host": "n9", "machine": "other", "process": 4711})
         self.assertIn("`kill -USR2 4711` on host n9", self.top("run", "--doctor", code=65))
-        child = self.start("print(flush=True); input()")  # the signal would end it
+        child = self.start("import time; print(flush=True); time.sleep(60)")  # the signal would end it
         self.assertIn("handles no SIGUSR2 and would end", self.top("run", "--doctor", code=65))
         self.assertIsNone(child.poll())
         child.kill()
