@@ -86,12 +86,13 @@ RankEvidence in_plane_call(RankEvidence rank, const PlaneCall& plane_call) {
   return rank;
 }
 
-RankEvidence replaying(uint64_t graph, uint64_t num_replays, std::size_t num_ended) {
+RankEvidence replaying(uint64_t graph, uint64_t num_replays, std::size_t num_ended,
+                       const std::string& operation = kSum) {
   auto rank = rank_with({});
   rank.report->position.groups[0].num_called = std::numeric_limits<uint64_t>::max();
   GraphHistory history{.graph = graph, .num_replays = num_replays};
   for (uint64_t node = 1; node <= 3; ++node) {
-    history.nodes.push_back(node <= num_ended ? ended(node) : pending(node));
+    history.nodes.push_back(node <= num_ended ? ended(node, operation) : pending(node, operation));
   }
   history.waited_ms = num_ended == 3 ? detail::kUnknownAge : 31'000;
   rank.report->histories[0].graphs = {history};
@@ -195,23 +196,41 @@ TEST_CASE("doctor: replays of CUDA graphs") {
         "rank 1 (node) did not enter all_reduce #2 (sum of 8 Float, 32 bytes; bucket 4: "
         "conv2.weight … bn1.bias) of CUDA graph 0, replay 57; it is at step 5 (0 % of a core); "
         "rank 0 waits since 31 s");
-  auto verdict = diagnose({replaying(0, 57, 1), replaying(1, 2, 0)});
+  auto verdict = diagnose({replaying(0, 57, 1), replaying(1, 2, 0, "all_gather (8 Float)")});
   CHECK(verdict.kind == VerdictKind::OtherGraph);
-  CHECK_THAT(verdict.text, Catch::Contains("of CUDA graph 0, replay 57, rank 1 in all_reduce #1"));
+  CHECK_THAT(verdict.text, Catch::Contains("of CUDA graph 0, replay 57, rank 1 in all_gather #1"));
   verdict = diagnose({replaying(0, 57, 1), replaying(0, 57, 3)});
   CHECK(verdict.kind == VerdictKind::DeadLink);
   CHECK(verdict.ranks == std::vector<int>{0});
   verdict = diagnose({replaying(0, 57, 1), replaying(0, 57, 1)});
   CHECK(verdict.kind == VerdictKind::NothingCertain);
   CHECK_THAT(verdict.text, Catch::StartsWith("all ranks entered all_reduce #2"));
-  // A rank in an eager step.
-  auto eager = replaying(0, 56, 3);
-  eager.report->histories[0].collectives = {pending(100)};
-  CHECK(diagnose({replaying(0, 57, 1), eager}).kind == VerdictKind::OtherGraph);
-  // One that runs ahead of a rank in the same replay.
-  eager = replaying(0, 57, 3);
-  eager.report->histories[0].collectives = {pending(100)};
-  CHECK(diagnose({replaying(0, 57, 1), eager}).kind == VerdictKind::DeadLink);
+}
+
+TEST_CASE("doctor: each rank decides by itself which steps it replays") {
+  const auto eager = [](const std::string& operation) {
+    auto rank = replaying(0, 56, 3);
+    rank.report->histories[0].collectives = {pending(100, operation)};
+    return rank;
+  };
+  // The same step, eager on one rank and in another graph on the next.
+  const auto same = {replaying(0, 57, 1), eager(kSum), replaying(1, 2, 0)};
+  CHECK(diagnose(same).kind == VerdictKind::NothingCertain);
+  auto verdict = diagnose({replaying(0, 57, 1), eager(kSum), replaying(1, 1, 3)});
+  CHECK(verdict.kind == VerdictKind::Absent);
+  CHECK(verdict.ranks == std::vector<int>{2});
+  CHECK(diagnose({replaying(0, 57, 1), eager("barrier (no tensor)")}).kind ==
+        VerdictKind::OtherGraph);
+  // Eager calls of one number are different calls.
+  auto other = eager("barrier (no tensor)");
+  other.report->histories[0].collectives.insert(other.report->histories[0].collectives.begin(),
+                                                ended(99, kSum));
+  CHECK(diagnose({eager(kSum), other}).kind == VerdictKind::OtherGraph);
+  // Rank 0 has ended the replay in which rank 1 waits.
+  auto ahead = replaying(0, 57, 3);
+  ahead.report->histories[0].collectives = {pending(100, "barrier (no tensor)", "")};
+  CHECK(diagnose({ahead, replaying(0, 57, 1)}).kind != VerdictKind::OtherGraph);
+  CHECK(diagnose({eager(kSum), replaying(0, 56, 3)}).ranks == std::vector<int>{1});
 }
 
 TEST_CASE("doctor: processes that do not run, and links that are down") {

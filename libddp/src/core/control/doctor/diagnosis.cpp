@@ -184,12 +184,13 @@ class Diagnosis {
   // Ranks whose calls with one number differ.
   std::optional<Verdict> find_other_call(const GroupMembers& members) const {
     for (const auto& waiting : members) {
-      if (!waiting.pending || waiting.pending->replay) {
+      if (!waiting.pending || !waiting.is_counted) {
         continue;
       }
       for (const auto& other : members) {
         const auto found = other.calls.find(waiting.pending->number);
-        if (found != other.calls.end() && !found->second.fits(*waiting.pending)) {
+        if (other.is_counted && found != other.calls.end() &&
+            !found->second.fits(*waiting.pending)) {
           return differing_calls(members, waiting, other, found->second);
         }
       }
@@ -217,15 +218,20 @@ class Diagnosis {
                    waiting_words(members, mine))};
   }
 
-  // A rank waits in a replay that another rank, which waits elsewhere, did not start.
+  // Where ranks replay graphs, numbers tell nothing: two ranks wait in different calls, and neither
+  // has already ended the replay in which the other one waits.
   std::optional<Verdict> find_other_graph(const GroupMembers& members) const {
+    const auto has_passed = [](const GroupMember& member, const ReportedCall& call) {
+      return call.replay && member.has_entered(call);
+    };
     for (const auto& waiting : members) {
-      if (!waiting.pending || !waiting.pending->replay) {
+      if (!waiting.pending || waiting.is_counted) {
         continue;
       }
       const auto& call = *waiting.pending;
       for (const auto& other : members) {
-        if (other.pending && !other.has_entered(call)) {
+        if (other.pending && !other.pending->fits(call) && !has_passed(other, call) &&
+            !has_passed(waiting, *other.pending)) {
           return Verdict{
               VerdictKind::OtherGraph,
               false,
@@ -307,9 +313,9 @@ class Diagnosis {
     for (const auto& member : members) {
       const auto found = member.calls.find(call.number);
       const bool has_ended = found == member.calls.end() || found->second.has_ended;
-      if (member.waits_in(call)) {
+      if (member.pending && member.pending->fits(call)) {
         pending.push_back(member.rank);
-      } else if (call.replay || has_ended) {
+      } else if (member.is_counted ? has_ended : call.replay && !member.pending) {
         ended.push_back(member.rank);
       }
     }

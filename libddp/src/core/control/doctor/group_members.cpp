@@ -63,8 +63,8 @@ GroupMember::GroupMember(int rank_in, const GroupPosition& position, const Group
              .label = position.label,
              .waited_ms = waited.count()};
   }
-  // Communicators with captured collectives do not count eager calls.
   if (num_called == std::numeric_limits<uint64_t>::max()) {
+    is_counted = false;
     num_called = calls.empty() ? 0 : calls.rbegin()->first;
   }
   // An eager call may queue behind a replay.
@@ -78,8 +78,14 @@ GroupMember::GroupMember(int rank_in, const GroupPosition& position, const Group
 }
 
 bool GroupMember::has_entered(const ReportedCall& call) const {
-  if (!call.replay) {
+  if (is_counted && !call.replay) {
     return num_called >= call.number;
+  }
+  if (pending && pending->fits(call)) {
+    return true;
+  }
+  if (!call.replay) {
+    return pending || (!calls.empty() && calls.rbegin()->second.fits(call));
   }
   const auto found = replays.find(call.replay->first);
   return found != replays.end() && found->second >= call.replay->second;

@@ -36,7 +36,10 @@ struct ReportedCall {
 /// A rank in one communicator.
 struct GroupMember {
   int rank = 0;
-  uint64_t num_called = 0;                 ///< eager collectives
+  uint64_t num_called = 0;  ///< eager collectives
+  /// Ranks number eager collectives equally. They do not once collectives were captured, because
+  /// each rank decides by itself which steps it replays.
+  bool is_counted = true;
   std::map<uint64_t, ReportedCall> calls;  ///< recent eager ones, by number
   std::map<uint64_t, uint64_t> replays;    ///< started, by graph
   std::optional<ReportedCall> pending;     ///< the first that has not ended
