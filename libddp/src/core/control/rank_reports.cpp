@@ -4,9 +4,11 @@
 #include <time.h>
 
 #include <algorithm>
+#include <charconv>
 #include <exception>
 #include <utility>
 
+#include "core/files/file_ops.hpp"
 #include "core/launch/place_in_loop.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -16,6 +18,16 @@ namespace {
 
 // An unchanged position is sent once per this many polls.
 constexpr int kPollsPerMessage = 20;
+
+// The seconds in which the main thread was ready and had no core; 0 where the kernel does not tell.
+double main_thread_delay() {
+  const auto text = kernel_text("/proc/self/schedstat");  // "cpu_ns delay_ns slices"
+  uint64_t nanoseconds = 0;
+  if (const auto blank = text.find(' '); blank != std::string::npos) {
+    std::from_chars(text.data() + blank + 1, text.data() + text.size(), nanoseconds);
+  }
+  return 1e-9 * static_cast<double>(nanoseconds);
+}
 
 }  // namespace
 
@@ -98,19 +110,20 @@ std::optional<Progress> ProgressTracker::take_due(SteadyTime now) {
 }
 
 void CpuLoad::tick(SteadyTime now) {
-  timespec time{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  const double seconds =
-      static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
   const double passed = std::chrono::duration<double>(now - last_tick_).count();
   if (passed < 0.5) {
     return;
   }
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  const double cpu = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  const double delay = main_thread_delay();
   if (last_tick_ != SteadyTime{}) {
-    percent_ = static_cast<uint32_t>(100 * (seconds - last_seconds_) / passed);
+    percent_ = static_cast<uint32_t>(100 * (cpu - last_cpu_ + delay - last_delay_) / passed);
   }
   last_tick_ = now;
-  last_seconds_ = seconds;
+  last_cpu_ = cpu;
+  last_delay_ = delay;
 }
 
 PositionReporter::PositionReporter(const ProgressTracker& progress,

@@ -65,7 +65,8 @@ class ProgressTracker {
   SteadyTime due_{};
 };
 
-/// The CPU time of this process between two ticks, in percent of one core.
+/// The CPU time of this process between two ticks, in percent of one core. Where ranks share cores,
+/// also the time in which the main thread waited for a core.
 class CpuLoad {
  public:
   void tick(SteadyTime now);
@@ -73,7 +74,7 @@ class CpuLoad {
 
  private:
   SteadyTime last_tick_{};
-  double last_seconds_ = 0;
+  double last_cpu_ = 0, last_delay_ = 0;  // seconds
   uint32_t percent_ = 0;
 };
 

@@ -17,7 +17,7 @@ inline constexpr std::size_t kMaxReportEntries = 256;
 
 struct RankReport {
   RankPosition position;
-  /// Of one core, in the last half second: a rank that computes on the CPU has about 100.
+  /// See CpuLoad, in the last half second: a rank that computes on the CPU has about 100.
   uint32_t cpu_percent = 0;
   std::vector<GroupHistory> histories = {};  ///< of `position.groups`, in the same order
 
