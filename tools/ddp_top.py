@@ -5,6 +5,7 @@
     tools/ddp_top.py runs/2026-11-26_23-03-25     a run's folder, here or on a shared file system
     tools/ddp_top.py runs                         the newest run in that folder
     tools/ddp_top.py                              the GPUs of this host
+    tools/ddp_top.py runs --doctor                asks a hanging run which rank the others wait for
 
 It shows the state of the run (running, quiet, dead, finished, ended), step, loss, rates, waits, the slowest
 rank, each rank's GPU and the last lines of the log. A dash is a number that nobody reports. Numbers of ranks
@@ -27,7 +28,7 @@ import socket
 import sys
 import time
 
-from run_top import view
+from run_top import doctor, view
 from run_top.folder import Follower, find_run
 from run_top.gpus import Nvml
 from scaling.command_line import Parser, WriteError, exit_code
@@ -132,6 +133,9 @@ def main(arguments):
         metavar="RUN",
         help="folder of a run, or of runs: the newest (none: this host's GPUs)",
     )
+    parser.add_argument(
+        "--doctor", action="store_true", help="print which rank the others wait for; the running job goes on"
+    )
     parser.add_argument("--once", action="store_true", help="print plain text once")
     parser.add_argument("--json", action="store_true", help="print one record in JSON")
     parser.add_argument(
@@ -143,6 +147,16 @@ def main(arguments):
         parser.error(
             f"--interval {options.interval:g} is not 0.1 to 3600 seconds; fix: give a number in between"
         )
+    if options.doctor:
+        if not options.run:
+            parser.error("--doctor needs the folder of a run; fix: name it")
+        file, report = doctor.report_of(options.run)
+        print_text(
+            json.dumps(as_json(report), allow_nan=False) + "\n"
+            if options.json
+            else doctor.text_of(file, report, time.time())
+        )
+        return 0
     is_live = not options.once and not options.json
     if is_live and not (sys.stdin.isatty() and sys.stdout.isatty()):
         parser.error("the live view needs a terminal; fix: add --once for plain text or --json for a record")

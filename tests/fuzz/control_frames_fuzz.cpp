@@ -5,6 +5,7 @@
 #include <array>
 #include <functional>
 
+#include "core/control/doctor/rank_report.hpp"
 #include "core/control/failure/first_failure.hpp"
 #include "core/control/rank_position.hpp"
 #include "core/control/rank_reports.hpp"
@@ -85,7 +86,7 @@ void shake_hands(std::string_view hello, bool sign) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
-  static const std::array<std::function<void(std::string_view)>, 11> kReaders{
+  static const std::array<std::function<void(std::string_view)>, 12> kReaders{
       read_message<Hello>,
       read_message<Contribution>,
       read_message<ResultPart>,
@@ -99,7 +100,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
       [](std::string_view bytes) {
         const auto half = bytes.size() / 2;
         read_frame(bytes.substr(0, half), bytes.substr(half));
-      }};
+      },
+      read_message<RankReport>};
   if (size > 0) {
     kReaders[data[0] % kReaders.size()](fuzz::view(data + 1, size - 1));
   }

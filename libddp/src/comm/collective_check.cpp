@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/collective_label.hpp"
 #include "core/control/running_clock.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/detail/files.hpp"
@@ -40,7 +41,8 @@ class CollectiveCheck::Calls {
                            .caller = caller_};
     if (!waiting_.empty()) {
       position.pending = static_cast<uint64_t>(waiting_.begin()->first);
-      position.operation = waiting_.begin()->second;
+      position.operation = waiting_.begin()->second.first;
+      position.label = waiting_.begin()->second.second;
       position.waited = static_cast<uint64_t>(waiting_.rbegin()->first);
     }
     return position;
@@ -50,7 +52,7 @@ class CollectiveCheck::Calls {
   int64_t begin(const std::string& call) {
     const std::lock_guard lock(mutex_);
     add_caller(caller_);
-    waiting_.emplace(++num_called_, call);
+    waiting_.emplace(++num_called_, std::pair(call, LabelScope::current_text()));
     return num_called_;
   }
   void end(int64_t number) {
@@ -62,7 +64,7 @@ class CollectiveCheck::Calls {
   mutable std::mutex mutex_;
   int64_t num_called_ = 0;
   CallerThread caller_ = std::thread::id();
-  std::map<int64_t, std::string> waiting_;  // by number
+  std::map<int64_t, std::pair<std::string, std::string>> waiting_;  // call and label, by number
 };
 
 namespace {
@@ -155,7 +157,7 @@ CollectiveCheck::CollectiveCheck(std::weak_ptr<GroupExchange> exchange, int num_
       position_source_(
           std::make_shared<PositionSource>([calls = calls_.get()] { return calls->position(); })) {
   if (add_probe_) {
-    add_probe_([source = position_source_] { return source->read(); });
+    add_probe_(probe_of(position_source_));
   }
 }
 

@@ -3,7 +3,7 @@
 // before making it. Calls that differ are an error, not a wrong sum or a hang.
 //
 // The host waits for the slowest rank at each collective. The rank's position shows this wait, so a
-// rank that can make no further call is reported (wait_monitor.hpp). The check uses no device,
+// rank that can make no further call is reported (deadlock.hpp). The check uses no device,
 // so it works inside GroupScopes. Point-to-point messages and CUDA graphs are not compared, because
 // replays make no calls; so GraphedStep captures nothing meanwhile.
 #pragma once

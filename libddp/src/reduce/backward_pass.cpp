@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "core/log/trace_recorder.hpp"
+#include "core/launch/place_in_loop.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/trace_scope.hpp"
@@ -220,6 +220,7 @@ void BackwardPass::on_gradient(int index) {
     return;
   }
   parts_.timing.record_gradient();
+  record_phase("backward");
   if (!is_reduced) {
     if (action == GradientAction::AccumulateAndWarn) {
       warn_of_unannounced(index);
@@ -373,7 +374,6 @@ void BackwardPass::launch(int index) {
   while (first > 0 && buckets[first - 1].launch == number) {
     --first;
   }
-  const TraceLabel label("bucket", index);
   if (first == 0) {
     parts_.timing.record_first_reduction();
   }
@@ -396,6 +396,7 @@ void BackwardPass::finish() {
   parts_.gradients.add_set_aside();
   parts_.timing.end_wait();
   parts_.gradients.publish(used);
+  record_phase("after backward");
   parts_.unused.end_pass(history_.num_passes == 0);
   parts_.tuner.end_backward();
   parts_.timing.end_pass();

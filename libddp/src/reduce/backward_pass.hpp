@@ -61,10 +61,7 @@ struct ReducerParts {
     return gradients.parameters()[static_cast<size_t>(index)].name + of_model();
   }
 
-  /// " of model 'generator'"; empty without a name.
-  std::string of_model() const {
-    return options.name == DdpOptions().name ? "" : " of model '" + options.name + "'";
-  }
+  std::string of_model() const { return detail::of_model(options); }
 
   const CommunicatorPtr communicator;
   const DdpOptions options;

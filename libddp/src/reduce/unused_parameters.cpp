@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/collective_label.hpp"
+
 namespace ddp::detail {
 
 UnusedParameters::UnusedParameters(CommunicatorPtr communicator, const DdpOptions& options,
@@ -32,6 +34,8 @@ void UnusedParameters::start_map() {
     return;
   }
   map_.copy_(at::tensor(std::vector<int>(used_.begin(), used_.end()), at::kInt));
+  static const auto label = make_label("used parameters");
+  const LabelScope scope(label);
   work_ = communicator_->all_reduce(map_, ReduceOp::Sum);
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/collective_label.hpp"
 #include "ddp/core/error.hpp"
 #include "ops/shared/timing_event.hpp"
 #include "reduce/model/shared_parameters.hpp"
@@ -14,6 +15,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include "comm/collective_label.hpp"
 #include "comm/nccl/nccl_kernels.hpp"
 #endif
 
@@ -138,6 +140,8 @@ void WeightedMean::start() {
     }
     sum_.add_(counts_.device);
   }
+  static const auto label = make_label("sum of the counts");
+  const LabelScope scope(label);
   work_ = communicator_->all_reduce(sum_, ReduceOp::Sum);
 }
 

@@ -47,8 +47,12 @@ void describe_fields(Program& options, ddp::FieldVisitor& visitor) {
 
 Clock::time_point start;
 
-void say_when(const char* what) {
-  std::fprintf(stderr, "%s %s\n", what, Clock::now() - start < 5s ? "in time" : "late");
+void say_when(const char* what, std::chrono::seconds limit) {
+  const auto passed = Clock::now() - start;
+  std::fprintf(stderr, "%s %s\n", what, passed < limit ? "in time" : "late");
+  std::fprintf(
+      stderr, "%s after %ld ms\n", what,
+      static_cast<long>(std::chrono::duration_cast<std::chrono::milliseconds>(passed).count()));
 }
 
 // Longer than the time after which a waiting rank's position is examined.
@@ -269,7 +273,7 @@ int main(int argc, char** argv) {
   const auto run = [](ddp::Context& context, const ddp::Config& config) {
     const auto fault = config.section<Program>("program").fault;
     context.control_plane().add_failure_callback(
-        [](const ddp::FailureCause&) { say_when("heard"); });
+        [](const ddp::FailureCause&) { say_when("heard", 2s); });
     SlowState state(fault == "none" && context.rank() == 0 ? kLong : 0ms);
     ddp::Checkpointer checkpointer(context, config.checkpoint, {state});
     checkpointer.restore();
@@ -290,6 +294,6 @@ int main(int argc, char** argv) {
   };
   const int code = ddp::run(static_cast<int>(arguments.size()), arguments.data(), run,
                             {ddp::declare_section<Program>("program")});
-  say_when("left");
+  say_when("left", 5s);
   return code;
 }

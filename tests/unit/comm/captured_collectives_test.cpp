@@ -102,6 +102,42 @@ TEST_CASE("a stopped graph names the collectives of one count") {
         "2 to 3 of 3 captured in a CUDA graph");
 }
 
+TEST_CASE("history: graphs that run, and since when they make no progress") {
+  using ddp::detail::CollectiveState;
+  using namespace std::chrono_literals;
+  Captures captures;
+  captures.launch(7);
+  captures.launch(7, "broadcast");
+  captures.launch(9);
+  auto& counters = captures.counters;
+  auto now = CapturedCollectives::TimePoint{} + 1h;
+  counters[CapturedCollectives::started_of(0)] = 5;
+  counters[CapturedCollectives::ended_of(0)] = 9;
+  captures.collectives.history(now);
+  auto history = captures.collectives.history(now += 2s);
+  REQUIRE(history.size() == 1);  // the other graph has not run
+  CHECK(history[0].graph == 0);
+  CHECK(history[0].num_replays == 5);
+  CHECK(history[0].waited_ms == 2000);
+  REQUIRE(history[0].nodes.size() == 2);
+  CHECK(history[0].nodes[0].state == CollectiveState::Ended);
+  CHECK(history[0].nodes[1].state == CollectiveState::Enqueued);
+  CHECK(history[0].nodes[1].number == 2);
+  CHECK(history[0].nodes[1].operation == "broadcast (8 Float)");
+
+  counters[CapturedCollectives::ended_of(0)] = 10;
+  history = captures.collectives.history(now += 1s);
+  REQUIRE(history.size() == 1);
+  CHECK_FALSE(history[0].is_pending());
+  CHECK(history[0].nodes[1].state == CollectiveState::Ended);
+
+  counters[CapturedCollectives::started_of(1)] = 1;
+  history = captures.collectives.history(now += 1s);
+  REQUIRE(history.size() == 1);  // the graph that ran last
+  CHECK(history[0].graph == 1);
+  CHECK(history[0].waited_ms == 0);
+}
+
 TEST_CASE("counts are held until they are released") {
   Captures captures;
   auto& collectives = captures.collectives;

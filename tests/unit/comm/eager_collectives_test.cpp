@@ -161,3 +161,50 @@ TEST_CASE("records of many collectives are reused") {
   CHECK(launches.collectives.describe({5100, 5000}) ==
         "one of " + first.to_string() + " to " + last.to_string());
 }
+
+TEST_CASE("history: the newest collectives with their states") {
+  Launches launches;
+  launches.launch();
+  launches.launch("send");
+  launches.complete_mark();
+  launches.launch("broadcast");
+  REQUIRE(launches.collectives.begin_mark(kStart));
+  launches.launch("all_gather");
+  const auto history = launches.collectives.history();
+  REQUIRE(history.size() == 3);  // without send, which not all ranks call
+  using ddp::detail::CollectiveState;
+  CHECK(history[0].state == CollectiveState::Ended);
+  CHECK(history[0].operation == "all_reduce (8 Float)");
+  CHECK(history[0].num_bytes == 32);
+  CHECK(history[0].dtype == "Float");
+  CHECK(history[1].number == 2);
+  CHECK(history[1].state == CollectiveState::Enqueued);
+  CHECK(history[1].enqueued_ms >= 0);
+  CHECK(history[2].state == CollectiveState::Called);  // nothing marks its end
+
+  for (int i = 0; i < 3000; ++i) {
+    launches.launch();
+  }
+  CHECK(launches.collectives.history().size() == ddp::detail::kMaxHistoryEntries);
+  CHECK(launches.collectives.history().back().number == 3003);
+}
+
+TEST_CASE("a label travels with its collective") {
+  uint32_t completed = 0;
+  EagerCollectives collectives{&completed};
+  const auto label = ddp::detail::make_label("bucket 4: a … b");
+  CollectiveRecord record{"all_reduce", 7, 8, 32, c10::kFloat};
+  {
+    const ddp::detail::LabelScope scope(label);
+    record.label = ddp::detail::LabelScope::current();
+    CHECK(ddp::detail::LabelScope::trace_name("all_reduce") == "bucket 4: all_reduce");
+  }
+  CHECK(ddp::detail::LabelScope::current() == nullptr);
+  CHECK(ddp::detail::LabelScope::trace_name("all_reduce") == "all_reduce");
+  CHECK(record.to_string() == "all_reduce #7 (8 Float, 32 bytes; bucket 4: a … b)");
+  collectives.begin({&record, 1});
+  const auto position = collectives.position();
+  CHECK(position.operation == "all_reduce (8 Float)");  // equal labels are no condition
+  CHECK(position.label == "bucket 4: a … b");
+  CHECK(collectives.history().front().label == "bucket 4: a … b");
+}

@@ -240,21 +240,21 @@ TEST_CASE("progress: an activity is part of the place", "[control_plane]") {
 TEST_CASE("position watch: a wait is sent once it stands, once per heartbeat, and at its end",
           "[control_plane]") {
   const ProgressTracker progress(nullptr, 10ms);
-  PositionReporter reporter(progress, 1s);  // looks every 100 ms
+  PositionReporter reporter(progress, 1s);  // looks every 50 ms
   auto now = Clock::now();
   const auto next_message = [&] {
-    now += 100ms;
+    now += 50ms;
     return reporter.poll(now);
   };
   REQUIRE_FALSE(next_message());
   REQUIRE_FALSE(next_message());  // the rank does not wait
   reporter.begin_plane_call(6);
   REQUIRE_FALSE(next_message());
-  REQUIRE_FALSE(reporter.poll(now + 99ms));  // too early
+  REQUIRE_FALSE(reporter.poll(now + 49ms));  // too early
   const auto first = next_message();
   REQUIRE(first);
   REQUIRE(first->plane_call == 7);
-  for (int look = 0; look < 9; ++look) {
+  for (int look = 0; look < 19; ++look) {
     REQUIRE_FALSE(next_message());
   }
   REQUIRE(next_message() == first);

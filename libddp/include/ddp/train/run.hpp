@@ -27,6 +27,7 @@ using RunFunction = std::function<void(Context& context, const Config& config)>;
 ///   Before the first step there is nothing to save: a stop then ends all ranks with 75 in a few
 ///   seconds. A step is announced by Metrics, Checkpointer::restore or Context::set_progress, or
 ///   begins with a wrapped model's forward. A program that called stop_requested() handles stops.
+/// - SIGUSR2 makes rank 0 report what all ranks do and wait for (docs/recipes/hang.md).
 /// - SIGPIPE is ignored, unless the program handles it: output that nobody reads is lost.
 /// - An exception from `function` is published to all ranks. Every rank returns the code of the
 ///   first cause: Error::exit_code(), 1 for other exceptions. Rank 0 shows the cause's message and

@@ -23,6 +23,9 @@ CollectiveFailureHandler report_to(const std::shared_ptr<ControlPlane>& control_
     cause.step = failure.step;
     cause.where = failure.collective;
     cause.message = message_of(failure.error);
+    if (cause.message.starts_with(cause.where)) {  // the place stands before the message
+      cause.message.replace(0, cause.where.size(), "it");
+    }
     try {
       std::rethrow_exception(failure.error);
     } catch (const Error& error) {

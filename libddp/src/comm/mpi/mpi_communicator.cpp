@@ -9,6 +9,7 @@
 
 #include "comm/argument_checks.hpp"
 #include "comm/child_groups.hpp"
+#include "comm/collective_label.hpp"
 #include "comm/communicator_state.hpp"
 #include "comm/mpi/mpi_collectives.hpp"
 #include "comm/mpi/mpi_internal.hpp"
@@ -40,19 +41,23 @@ class MpiWork final : public Work {
   const std::string name_;
 };
 
-// The collectives of one communicator that were called and have not ended, to report this rank's
-// position.
+// The collectives of one communicator that have not ended, to report this rank's position, and the
+// last that ended, for reports.
 class CallLog {
  public:
   // `id`: see GroupPosition.
   explicit CallLog(std::string id) : id_(std::move(id)) {}
 
   // Called by any thread, in call order.
-  void add(std::string operation, std::shared_ptr<ProgressTicket> ticket) {
+  void add(std::string operation, const at::Tensor& tensor,
+           std::shared_ptr<ProgressTicket> ticket) {
     const std::lock_guard lock(mutex_);
     add_caller(caller_);
     drop_ended();
-    calls_.push_back({++num_called_, std::move(operation), std::move(ticket)});
+    calls_.push_back({++num_called_, std::move(operation), LabelScope::current(),
+                      tensor.defined() ? c10::toString(tensor.scalar_type()) : "",
+                      tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0,
+                      std::move(ticket)});
   }
 
   // Returns the id of the group that the last collective, a split with this color, made.
@@ -63,7 +68,6 @@ class CallLog {
 
   GroupPosition position() {
     const std::lock_guard lock(mutex_);
-    drop_ended();
     GroupPosition position{.id = id_, .num_called = num_called_, .caller = caller_};
     for (const auto& call : calls_) {
       if (call.ticket->is_finished()) {
@@ -72,6 +76,7 @@ class CallLog {
       if (position.pending == 0) {
         position.pending = call.number;
         position.operation = call.operation;
+        position.label = call.label ? *call.label : "";
       }
       if (call.ticket->is_waited_for()) {
         position.waited = call.number;
@@ -80,15 +85,45 @@ class CallLog {
     return position;
   }
 
+  GroupHistory history() {
+    const std::lock_guard lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    GroupHistory history;
+    for (const auto& call : calls_) {
+      const auto times = call.ticket->times();
+      history.collectives.push_back({.number = call.number,
+                                     .operation = call.operation,
+                                     .label = call.label ? *call.label : "",
+                                     .dtype = call.dtype,
+                                     .num_bytes = call.num_bytes,
+                                     .state = state_of(times),
+                                     .enqueued_ms = age_ms(times.submitted, now),
+                                     .started_ms = age_ms(times.started, now),
+                                     .ended_ms = age_ms(times.finished, now)});
+    }
+    return history;
+  }
+
  private:
   struct Call {
     uint64_t number;
     std::string operation;
+    CollectiveLabel label;
+    const char* dtype;
+    int64_t num_bytes;
     std::shared_ptr<ProgressTicket> ticket;
   };
 
+  static CollectiveState state_of(const ProgressTicket::Times& times) {
+    const ProgressTicket::TimePoint never{};
+    return times.failed              ? CollectiveState::Failed
+           : times.finished != never ? CollectiveState::Ended
+           : times.started != never  ? CollectiveState::Started
+                                     : CollectiveState::Enqueued;
+  }
+
   void drop_ended() {
-    while (!calls_.empty() && calls_.front().ticket->is_finished()) {
+    while (calls_.size() >= kMaxHistoryEntries && calls_.front().ticket->is_finished()) {
       calls_.pop_front();
     }
   }
@@ -113,7 +148,7 @@ class MpiCommunicator final : public Communicator {
         lane_(runtime_->make_lane()),
         calls_(std::move(id)) {
     if (options_.add_probe) {
-      options_.add_probe([source = position_source_] { return source->read(); });
+      options_.add_probe(probe_of(position_source_));
     }
   }
   ~MpiCommunicator() override;
@@ -152,8 +187,9 @@ class MpiCommunicator final : public Communicator {
     ThreadGroup::check(this, name);
     return options_.check->compare(call, timeouts_->current(), poll, sizes);
   }
-  WorkPtr submit(const char* name, const std::string& detail, Launch launch,
-                 std::function<void()> finish = nullptr);
+  /// `described` is undefined without a tensor.
+  WorkPtr submit(const char* name, const at::Tensor& described, const std::string& detail,
+                 Launch launch, std::function<void()> finish = nullptr);
   std::string describe(const char* name, int64_t sequence, const std::string& detail) const;
 
   const std::shared_ptr<MpiThread> runtime_;
@@ -162,8 +198,8 @@ class MpiCommunicator final : public Communicator {
   const std::shared_ptr<StepTimeouts> timeouts_;
   const MpiThread::Engine::LanePtr lane_;
   CallLog calls_;
-  const std::shared_ptr<PositionSource> position_source_ =
-      std::make_shared<PositionSource>([this] { return calls_.position(); });
+  const std::shared_ptr<PositionSource> position_source_ = std::make_shared<PositionSource>(
+      [this] { return calls_.position(); }, [this] { return calls_.history(); });
   std::mutex mutex_;  // one numbering for all calling threads
   int64_t next_sequence_ = 1;
   ChildGroups children_;
@@ -204,11 +240,13 @@ MpiCommunicator::~MpiCommunicator() {
 
 std::string MpiCommunicator::describe(const char* name, int64_t sequence,
                                       const std::string& detail) const {
-  return concat(name, " #", sequence, " (", detail, ") of the mpi communicator, rank ", rank(),
-                " of ", world_size());
+  return concat(
+      with_label(concat(name, " #", sequence, " (", detail, ")"), LabelScope::current_text()),
+      " of the mpi communicator, rank ", rank(), " of ", world_size());
 }
 
-WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Launch launch,
+WorkPtr MpiCommunicator::submit(const char* name, const at::Tensor& described,
+                                const std::string& detail, Launch launch,
                                 std::function<void()> finish) {
   refuse_while_unwinding(name);
   ThreadGroup::check(this, name);
@@ -217,7 +255,7 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
   operation->launch = std::move(launch);
   operation->finish = std::move(finish);
   if (TraceRecorder::active() != nullptr) {
-    operation->trace_name = TraceLabel::name_of(name);
+    operation->trace_name = LabelScope::trace_name(name);
   }
   const std::lock_guard lock(mutex_);
   const auto text = describe(name, next_sequence_++, detail);
@@ -235,7 +273,7 @@ WorkPtr MpiCommunicator::submit(const char* name, const std::string& detail, Lau
   };
   auto ticket = runtime_->engine().submit(lane_, std::move(operation));
   if (const std::string_view kind = name; kind != "send" && kind != "recv") {
-    calls_.add(kind == "split" ? name : concat(name, " (", detail, ")"), ticket);
+    calls_.add(kind == "split" ? name : concat(name, " (", detail, ")"), described, ticket);
   }
   return std::make_shared<MpiWork>(std::move(ticket), text);
 }
@@ -250,7 +288,7 @@ WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
     finish = [span, n = world_size()] { divide_by(span.data, span.num_elements, span.dtype, n); };
   }
   return submit(
-      "all_reduce", concat(to_string(op), " of ", describe_buffer(tensor)),
+      "all_reduce", tensor, concat(to_string(op), " of ", describe_buffer(tensor)),
       [group = group_, span, op, divides_first](MpiRequests& requests) {
         if (divides_first) {
           divide_by(span.data, span.num_elements, span.dtype, group->membership.world_size);
@@ -263,7 +301,7 @@ WorkPtr MpiCommunicator::all_reduce(at::Tensor tensor, ReduceOp op) {
 WorkPtr MpiCommunicator::broadcast(at::Tensor tensor, int root) {
   check_broadcast(*this, tensor, root);
   compare("broadcast", tensor, std::nullopt, root);
-  return submit("broadcast", concat("of ", describe_buffer(tensor), ", root ", root),
+  return submit("broadcast", tensor, concat("of ", describe_buffer(tensor), ", root ", root),
                 [group = group_, span = MpiSpan(tensor), root](MpiRequests& requests) {
                   launch_broadcast(*group, span, root, requests);
                 });
@@ -279,7 +317,7 @@ WorkPtr MpiCommunicator::reduce_scatter(at::Tensor output, at::Tensor input, Red
   const bool in_place = is_own_part(input, output, rank());
   const MpiSpan target = in_place ? MpiSpan(output.clone()) : out;
   return submit(
-      "reduce_scatter", concat(to_string(op), " of ", describe_buffer(input)),
+      "reduce_scatter", input, concat(to_string(op), " of ", describe_buffer(input)),
       [group = group_, in, target, op, divides_first](MpiRequests& requests) {
         if (divides_first) {
           divide_by(in.data, in.num_elements, in.dtype, group->membership.world_size);
@@ -303,7 +341,7 @@ WorkPtr MpiCommunicator::all_gather(at::Tensor output, at::Tensor input) {
   compare("all_gather", output);
   const bool in_place = is_own_part(output, input, rank());
   return submit(
-      "all_gather", concat("into ", describe_buffer(output)),
+      "all_gather", output, concat("into ", describe_buffer(output)),
       [group = group_, out = MpiSpan(output), in = MpiSpan(input), in_place](
           MpiRequests& requests) { launch_all_gather(*group, out, in, in_place, requests); });
 }
@@ -320,7 +358,7 @@ WorkPtr MpiCommunicator::reduce(at::Tensor tensor, int root, ReduceOp op) {
     finish = [span, n = world_size()] { divide_by(span.data, span.num_elements, span.dtype, n); };
   }
   return submit(
-      "reduce", concat(to_string(op), " of ", describe_buffer(tensor), ", root ", root),
+      "reduce", tensor, concat(to_string(op), " of ", describe_buffer(tensor), ", root ", root),
       [group = group_, span, root, op, divides_first](MpiRequests& requests) {
         if (divides_first) {
           divide_by(span.data, span.num_elements, span.dtype, group->membership.world_size);
@@ -336,14 +374,15 @@ WorkPtr MpiCommunicator::exchange(const Exchange& exchange) {
     compare_text(exchange.name, concat(exchange.name, " (", parts, ")"),
                  sizes_to_compare(exchange, rank()));
   }
-  return submit(exchange.name, parts, [group = group_, exchange](MpiRequests& requests) {
-    launch_exchange(*group, exchange, requests);
-  });
+  return submit(exchange.name, exchange.any_tensor(), parts,
+                [group = group_, exchange](MpiRequests& requests) {
+                  launch_exchange(*group, exchange, requests);
+                });
 }
 
 WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
   check_peer(*this, "send", tensor, destination);
-  return submit("send", concat("of ", describe_buffer(tensor), " to rank ", destination),
+  return submit("send", tensor, concat("of ", describe_buffer(tensor), " to rank ", destination),
                 [group = group_, span = MpiSpan(tensor), destination](MpiRequests& requests) {
                   launch_send(*group, span, destination, requests);
                 });
@@ -351,7 +390,7 @@ WorkPtr MpiCommunicator::send(at::Tensor tensor, int destination) {
 
 WorkPtr MpiCommunicator::recv(at::Tensor tensor, int source) {
   check_peer(*this, "recv", tensor, source);
-  return submit("recv", concat("of ", describe_buffer(tensor), " from rank ", source),
+  return submit("recv", tensor, concat("of ", describe_buffer(tensor), " from rank ", source),
                 [group = group_, span = MpiSpan(tensor), source](MpiRequests& requests) {
                   launch_recv(*group, span, source, requests);
                 });
@@ -359,7 +398,7 @@ WorkPtr MpiCommunicator::recv(at::Tensor tensor, int source) {
 
 void MpiCommunicator::barrier() {
   compare("barrier");
-  submit("barrier", "no tensor", [group = group_](MpiRequests& requests) {
+  submit("barrier", {}, "no tensor", [group = group_](MpiRequests& requests) {
     check_mpi(MPI_Ibarrier(group->comm, &requests.emplace_back()), "MPI_Ibarrier");
   })->wait_host();
 }
@@ -367,7 +406,7 @@ void MpiCommunicator::barrier() {
 CommunicatorPtr MpiCommunicator::split(int color, int key) {
   const int64_t number = compare("split");
   auto child = std::make_shared<MpiGroup>(*group_);
-  submit("split", concat("color ", color, ", key ", key),
+  submit("split", {}, concat("color ", color, ", key ", key),
          [group = group_, child, color, key](MpiRequests&) {
            // The only blocking call: MPI has no non-blocking split. An abort still unblocks the
            // callers.

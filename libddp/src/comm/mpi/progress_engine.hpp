@@ -48,6 +48,12 @@ inline void keep_until_exit(std::shared_ptr<void> object) {
 /// Completion of one operation, for waiters.
 class ProgressTicket {
  public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  struct Times {
+    TimePoint submitted, started, finished;  ///< the clock's epoch: not yet
+    bool failed = false;                     ///< or aborted
+  };
+
   explicit ProgressTicket(std::shared_ptr<std::atomic<int>> num_waiters)
       : num_waiters_(std::move(num_waiters)) {}
 
@@ -85,6 +91,14 @@ class ProgressTicket {
     const std::lock_guard lock(mutex_);
     return num_waiting_ > 0;
   }
+  Times times() {
+    const std::lock_guard lock(mutex_);
+    return times_;
+  }
+  void mark_started() {
+    const std::lock_guard lock(mutex_);
+    times_.started = std::chrono::steady_clock::now();
+  }
   /// Only the first call counts. Returns whether this was the first.
   bool finish(std::exception_ptr error) {
     {
@@ -93,6 +107,8 @@ class ProgressTicket {
         return false;
       }
       finished_ = true;
+      times_.finished = std::chrono::steady_clock::now();
+      times_.failed = error != nullptr;
       error_ = std::move(error);
     }
     changed_.notify_all();
@@ -110,6 +126,7 @@ class ProgressTicket {
   std::condition_variable changed_;
   bool finished_ = false;
   int num_waiting_ = 0;
+  Times times_{.submitted = std::chrono::steady_clock::now(), .started = {}, .finished = {}};
   std::exception_ptr error_;
   std::shared_ptr<std::atomic<int>> num_waiters_;
 };
@@ -277,6 +294,7 @@ class ProgressEngine {
         }
         try {
           entry.operation->start();
+          entry.ticket->mark_started();
         } catch (...) {
           fail(entry, std::current_exception());
           continue;

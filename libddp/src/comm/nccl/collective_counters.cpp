@@ -66,12 +66,13 @@ bool CollectiveCounters::count_captured(int64_t launch, cudaEvent_t ended) {
   return true;
 }
 
-GroupPosition CollectiveCounters::position() const {
+GroupPosition CollectiveCounters::position() {
   GroupPosition position;
   if (captured_.empty()) {
     position = eager_.position();
   } else {
     position.num_called = std::numeric_limits<uint64_t>::max();
+    captured_.note_progress();
   }
   position.caller.reset();  // autograd's threads make calls too
   return position;

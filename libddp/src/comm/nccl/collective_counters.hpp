@@ -85,7 +85,8 @@ class CollectiveCounters {
  private:
   // Counter 0 counts eager ends. Those of the graphs follow.
   static constexpr size_t kFirstOfGraphs = 1;
-  GroupPosition position() const;
+  GroupPosition position();
+  GroupHistory history() { return {eager_.history(), captured_.history()}; }
 
   const cudaStream_t stream_;
   const cudaStream_t counter_stream_;
@@ -94,7 +95,7 @@ class CollectiveCounters {
   CapturedCollectives captured_;
   std::mutex mark_mutex_;  // orders the marks; held in CUDA calls, so the watchdog never locks it
   const std::shared_ptr<PositionSource> position_source_ =
-      std::make_shared<PositionSource>([this] { return position(); });
+      std::make_shared<PositionSource>([this] { return position(); }, [this] { return history(); });
 };
 
 }  // namespace ddp::detail

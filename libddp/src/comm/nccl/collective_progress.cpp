@@ -7,12 +7,13 @@
 
 namespace ddp::detail {
 
-void EagerCollectives::begin(std::span<const CollectiveRecord> collectives) {
+void EagerCollectives::begin(std::span<const CollectiveRecord> collectives, TimePoint now) {
   const std::lock_guard lock(mutex_);
   for (const auto& record : collectives) {
     const std::string_view name = record.name;
     const bool is_collective = name != "send" && name != "recv";
-    entry(begun_++) = {record, is_collective ? ++num_collectives_ : 0, /*mark_follows=*/false};
+    entry(begun_++) = {record, now, is_collective ? ++num_collectives_ : 0,
+                       /*mark_follows=*/false};
   }
 }
 
@@ -88,8 +89,29 @@ GroupPosition EagerCollectives::position() const {
     const auto& last = entry(last_before_mark(lane.completed, lane.enqueued));
     position.pending = last.number;
     position.operation = last.record.operation();
+    position.label = last.record.label ? *last.record.label : "";
   }
   return position;
+}
+
+std::vector<CollectiveEntry> EagerCollectives::history(TimePoint now) const {
+  const std::lock_guard lock(mutex_);
+  const auto lane = lane_locked();
+  std::vector<CollectiveEntry> entries;
+  const auto oldest = begun_ - std::min<uint64_t>(begun_, kMaxHistoryEntries);
+  for (auto index = oldest; index < begun_; ++index) {
+    const auto& [record, enqueued, number, mark_follows] = entry(index);
+    if (number == 0) {
+      continue;
+    }
+    // Nothing is known of what no mark follows.
+    const auto state = index < lane.completed  ? CollectiveState::Ended
+                       : index < lane.enqueued ? CollectiveState::Enqueued
+                                               : CollectiveState::Called;
+    entries.push_back(record.to_entry(number, state));
+    entries.back().enqueued_ms = age_ms(enqueued, now);
+  }
+  return entries;
 }
 
 std::optional<size_t> CapturedCollectives::begin(unsigned long long id) {
@@ -102,7 +124,7 @@ std::optional<size_t> CapturedCollectives::begin(unsigned long long id) {
                                " CUDA graphs, and the watchdog counts no more; fix: capture a step "
                                "once and replay it"));
   }
-  graphs_.push_back({id, {}, {}});
+  graphs_.push_back({.capture_id = id, .records = {}, .counted = {}});
   return graphs_.size() - 1;
 }
 
@@ -118,7 +140,8 @@ std::optional<CapturedCollectives::Count> CapturedCollectives::count(int64_t lau
   if (launch != launches_) {
     return std::nullopt;
   }
-  auto& [id, records, counted] = graphs_.back();
+  auto& records = graphs_.back().records;
+  auto& counted = graphs_.back().counted;
   const auto number = records.size() - (counted.empty() ? 0 : counted.back());
   if (number > 0) {
     counted.push_back(records.size());
@@ -158,18 +181,64 @@ std::vector<LaneProgress> CapturedCollectives::lanes() const {
   std::vector<LaneProgress> lanes;
   lanes.reserve(graphs_.size());
   for (size_t graph = 0; graph < graphs_.size(); ++graph) {
-    const uint32_t ended =
-        read(ended_of(graph));  // read before `started`, so `ended` never exceeds it
-    const uint32_t started = read(started_of(graph));
-    const auto expected = static_cast<uint32_t>(started * graphs_[graph].records.size());
-    lanes.push_back({uint64_t{ended} + (expected - ended), ended});
+    lanes.push_back(lane_locked(graph));
   }
   return lanes;
 }
 
+LaneProgress CapturedCollectives::lane_locked(size_t graph) const {
+  const uint32_t ended =
+      read(ended_of(graph));  // read before `started`, so `ended` never exceeds it
+  const uint32_t started = read(started_of(graph));
+  const auto expected = static_cast<uint32_t>(started * graphs_[graph].records.size());
+  return {uint64_t{ended} + (expected - ended), ended};
+}
+
+void CapturedCollectives::note_progress(TimePoint now) {
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < graphs_.size(); ++i) {
+    auto& graph = graphs_[i];
+    const auto lane = lane_locked(i);
+    if (graph.last.enqueued != lane.enqueued || graph.last.completed != lane.completed) {
+      graph.last = lane;
+      graph.moved = now;
+    }
+  }
+}
+
+std::vector<GraphHistory> CapturedCollectives::history(TimePoint now) {
+  note_progress(now);
+  const std::lock_guard lock(mutex_);
+  const auto newest =
+      std::max_element(graphs_.begin(), graphs_.end(),
+                       [](const Graph& a, const Graph& b) { return a.moved < b.moved; });
+  std::vector<GraphHistory> histories;
+  for (auto graph = graphs_.begin(); graph != graphs_.end(); ++graph) {
+    const auto& [enqueued, completed] = graph->last;
+    const bool is_pending = enqueued != completed;
+    if (graph->records.empty() || (!is_pending && graph != newest) ||
+        histories.size() == kMaxHistoryGraphs) {
+      continue;
+    }
+    auto& history = histories.emplace_back();
+    history.graph = static_cast<uint64_t>(graph - graphs_.begin());
+    history.num_replays = read(started_of(history.graph));
+    history.num_ended = completed;
+    history.waited_ms = is_pending ? age_ms(graph->moved, now) : kUnknownAge;
+    const auto num_ended = completed % graph->records.size();
+    for (size_t node = 0; node < graph->records.size(); ++node) {
+      const bool has_ended = !is_pending || node < num_ended;
+      history.nodes.push_back(graph->records[node].to_entry(
+          node + 1, has_ended ? CollectiveState::Ended : CollectiveState::Enqueued));
+    }
+  }
+  return histories;
+}
+
 std::string CapturedCollectives::describe(size_t graph, const LaneProgress& progress) const {
   const std::lock_guard lock(mutex_);
-  const auto& [id, records, counted] = graphs_[graph];
+  const auto& records = graphs_[graph].records;
+  const auto& counted = graphs_[graph].counted;
   const auto first = progress.completed % records.size();
   const auto last = *std::upper_bound(counted.begin(), counted.end(), first) - 1;
   return concat(describe_any(records[first], records[last]), ", collective ", first + 1,

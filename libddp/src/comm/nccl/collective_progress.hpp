@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/collective_label.hpp"
 #include "comm/watchdog.hpp"
 #include "core/control/rank_position.hpp"
 #include "ddp/core/error.hpp"
@@ -28,11 +29,22 @@ struct CollectiveRecord {
   int64_t num_elements = -1;  ///< negative: each rank has another number
   int64_t num_bytes = 0;
   c10::ScalarType dtype = c10::kByte;
+  CollectiveLabel label = {};
 
   std::string to_string() const {
-    return num_elements < 0 ? concat(name, " #", sequence, " (uneven)")
-                            : concat(name, " #", sequence, " (", num_elements, " ",
-                                     c10::toString(dtype), ", ", num_bytes, " bytes)");
+    return with_label(num_elements < 0 ? concat(name, " #", sequence, " (uneven)")
+                                       : concat(name, " #", sequence, " (", num_elements, " ",
+                                                c10::toString(dtype), ", ", num_bytes, " bytes)"),
+                      label ? *label : "");
+  }
+  /// As it is reported to rank 0. Ages are set by the caller.
+  CollectiveEntry to_entry(uint64_t number, CollectiveState state) const {
+    return {.number = number,
+            .operation = operation(),
+            .label = label ? *label : "",
+            .dtype = c10::toString(dtype),
+            .num_bytes = num_bytes,
+            .state = state};
   }
   /// Equal on all ranks whose calls fit.
   std::string operation() const {
@@ -74,7 +86,8 @@ class EagerCollectives {
   explicit EagerCollectives(uint32_t* completed) : completed_(completed) {}
 
   /// `collectives` count as enqueued from now on.
-  void begin(std::span<const CollectiveRecord> collectives);
+  void begin(std::span<const CollectiveRecord> collectives,
+             TimePoint now = std::chrono::steady_clock::now());
   /// They were launched. Returns true if the last mark is old.
   bool end(TimePoint now = std::chrono::steady_clock::now());
   /// Replaces end() if the launch threw: they are not watched.
@@ -92,6 +105,8 @@ class EagerCollectives {
   std::string describe(const LaneProgress& progress) const;
   /// Without an id.
   GroupPosition position() const;
+  /// The newest collectives without send and recv, the oldest first.
+  std::vector<CollectiveEntry> history(TimePoint now = std::chrono::steady_clock::now()) const;
 
  private:
   static constexpr size_t kRecords = 1024;
@@ -99,6 +114,7 @@ class EagerCollectives {
 
   struct Entry {
     CollectiveRecord record;
+    TimePoint enqueued{};
     uint64_t number = 0;  // 0: send or recv
     bool mark_follows = false;
   };
@@ -122,6 +138,7 @@ class EagerCollectives {
 /// cover. Any thread; one launch at a time.
 class CapturedCollectives {
  public:
+  using TimePoint = std::chrono::steady_clock::time_point;
   static constexpr size_t kMaxGraphs = 1024;
   /// Two counters per graph: replays started, collectives ended.
   static constexpr size_t kNumCounters = 2 * kMaxGraphs;
@@ -157,6 +174,10 @@ class CapturedCollectives {
   bool empty() const;
   /// One per graph.
   std::vector<LaneProgress> lanes() const;
+  /// Call it a few times per second: history() tells since when a call found no progress.
+  void note_progress(TimePoint now = std::chrono::steady_clock::now());
+  /// Graphs with a replay that has not ended, and the graph that made progress last.
+  std::vector<GraphHistory> history(TimePoint now = std::chrono::steady_clock::now());
   /// The collective of `graph` after `progress.completed`.
   std::string describe(size_t graph, const LaneProgress& progress) const;
 
@@ -165,7 +186,10 @@ class CapturedCollectives {
     unsigned long long capture_id = 0;
     std::vector<CollectiveRecord> records;
     std::vector<size_t> counted;  // number of records each count covers, ascending
+    LaneProgress last = {};       // see note_progress()
+    TimePoint moved = {};         // when `last` changed
   };
+  LaneProgress lane_locked(size_t graph) const;
   uint32_t read(size_t counter) const;
 
   uint32_t* const counters_;

@@ -91,11 +91,13 @@ void NcclCommunicator::start(std::string id, const AddProbe& add_probe) {
   if (!add_probe_) {
     return;
   }
-  add_probe_([id = id_, source = counters().position_source()] {
-    auto position = source->read();
-    position.id = id;
-    return position;
-  });
+  const auto source = counters().position_source();
+  const auto position = [id = id_, source] {
+    auto read = source->read();
+    read.id = id;
+    return read;
+  };
+  add_probe_({position, [source] { return source->history(); }});
 }
 
 NcclCommunicator::~NcclCommunicator() {

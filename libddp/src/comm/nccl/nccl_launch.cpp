@@ -100,7 +100,8 @@ WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, Kept
   const std::lock_guard lock(mutex_);
   check_usable(name);
   const CurrentDevice device(handle_.device());
-  CollectiveRecord record{.name = name, .sequence = next_sequence_++};
+  CollectiveRecord record{
+      .name = name, .sequence = next_sequence_++, .label = LabelScope::current()};
   if (described.defined()) {
     record.num_elements = described.numel();
     record.num_bytes = static_cast<int64_t>(described.nbytes());
@@ -110,7 +111,7 @@ WorkPtr NcclLauncher::launch(const char* name, const at::Tensor& described, Kept
   work->after = std::move(after);
   const bool captured = begin();
   if (auto* recorder = TraceRecorder::active()) {
-    work->trace_name = TraceLabel::name_of(name);
+    work->trace_name = LabelScope::trace_name(name);
     work->trace_begin = recorder->mark(stream_.stream());
   }
   if (group_depth_ > 0) {

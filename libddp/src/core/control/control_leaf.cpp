@@ -10,6 +10,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// A failing rank waits this long until its report is sent.
+constexpr std::chrono::milliseconds kLastReportTimeout{200};
+
 }  // namespace
 
 JoinedHub join_hub(const std::string& host, int port, const std::string& secret, const Hello& hello,
@@ -158,11 +161,19 @@ std::string ControlLeaf::handle(const Frame& frame) {
     case FrameType::Failure:
       if (const auto cause = try_decode_message<FailureCause>(frame.payload);
           cause && cause->rank >= -1 && cause->rank < state_.membership.world_size) {
+        send_last_report();  // before its communicators abort
         state_.monitor.set_failure(*cause, /*found_here=*/false);
         leaving_ = true;  // rank 0 waits for it before it ends
         return {};
       }
       break;
+    case FrameType::ReportRequest:
+      if (frame.payload.empty()) {
+        send(FrameType::Report, encode_report(state_.position.report()));
+        return {};
+      }
+      break;
+    case FrameType::Report:
     case FrameType::Progress:
     case FrameType::Contribution:
     case FrameType::Exchange:
@@ -198,6 +209,14 @@ std::string ControlLeaf::record_exchange_result(ExchangeResult result) {
   state_.replies.add_exchanged(result.key, std::move(result.values));
   state_.monitor.notify();
   return {};
+}
+
+void ControlLeaf::send_last_report() {
+  send(FrameType::Report, encode_report(state_.position.report()));
+  const auto deadline = Clock::now() + kLastReportTimeout;
+  while (channel_ && channel_->wants_to_write() && wait_for(channel_->fd(), true, deadline) &&
+         channel_->flush() != IoStatus::Closed) {
+  }
 }
 
 void ControlLeaf::declare_hub_lost(const std::string& why) {

@@ -32,6 +32,7 @@ class ControlLeaf final : public ControlLink {
   void send_position(const RankPosition& position) override;
   void send_failure(const FailureCause& cause) override;
   void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) override;
+  void request_report() override { send(FrameType::ReportRequest, {}); }
   bool failure_was_delivered() const override { return state_.monitor.failed(); }
   void add_sockets(std::vector<pollfd>& watched) override;
   void serve(const std::vector<pollfd>& watched, SteadyTime now) override;
@@ -43,6 +44,7 @@ class ControlLeaf final : public ControlLink {
   std::string record_result(ResultPart part);
   std::string record_exchange_result(ExchangeResult result);
   void send(FrameType type, const std::string& payload);
+  void send_last_report();
   void declare_hub_lost(const std::string& why);
 
   RankState& state_;

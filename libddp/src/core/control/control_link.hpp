@@ -16,10 +16,12 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/control/doctor/job_report.hpp"
 #include "core/control/failure/job_monitor.hpp"
 #include "core/control/rank_position.hpp"
 #include "core/control/rank_reports.hpp"
@@ -124,6 +126,11 @@ class ControlLink {
   virtual void send_position(const RankPosition& position) = 0;
   virtual void send_failure(const FailureCause& cause) = 0;
   virtual void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) = 0;
+  /// Makes rank 0 report on all ranks. Does nothing after a failure, and shortly after another
+  /// report.
+  virtual void request_report() = 0;
+  /// Returns a report that rank 0 has just completed; always nothing on other ranks.
+  virtual std::optional<JobReport> take_report() { return std::nullopt; }
   virtual bool failure_was_delivered() const = 0;
   virtual void add_sockets(std::vector<pollfd>& watched) = 0;
   /// `now` is from the running clock. `watched` is poll()'s result, in the order of add_sockets().

@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "core/launch/report_signal.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -69,8 +70,16 @@ void PlaneService::serve(std::unique_lock<std::mutex>& lock, const std::vector<p
   if (const auto position = state_.position.poll(steady)) {
     link_.send_position(*position);
   }
+  if (take_report_request()) {
+    link_.request_report();
+  }
   link_.serve(watched, now);
   report_failure(lock);
+  if (const auto report = link_.take_report()) {
+    lock.unlock();  // files may be slow
+    publish_report(*report);
+    lock.lock();
+  }
 }
 
 void PlaneService::report_failure(std::unique_lock<std::mutex>& lock) {

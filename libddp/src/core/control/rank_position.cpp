@@ -13,6 +13,17 @@ thread_local int num_uneven_loops = 0;
 
 }  // namespace
 
+std::string with_label(std::string call, const std::string& label) {
+  if (label.empty()) {
+    return call;
+  }
+  if (!call.ends_with(')')) {
+    return concat(call, " (", label, ")");
+  }
+  call.back() = ';';
+  return concat(call, " ", label, ")");
+}
+
 bool RankPosition::waits() const {
   return plane_call != 0 || std::any_of(groups.begin(), groups.end(), [](const auto& group) {
            return group.pending != 0 || group.waited != 0;
@@ -25,13 +36,18 @@ const GroupPosition* RankPosition::find(std::string_view id) const {
   return found == groups.end() ? nullptr : &*found;
 }
 
-std::string encode_position(RankPosition position) {
+void cut_to_limits(RankPosition& position) {
   position.where.resize(std::min(position.where.size(), kMaxPlaceBytes));
   position.groups.resize(std::min(position.groups.size(), kMaxPositionGroups));
   for (auto& group : position.groups) {
     group.id.resize(std::min(group.id.size(), kMaxPlaceBytes));
     group.operation.resize(std::min(group.operation.size(), kMaxPlaceBytes));
+    group.label.resize(std::min(group.label.size(), kMaxPlaceBytes));
   }
+}
+
+std::string encode_position(RankPosition position) {
+  cut_to_limits(position);
   return encode_message(position);
 }
 

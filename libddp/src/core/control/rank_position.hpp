@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's position: which collective it waits for, on which communicator. Rank 0 finds deadlocks
-// from all positions (wait_monitor.hpp).
+// from all positions (hub/deadlock.hpp).
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/control/group_history.hpp"
 #include "ddp/core/control_plane.hpp"
 
 namespace ddp::detail {
@@ -34,6 +36,9 @@ inline void add_caller(CallerThread& callers, CallerThread more = std::this_thre
 inline constexpr std::size_t kMaxPlaceBytes = 1024;
 inline constexpr std::size_t kMaxPositionGroups = 256;
 
+/// Adds what a call is for: "all_reduce (8 Float; bucket 4: …)". `label` may be empty.
+std::string with_label(std::string call, const std::string& label);
+
 /// This rank's progress in the collectives of one communicator. send and recv are not counted,
 /// because only two ranks call them.
 struct GroupPosition {
@@ -42,7 +47,8 @@ struct GroupPosition {
   uint64_t pending = 0;     ///< number of a collective that was called and has not ended; 0: none
   /// The pending collective: "all_reduce (sum of 8 Float)". Equal strings mean equal calls.
   std::string operation = {};
-  uint64_t waited = 0;  ///< newest number that a thread waits for without limit; 0: none
+  std::string label = {};  ///< what it is for: "bucket 4: conv1.weight … bn1.bias"; may be empty
+  uint64_t waited = 0;     ///< newest number that a thread waits for without limit; 0: none
   /// The collectives are comparisons of calls (check_collectives). Different calls are not a
   /// deadlock: the comparison reports them.
   bool is_check = false;
@@ -51,12 +57,13 @@ struct GroupPosition {
   bool is_closed = false;
 
   bool is_valid() const {
-    return id.size() <= kMaxPlaceBytes && operation.size() <= kMaxPlaceBytes;
+    return id.size() <= kMaxPlaceBytes && operation.size() <= kMaxPlaceBytes &&
+           label.size() <= kMaxPlaceBytes;
   }
   bool operator==(const GroupPosition&) const = default;
   friend auto message_fields(GroupPosition& group) {
-    return std::tie(group.id, group.num_called, group.pending, group.operation, group.waited,
-                    group.is_check);
+    return std::tie(group.id, group.num_called, group.pending, group.operation, group.label,
+                    group.waited, group.is_check);
   }
 };
 
@@ -81,6 +88,8 @@ struct RankPosition {
   }
 };
 
+/// Cuts texts and lists that exceed the limits.
+void cut_to_limits(RankPosition& position);
 /// The message of `position` without what exceeds the limits: positions are only a diagnostic.
 std::string encode_position(RankPosition position);
 
@@ -89,7 +98,19 @@ class PositionBoard {
  public:
   /// A background thread calls it a few times per second, so it must not wait for collectives.
   /// After it returned a closed position it is not called again, and that position stays.
-  using Probe = std::function<GroupPosition()>;
+  class Probe {
+   public:
+    template <typename Position>
+    Probe(Position position, std::function<GroupHistory()> history = {})  // NOLINT: a function
+        : position_(std::move(position)), history_(std::move(history)) {}
+    GroupPosition operator()() const { return position_(); }
+    /// Its recent collectives, for a report.
+    GroupHistory history() const { return history_ ? history_() : GroupHistory(); }
+
+   private:
+    std::function<GroupPosition()> position_;
+    std::function<GroupHistory()> history_;
+  };
 
   virtual ~PositionBoard() = default;
   virtual void add_probe(Probe probe) = 0;
@@ -101,11 +122,17 @@ class PositionBoard {
 /// the object. Any thread.
 class PositionSource {
  public:
-  explicit PositionSource(std::function<GroupPosition()> read) : read_(std::move(read)) {}
+  explicit PositionSource(std::function<GroupPosition()> read,
+                          std::function<GroupHistory()> history = {})
+      : read_(std::move(read)), history_(std::move(history)) {}
 
   GroupPosition read() {
     const std::lock_guard lock(mutex_);
     return read_ ? read_() : last_;
+  }
+  GroupHistory history() {
+    const std::lock_guard lock(mutex_);
+    return read_ && history_ ? history_() : GroupHistory();
   }
   /// The object's destructor calls this first. Waits for a read() in progress. From now on read()
   /// returns the last counts: a rank that destroyed a communicator calls nothing more on it, which
@@ -123,8 +150,14 @@ class PositionSource {
  private:
   std::mutex mutex_;
   std::function<GroupPosition()> read_;
+  std::function<GroupHistory()> history_;
   GroupPosition last_;
 };
+
+/// Probes the object of `source`.
+inline PositionBoard::Probe probe_of(const std::shared_ptr<PositionSource>& source) {
+  return {[source] { return source->read(); }, [source] { return source->history(); }};
+}
 
 /// Receives a probe of each new communicator; may be empty.
 using AddProbe = std::function<void(PositionBoard::Probe)>;

@@ -1,16 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/control/rank_reports.hpp"
 
+#include <time.h>
+
 #include <algorithm>
+#include <charconv>
+#include <exception>
 #include <utility>
 
+#include "core/files/file_ops.hpp"
+#include "core/launch/place_in_loop.hpp"
 #include "ddp/core/error.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
 namespace {
 
 // An unchanged position is sent once per this many polls.
-constexpr int kPollsPerMessage = 10;
+constexpr int kPollsPerMessage = 20;
+
+// The seconds in which the main thread was ready and had no core; 0 where the kernel does not tell.
+double main_thread_delay() {
+  const auto text = kernel_text("/proc/self/schedstat");  // "cpu_ns delay_ns slices"
+  uint64_t nanoseconds = 0;
+  if (const auto blank = text.find(' '); blank != std::string::npos) {
+    std::from_chars(text.data() + blank + 1, text.data() + text.size(), nanoseconds);
+  }
+  return 1e-9 * static_cast<double>(nanoseconds);
+}
 
 }  // namespace
 
@@ -59,8 +76,12 @@ Progress ProgressTracker::get() const {
 Progress ProgressTracker::current() const {
   auto progress = progress_;
   progress.step = training_.step_of(progress.step);
-  if (!activity_.empty()) {
-    progress.where += concat(progress.where.empty() ? "" : ", ", activity_);
+  auto place = activity_.empty() ? long_batch_wait() : activity_;
+  if (place.empty() && progress.where.empty()) {
+    place = last_phase();
+  }
+  if (!place.empty()) {
+    progress.where += concat(progress.where.empty() ? "" : ", ", place);
   }
   return progress;
 }
@@ -75,27 +96,47 @@ std::optional<Progress> ProgressTracker::take_due(SteadyTime now) {
   if (sender_ == nullptr || now < due_) {
     return std::nullopt;
   }
-  // A step that nobody announced wakes nobody, so the sender looks at each of its turns.
+  // A step that nobody announced wakes nobody, nor does a loader. So the sender looks at each of
+  // its turns.
   auto progress = current();
-  if (!std::exchange(is_unsent_, false) && progress.step == sent_step_) {
+  const auto wait = long_batch_wait();
+  if (!std::exchange(is_unsent_, false) && progress.step == sent_step_ && wait == sent_wait_) {
     return std::nullopt;
   }
   due_ = now + interval_;
+  sent_wait_ = wait;
   sent_step_ = progress.step;
   return progress;
+}
+
+void CpuLoad::tick(SteadyTime now) {
+  const double passed = std::chrono::duration<double>(now - last_tick_).count();
+  if (passed < 0.5) {
+    return;
+  }
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  const double cpu = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  const double delay = main_thread_delay();
+  if (last_tick_ != SteadyTime{}) {
+    percent_ = static_cast<uint32_t>(100 * (cpu - last_cpu_ + delay - last_delay_) / passed);
+  }
+  last_tick_ = now;
+  last_cpu_ = cpu;
+  last_delay_ = delay;
 }
 
 PositionReporter::PositionReporter(const ProgressTracker& progress,
                                    std::chrono::milliseconds heartbeat_interval)
     : progress_(progress),
-      interval_(std::clamp(heartbeat_interval / 10, std::chrono::milliseconds(20),
-                           std::chrono::milliseconds(500))) {}
+      interval_(std::clamp(heartbeat_interval / 20, std::chrono::milliseconds(20),
+                           std::chrono::milliseconds(250))) {}
 
 void PositionReporter::add_probe(PositionBoard::Probe probe) {
   probes_.push_back(std::move(probe));
 }
 
-RankPosition PositionReporter::read_position() {
+RankPosition PositionReporter::read_position(std::vector<GroupHistory>* histories) {
   RankPosition position;
   const auto now = progress_.get();
   position.step = now.step;
@@ -110,6 +151,9 @@ RankPosition PositionReporter::read_position() {
     }
     add_caller(caller, group.caller);
     position.groups.push_back(std::move(group));
+    if (histories != nullptr) {
+      histories->push_back(probe.history());
+    }
     return false;
   });
   // A program may split in each step. Only so many positions are sent.
@@ -121,11 +165,28 @@ RankPosition PositionReporter::read_position() {
   return position;
 }
 
+// A report must not fail: it is also made because something failed, maybe a probe.
+RankReport PositionReporter::report() {
+  RankReport report;
+  try {
+    report.position = read_position(&report.histories);
+  } catch (const std::exception& error) {
+    log_warning(concat("this rank's collectives are missing in the report: ", error.what()));
+    report = {};
+    report.position.step = progress_.get().step;
+    report.position.where = progress_.get().where;
+  }
+  report.histories.resize(report.position.groups.size());  // of destroyed communicators: none
+  report.cpu_percent = cpu_load_.percent();
+  return report;
+}
+
 std::optional<RankPosition> PositionReporter::poll(SteadyTime steady) {
   if (steady < next_poll_) {
     return std::nullopt;
   }
   next_poll_ = steady + interval_;
+  cpu_load_.tick(steady);
   auto now = read_position();
   const bool is_unchanged = now.waits() && last_position_ == now;
   std::optional<RankPosition> message;

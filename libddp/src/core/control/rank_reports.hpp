@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "core/control/doctor/rank_report.hpp"
 #include "core/control/rank_position.hpp"
 #include "core/control/wire/tcp_socket.hpp"
 #include "core/launch/training_state.hpp"
@@ -39,7 +40,8 @@ class ProgressTracker {
   /// Returns the previous activity.
   std::string set_activity(std::string activity);
   std::string activity() const;
-  /// The activity is appended to the place.
+  /// The activity, else a long wait for a batch, is appended to the place. A place that nobody set
+  /// is the phase of the training loop.
   Progress get() const;
 
   /// Returns when unsent progress may be sent; nothing if all is sent.
@@ -58,8 +60,22 @@ class ProgressTracker {
   std::string activity_;
   const TrainingWatch training_;
   int64_t sent_step_ = -1;
+  std::string sent_wait_;  // for a batch
   bool is_unsent_ = false;
   SteadyTime due_{};
+};
+
+/// The CPU time of this process between two ticks, in percent of one core. Where ranks share cores,
+/// also the time in which the main thread waited for a core.
+class CpuLoad {
+ public:
+  void tick(SteadyTime now);
+  uint32_t percent() const { return percent_; }
+
+ private:
+  SteadyTime last_tick_{};
+  double last_cpu_ = 0, last_delay_ = 0;  // seconds
+  uint32_t percent_ = 0;
 };
 
 /// Decides when to send this rank's position. The owner's mutex guards it. That mutex also keeps
@@ -80,12 +96,15 @@ class PositionReporter {
   void begin_plane_call(uint64_t sequence) { plane_call_ = sequence + 1; }
   void end_plane_call() { plane_call_ = 0; }
 
-  /// Reads the position every tenth of a heartbeat interval. Returns the position to send: one when
+  /// This rank's whole report, for rank 0.
+  RankReport report();
+  /// Reads the position 20 times per heartbeat interval. Returns the position to send: one when
   /// the rank waits, about one per heartbeat during the wait, and an empty one when the wait ends.
   std::optional<RankPosition> poll(SteadyTime steady);
 
  private:
-  RankPosition read_position();
+  /// With `histories` also reads the recent collectives of each group.
+  RankPosition read_position(std::vector<GroupHistory>* histories = nullptr);
 
   const ProgressTracker& progress_;
   const std::chrono::milliseconds interval_;
@@ -94,6 +113,7 @@ class PositionReporter {
   uint64_t plane_call_ = 0;                  // as in RankPosition
   CallerThread caller_ = std::thread::id();  // caller of the control plane's collectives
   std::optional<RankPosition> last_position_;
+  CpuLoad cpu_load_;
   int num_unchanged_ = 0;  // consecutive polls of an unchanged position
   SteadyTime next_poll_{};
 };

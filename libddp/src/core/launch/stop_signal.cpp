@@ -10,14 +10,16 @@
 #include <functional>
 #include <utility>
 
+#include "core/launch/report_signal.hpp"
 #include "core/launch/training_state.hpp"
 
 namespace ddp {
 namespace {
 
-constexpr std::array<int, 3> kSignals = {SIGTERM, SIGUSR1, SIGINT};
+constexpr std::array<int, 4> kSignals = {SIGTERM, SIGUSR1, SIGINT, SIGUSR2};
 
 std::atomic<bool> is_requested{false};  // a handler can only reach globals
+std::atomic<bool> report_is_requested{false};
 std::atomic<bool> has_state{false};
 std::function<void(int64_t)> step_hook;
 std::atomic<int64_t> num_training_forwards{0};
@@ -35,6 +37,10 @@ extern "C" void handle_stop_signal(int signal) {
   }
 }
 
+extern "C" void handle_report_signal(int /*signal*/) {
+  report_is_requested = true;
+}
+
 }  // namespace
 
 struct StopSignalHandlers::Previous {
@@ -44,7 +50,7 @@ struct StopSignalHandlers::Previous {
 StopSignalHandlers::StopSignalHandlers() : previous_(std::make_unique<Previous>()) {
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     struct sigaction action = {};
-    action.sa_handler = handle_stop_signal;
+    action.sa_handler = kSignals[i] == SIGUSR2 ? handle_report_signal : handle_stop_signal;
     sigemptyset(&action.sa_mask);
     // SA_RESTART: our handler must not cause EINTR in other libraries.
     action.sa_flags = SA_RESTART | (kSignals[i] == SIGINT ? static_cast<int>(SA_RESETHAND) : 0);
@@ -68,6 +74,10 @@ bool stop_requested() {
 void clear_stop_request() {
   is_requested = false;
   has_state = false;
+}
+
+bool detail::take_report_request() {
+  return report_is_requested.exchange(false);
 }
 
 void detail::record_training_state() {

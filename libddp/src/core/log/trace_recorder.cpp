@@ -10,9 +10,6 @@ namespace {
 std::atomic<uint64_t (*)(const char*)> range_start{nullptr};
 std::atomic<void (*)(uint64_t)> range_end{nullptr};
 
-thread_local const char* label_what = nullptr;
-thread_local int64_t label_number = 0;
-
 }  // namespace
 
 std::atomic<TraceRecorder*> TraceRecorder::active_{nullptr};
@@ -155,24 +152,6 @@ TraceScope::TraceScope(const char* name, const char* track, TraceSpan::Clock clo
 
 TraceScope::~TraceScope() {
   span_.end();
-}
-
-TraceLabel::TraceLabel(const char* what, int64_t number)
-    : outer_what_(label_what), outer_number_(label_number) {
-  label_what = what;
-  label_number = number;
-}
-
-TraceLabel::~TraceLabel() {
-  label_what = outer_what_;
-  label_number = outer_number_;
-}
-
-std::string TraceLabel::name_of(const char* collective) {
-  if (label_what == nullptr) {
-    return collective;
-  }
-  return std::string(label_what) + " " + std::to_string(label_number) + ": " + collective;
 }
 
 }  // namespace ddp

@@ -120,20 +120,4 @@ class TraceRecorder {
 /// threads start.
 void set_range_hooks(const RangeHooks& hooks);
 
-/// Labels the collectives that this thread starts in the scope: "bucket 3: all_reduce".
-class TraceLabel {
- public:
-  TraceLabel(const char* what, int64_t number);
-  ~TraceLabel();
-  TraceLabel(const TraceLabel&) = delete;
-  TraceLabel& operator=(const TraceLabel&) = delete;
-
-  /// Name of a collective's span, prefixed with this thread's innermost label.
-  static std::string name_of(const char* collective);
-
- private:
-  const char* outer_what_;
-  int64_t outer_number_;
-};
-
 }  // namespace ddp

@@ -8,8 +8,10 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <utility>
 
+#include "core/launch/place_in_loop.hpp"
 #include "core/log/error_text.hpp"
 #include "core/log/trace_recorder.hpp"
 #include "data/images/batch_builders.hpp"
@@ -331,10 +333,13 @@ int LoaderEngine::acquire() {
   }
   const TraceScope trace("wait for a batch", "loader", TraceSpan::Clock::Host);
   s.wait.forget();
+  std::optional<BatchWait> shown;
   if (!s.ring->ready()) {
     s.wait.begin();
+    shown.emplace(s.consumed.position / s.batches.global_size(), s.consumed.epoch);
   }
   RingPayload* payload = s.ring->acquire();
+  shown.reset();
   if (!payload) {
     s.batches.fail_without_batch();
   }

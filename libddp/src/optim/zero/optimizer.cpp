@@ -236,6 +236,7 @@ void ZeroOptimizer::copy_weights_to_bucket(const ZeroBucket& bucket) const {
 }
 
 WorkPtr ZeroOptimizer::gather_weights(const ZeroBucket& bucket) const {
+  const LabelScope label(bucket.label);
   return communicator_->world_size() == 1
              ? nullptr
              : communicator_->all_gather(bucket.weights, bucket.weights_shard);

@@ -58,6 +58,7 @@ std::vector<ZeroBucket> shard_buckets(const GradientArena& gradients,
   for (size_t b = 0; b < layout.buckets.size(); ++b) {
     const Bucket& bucket = layout.buckets[b];
     ZeroBucket& next = cut.emplace_back();
+    next.label = make_label("weights of " + *gradients.label(b));
     next.buffer = gradients.bucket_buffer(static_cast<int>(b));
     next.shard = gradients.bucket_shard(static_cast<int>(b));
     const int64_t part = next.shard.numel();

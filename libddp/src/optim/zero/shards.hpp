@@ -32,6 +32,7 @@ struct ZeroPiece {
 /// A bucket of parameters. Its memory holds gradients from backward to the update, and then the
 /// weights sent to the other ranks.
 struct ZeroBucket {
+  CollectiveLabel label;  ///< of the weights
   std::vector<size_t> parameters;
   std::vector<int64_t> offsets;    ///< per parameter, in elements
   std::vector<at::Tensor> leaves;  ///< 1-D, of the parameters

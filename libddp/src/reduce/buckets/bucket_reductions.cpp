@@ -9,6 +9,7 @@
 #include <iterator>
 #include <utility>
 
+#include "comm/collective_label.hpp"
 #include "ddp/core/error.hpp"
 #include "ops/shared/autocast_off.hpp"
 #include "ops/shared/flop_counter.hpp"
@@ -116,6 +117,7 @@ void BucketReductions::start(size_t first, size_t last) {
   }
   const auto op = mean_.reduce_op();
   for (size_t b = first; b <= last; ++b) {
+    const LabelScope label(gradients_.label(b));
     auto& bucket = gradients_.buckets()[b];
     mean_.set_bucket_divisor(bucket);
     bucket.loss_scale = loss_scale_;
@@ -138,6 +140,7 @@ void BucketReductions::finish_bucket(size_t index) {
     return;  // an exception ended start()
   }
   if (hook_) {
+    const LabelScope label(gradients_.label(index));
     const ops::detail::UncountedOps uncounted;
     hook_->finish(bucket);
     copy_hook_result(bucket);

@@ -70,6 +70,15 @@ void use_until_freed(const at::Tensor& tensor) {
   }
 }
 
+// "bucket 4: layer2.1.conv2.weight … layer2.0.bn1.bias"
+CollectiveLabel label_of(size_t index, const std::string& of_model, const Bucket& bucket,
+                         const NamedParameters& parameters) {
+  const auto name = [&](int parameter) { return parameters[static_cast<size_t>(parameter)].name; };
+  const bool is_single = bucket.parameters.size() == 1;
+  return make_label(concat("bucket ", index, of_model, ": ", name(bucket.parameters.front()),
+                           is_single ? "" : " … " + name(bucket.parameters.back())));
+}
+
 void clear_writes(ops::GradSlot& slot) {
   slot.written = false;
   slot.stream = std::nullopt;
@@ -81,6 +90,7 @@ GradientArena::GradientArena(NamedParameters parameters, CommunicatorPtr communi
                              const DdpOptions& options, const std::vector<bool>& sparse)
     : parameters_(std::move(parameters)),
       communicator_(std::move(communicator)),
+      of_model_(of_model(options)),
       gradients_(parameters_.size()) {
   const auto device = communicator_->device();
   std::map<std::tuple<at::ScalarType, at::ScalarType>, int> keys;
@@ -139,11 +149,13 @@ void GradientArena::cut(BucketLayout layout) {
   layout_ = std::move(layout);
   buckets_.assign(layout_.buckets.size(), {});
   buffers_.clear();
+  labels_.clear();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const Bucket& bucket = layout_.buckets[b];
     const at::Tensor& arena = arenas_[static_cast<size_t>(bucket.key)];
     auto& view = buckets_[b];
     view.index = static_cast<int>(b);
+    labels_.push_back(label_of(b, of_model_, bucket, parameters_));
     view.is_last = b + 1 == buckets_.size();
     view.buffer = arena.narrow(0, bucket.begin, bucket.numel);
     buffers_.push_back(view.buffer);

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/collective_label.hpp"
 #include "ddp/comm/communicator.hpp"
 #include "ddp/core/state_dict.hpp"
 #include "ddp/reduce/comm_hook.hpp"
@@ -31,6 +32,11 @@ std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options);
 }  // namespace ddp
 
 namespace ddp::detail {
+
+/// " of model 'generator'"; empty without a name.
+inline std::string of_model(const DdpOptions& options) {
+  return options.name == DdpOptions().name ? "" : " of model '" + options.name + "'";
+}
 
 class GradientArena {
  public:
@@ -67,6 +73,8 @@ class GradientArena {
   const at::Tensor& bucket_shard(int index) const {
     return buckets_.at(static_cast<size_t>(index)).shard;
   }
+  /// Names the bucket and its first and last parameter.
+  const CollectiveLabel& label(size_t index) const { return labels_[index]; }
   /// From now on each rank reduces only its part of each bucket.
   void shard();
   bool is_sharded() const { return is_sharded_; }
@@ -134,12 +142,14 @@ class GradientArena {
 
   NamedParameters parameters_;
   CommunicatorPtr communicator_;
+  const std::string of_model_;
   std::vector<ParameterSpec> specs_;
   std::vector<at::Tensor> arenas_;  // one per key
   BucketLayout layout_;
   std::vector<GradBucket> buckets_;
-  std::vector<at::Tensor> buffers_;  // by bucket; a hook may replace GradBucket::buffer
-  std::vector<Gradient> gradients_;  // by parameter
+  std::vector<CollectiveLabel> labels_;  // by bucket
+  std::vector<at::Tensor> buffers_;      // by bucket; a hook may replace GradBucket::buffer
+  std::vector<Gradient> gradients_;      // by parameter
   bool is_sharded_ = false;
 };
 

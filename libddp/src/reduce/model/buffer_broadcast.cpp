@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/collective_label.hpp"
 #include "ops/shared/autocast_off.hpp"
 #include "ops/shared/private_stream.hpp"
 #include "ops/shared/timing_event.hpp"
@@ -81,6 +82,8 @@ void BufferBroadcast::start(const std::vector<at::Tensor>& buffers, int root) {
     }
   }
   {
+    static const auto label = make_label("buffers of the model");
+    const LabelScope scope(label);
     const GroupScope group(*communicator_);
     for (auto& part : parts_) {
       part.work = communicator_->broadcast(part.flat, root);

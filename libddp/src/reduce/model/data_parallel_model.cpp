@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/launch/place_in_loop.hpp"
 #include "core/launch/training_state.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -241,6 +242,7 @@ void DataParallelModel::sync_buffers(int root) {
 }
 
 void DataParallelModel::before_forward() {
+  detail::record_phase(at::GradMode::is_enabled() ? "forward" : "evaluation");
   if (at::GradMode::is_enabled()) {
     detail::record_training_state();
     parts_->reducer->join_broken_backward();

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/collective_label.hpp"
 #include "comm/string_collectives.hpp"
 #include "core/settings/setting_row.hpp"
 #include "ddp/detail/text.hpp"
@@ -142,6 +143,8 @@ void broadcast_coalesced(Communicator& communicator, const std::vector<at::Tenso
   if (communicator.world_size() == 1) {
     return;
   }
+  static const auto label = make_label("tensors of the model");
+  const LabelScope scope(label);
   const at::NoGradGuard no_grad;
   for (const auto& chunk : pack(tensors, chunk_bytes)) {
     if (chunk.tensors.size() == 1 && chunk.tensors[0].is_non_overlapping_and_dense()) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/collective_label.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/export/exported_module.hpp"
 #include "ddp/ops/vision.hpp"
@@ -40,14 +41,20 @@ class RankExchange : public ops::StatisticsExchange {
   }
   at::Tensor all_gather(const at::Tensor& mine) override {
     auto all = at::empty({size(), mine.numel()}, mine.options());
+    const detail::LabelScope scope(label());
     communicator_->all_gather(all, mine)->wait();
     return all;
   }
   void all_reduce(const at::Tensor& sums) override {
+    const detail::LabelScope scope(label());
     communicator_->all_reduce(sums, ReduceOp::Sum)->wait();
   }
 
  private:
+  static const detail::CollectiveLabel& label() {
+    static const auto label = detail::make_label("SyncBatchNorm");
+    return label;
+  }
   CommunicatorPtr communicator_;
 };
 

@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "comm/job/context_handle.hpp"
+#include "core/control/doctor/job_report.hpp"
 #include "core/control/rank_position.hpp"
 #include "core/control/wire/message_codec.hpp"
 #include "core/control/wire/tcp_socket.hpp"
@@ -103,6 +104,7 @@ MetricsImpl::MetricsImpl(ControlPlane& control_plane, at::Device device,
   make_tracer(0);
   if (!folder().empty()) {
     append_log_to(folder() + "/log.txt");
+    set_report_file(folder() + "/doctor.json");
   }
   if (is_main() && !options_.run.settings_text.empty()) {
     files_.write_settings(options_.run.settings_text);

@@ -10,19 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "core/control/hub/deadlock.hpp"
 #include "core/control/hub/peer_table.hpp"
 #include "core/control/wire/control_messages.hpp"
 
 namespace ddp::detail {
-
-/// The last control-plane collective a rank called, while incomplete.
-struct PlaneCall {
-  uint64_t sequence = 0;
-  std::string name;     ///< "all_gather of metrics"
-  bool leaves = false;  ///< the rank is ending: no collective of a communicator follows
-  /// The program's own barrier(). A thread that calls it may wait for other threads' collectives.
-  bool is_own_barrier = false;
-};
 
 /// The owner's mutex guards it.
 class CollectiveRounds {

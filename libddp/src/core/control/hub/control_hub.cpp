@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/control/wire/message_codec.hpp"
+#include "core/files/file_ops.hpp"
 #include "ddp/core/logging.hpp"
 
 namespace ddp::detail {
@@ -19,6 +20,16 @@ constexpr std::chrono::seconds kFarewell{1};
 constexpr std::chrono::seconds kLeaveTimeout{2};
 // A waiting rank is reported after this many heartbeats, once per wait.
 constexpr int kReportAfterHeartbeats = 6;
+
+// A requested report does not count shorter waits: ranks of a running job always wait a little.
+constexpr std::chrono::milliseconds kMinReportedWait{1000};
+
+// The state of a process on this host as /proc shows it: 'T' stopped, 't' traced. 0 if not known.
+char process_state(uint32_t process) {
+  const auto text = kernel_text(concat("/proc/", process, "/stat"));
+  const auto name_end = text.rfind(") ");
+  return name_end == std::string::npos || name_end + 2 >= text.size() ? '\0' : text[name_end + 2];
+}
 
 // `use` returns why the message is invalid, or an empty string.
 template <typename T, typename Use>
@@ -70,6 +81,10 @@ void ControlHub::serve(const std::vector<pollfd>& watched, SteadyTime now) {
     peers_.broadcast(FrameType::Heartbeat, {});
   }
   check_limits(now);
+  const auto is_expected = [&](int rank) { return peers_.is_connected(rank); };
+  if (reports_.is_complete(peers_.size(), Clock::now(), is_expected)) {
+    ready_report_ = make_report(now);
+  }
   if (state_.monitor.is_over()) {
     state_.monitor.notify();
   }
@@ -157,6 +172,17 @@ std::string ControlHub::handle(int rank, const Frame& frame) {
     case FrameType::Failure:
       return use_message<FailureCause>(
           frame, [&](const FailureCause& cause) { return record_failure(cause); });
+    case FrameType::ReportRequest:
+      if (frame.payload.empty()) {
+        request_report();
+        return {};
+      }
+      break;
+    case FrameType::Report:
+      return use_message<RankReport>(frame, [&](RankReport report) {
+        reports_.add(rank, std::move(report));
+        return std::string();
+      });
     case FrameType::Welcome:
     case FrameType::Result:
     case FrameType::Exchanged:
@@ -249,8 +275,52 @@ void ControlHub::send_failure(const FailureCause& cause) {
 
 void ControlHub::fail(const FailureCause& cause) {
   if (state_.monitor.set_failure(cause, /*found_here=*/true)) {
+    // Before its communicators abort. The other ranks answer the cause with theirs.
+    begin_report();
     peers_.broadcast(FrameType::Failure, encode_cause(cause));
   }
+}
+
+void ControlHub::request_report() {
+  if (complete_ && !state_.monitor.is_over() && reports_.may_begin(Clock::now())) {
+    begin_report();
+    peers_.broadcast(FrameType::ReportRequest, {});
+  }
+}
+
+void ControlHub::begin_report() {
+  if (complete_) {
+    reports_.begin(Clock::now());
+    reports_.add(0, state_.position.report());
+  }
+}
+
+JobReport ControlHub::make_report(SteadyTime now) {
+  auto answers = reports_.take(Clock::now());
+  JobReport report;
+  for (int rank = 0; rank < peers_.size(); ++rank) {
+    auto& evidence = report.evidence.emplace_back();
+    evidence.host = peers_.host(rank);
+    evidence.process = peers_.process(rank);
+    evidence.last = peers_.progress(rank);
+    evidence.silence = peers_.silence(rank, now);
+    evidence.waited = waits_.waited(rank, now);
+    evidence.call = rounds_.pending_call(rank);
+    evidence.num_calls = rounds_.num_calls(rank);
+    if (const auto answer = answers.find(rank); answer != answers.end()) {
+      evidence.report = std::move(answer->second);
+    } else if (evidence.host == state_.host) {
+      evidence.process_state = process_state(evidence.process);
+    }
+    // Ranks of a failed job close their connections once they have answered.
+    evidence.is_connected = peers_.is_connected(rank) || evidence.report.has_value();
+  }
+  if (state_.monitor.failed()) {
+    report.cause = state_.monitor.first_cause();
+  }
+  report.verdict =
+      diagnose(report.evidence, report.cause ? std::chrono::milliseconds(0) : kMinReportedWait);
+  return report;
 }
 
 void ControlHub::fail_job(ExitCode code, const std::string& message) {
@@ -317,8 +387,9 @@ void ControlHub::check_limits(SteadyTime now) {
 
 void ControlHub::wait_for_peers_to_leave(JobMonitor::Lock& lock) {
   // If rank 0 closed first, a peer could lose data that it has not read yet.
-  state_.monitor.wait_despite_failure(lock, kLeaveTimeout,
-                                      [this] { return !peers_.any_connected(); });
+  state_.monitor.wait_despite_failure(lock, kLeaveTimeout, [this] {
+    return !peers_.any_connected() && !reports_.is_open() && !ready_report_;
+  });
 }
 
 }  // namespace ddp::detail

@@ -2,7 +2,9 @@
 // The link of rank 0, the center of the star.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/control/control_link.hpp"
@@ -10,6 +12,7 @@
 #include "core/control/hub/exchange_rounds.hpp"
 #include "core/control/hub/peer_acceptor.hpp"
 #include "core/control/hub/peer_table.hpp"
+#include "core/control/hub/report_collector.hpp"
 #include "core/control/hub/wait_monitor.hpp"
 
 namespace ddp::detail {
@@ -25,6 +28,8 @@ class ControlHub final : public ControlLink {
   void send_position(const RankPosition& position) override;
   void send_failure(const FailureCause& cause) override;
   void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) override;
+  void request_report() override;
+  std::optional<JobReport> take_report() override { return std::exchange(ready_report_, {}); }
   bool failure_was_delivered() const override { return !peers_.has_unsent(); }
   void add_sockets(std::vector<pollfd>& watched) override;
   void serve(const std::vector<pollfd>& watched, SteadyTime now) override;
@@ -40,6 +45,9 @@ class ControlHub final : public ControlLink {
   void record_exchange(int rank, ExchangeValue value);
   std::string record_failure(const FailureCause& cause);
 
+  void begin_report();
+  JobReport make_report(SteadyTime now);
+
   void fail(const FailureCause& cause);
   void fail_job(ExitCode code, const std::string& message);
   void declare_lost(int rank, const std::string& why);
@@ -54,6 +62,8 @@ class ControlHub final : public ControlLink {
   CollectiveRounds rounds_;
   WaitMonitor waits_;
   ExchangeRounds exchanges_;
+  ReportCollector reports_;
+  std::optional<JobReport> ready_report_;
   SteadyTime next_heartbeat_{};  // steady clock: due at once after a suspension
 };
 

@@ -145,6 +145,12 @@ std::optional<int> PeerTable::find_deaf(std::size_t limit) const {
   return std::nullopt;
 }
 
+std::chrono::milliseconds PeerTable::silence(int rank, SteadyTime now) const {
+  return rank == 0
+             ? std::chrono::milliseconds(0)
+             : std::chrono::duration_cast<std::chrono::milliseconds>(now - at(rank).last_heard);
+}
+
 void PeerTable::set_progress(int rank, Progress progress) {
   at(rank).progress = std::move(progress);
 }

@@ -48,6 +48,10 @@ class PeerTable {
   void set_progress(int rank, Progress progress);
   Progress progress(int rank) const;
   const std::string& host(int rank) const { return at(rank).host; }
+  uint32_t process(int rank) const { return at(rank).pid; }  ///< 0: not joined
+  bool is_connected(int rank) const { return rank == 0 || at(rank).channel.has_value(); }
+  /// Time since the rank's last message.
+  std::chrono::milliseconds silence(int rank, SteadyTime now) const;
   std::vector<std::string> hosts() const;  ///< by rank
   /// "rank 1 (node3)"
   std::string name(int rank) const;

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Waits of ranks in collectives, on rank 0: it reports long waits and detects deadlocks. Deadlocks
-// are detected from the positions that ranks report, never by guessing. A rank that may still
-// continue by itself (it saves, loads, computes, waits for the device) is never blamed.
+// Waits of ranks in collectives, on rank 0: it reports long waits and detects deadlocks.
 #pragma once
 
 #include <chrono>
@@ -11,31 +9,11 @@
 #include <vector>
 
 #include "core/control/hub/collective_rounds.hpp"
+#include "core/control/hub/deadlock.hpp"
 #include "core/control/hub/peer_table.hpp"
 #include "core/control/rank_position.hpp"
 
 namespace ddp::detail {
-
-/// What rank 0 knows of a rank.
-struct RankSnapshot {
-  std::string host;
-  std::optional<PlaneCall> call;
-  uint64_t num_calls = 0;                ///< control-plane calls, including `call`
-  std::optional<RankPosition> position;  ///< the last one reported; may be stale
-};
-
-/// Returns both sides of a deadlock, or an empty string if none is certain. The result also holds
-/// for stale positions:
-/// - A rank in a control-plane call (close() included) stays there until that call completes.
-///   So the number of its collectives has not changed since its report.
-/// - A collective that one rank of the group has not called cannot complete on the ranks that
-///   receive from it.
-/// - A rank that waits for a collective cannot call the control plane if one thread makes all
-///   calls, and a rank in a control-plane call cannot call a collective. A thread that has made no
-///   call yet is unknown. So the program's own barrier(), in which a thread often waits for
-///   others, is no proof, nor is a communicator that the rank has not used yet.
-/// - Different operations with one number are always an error.
-std::string find_deadlock(const std::vector<RankSnapshot>& ranks);
 
 /// The owner's mutex guards it.
 class WaitMonitor {
@@ -46,6 +24,11 @@ class WaitMonitor {
   /// An empty position ends the rank's wait.
   void set_position(int rank, RankPosition position, SteadyTime now);
   bool waits(int rank) const { return at(rank).position.has_value(); }
+  /// How long the rank waits as last reported; 0 if it does not.
+  std::chrono::milliseconds waited(int rank, SteadyTime now) const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+        waits(rank) ? now - at(rank).since : SteadyTime::duration(0));
+  }
   /// Returns the error of a deadlock; empty if none is certain. Searches only if a position changed
   /// since the last call.
   std::string find_new_deadlock(const CollectiveRounds& rounds);

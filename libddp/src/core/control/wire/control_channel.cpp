@@ -99,7 +99,7 @@ bool ControlChannel::take_frame(std::vector<Frame>& frames) {
       mac_of(side_ == Side::Hub ? Side::Leaf : Side::Hub, bytes.substr(0, signed_bytes));
   if (!equal_in_constant_time(expected, bytes.substr(signed_bytes, kMacBytes)) ||
       generation != generation_ || counter != num_received_ ||
-      type > static_cast<uint8_t>(FrameType::Position)) {
+      type > static_cast<uint8_t>(FrameType::Report)) {
     problem_ = "sent a message that is not authentic";
     return false;
   }

@@ -37,7 +37,9 @@ enum class FrameType : uint8_t {
   Failure,
   Exchange,
   Exchanged,
-  Position  // the last
+  Position,
+  ReportRequest,  ///< from rank 0: answer with a Report; to rank 0: make a report of all ranks
+  Report          // the last
 };
 
 struct Frame {

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of one communicator, as their reports show them: what each called and waits in.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/control/doctor/rank_report.hpp"
+
+namespace ddp::detail {
+
+/// A collective that a rank has called.
+struct ReportedCall {
+  uint64_t number = 0;
+  std::string operation;
+  std::string label;
+  bool has_ended = false;
+  bool is_pending = false;
+  int64_t waited_ms = 0;
+  /// In a replayed CUDA graph: (graph, replay).
+  std::optional<std::pair<uint64_t, uint64_t>> replay = {};
+
+  /// "all_reduce #812 (sum of 8 Float, 32 bytes; bucket 4: …)"
+  std::string words() const;
+  /// Equal on ranks whose calls fit.
+  bool fits(const ReportedCall& other) const {
+    return operation == other.operation && label == other.label;
+  }
+};
+
+/// A rank in one communicator.
+struct GroupMember {
+  int rank = 0;
+  uint64_t num_called = 0;  ///< eager collectives
+  /// Ranks number eager collectives equally. They do not once collectives were captured, because
+  /// each rank decides by itself which steps it replays.
+  bool is_counted = true;
+  std::map<uint64_t, ReportedCall> calls;  ///< recent eager ones, by number
+  std::map<uint64_t, uint64_t> replays;    ///< started, by graph
+  std::optional<ReportedCall> pending;     ///< the first that has not ended
+
+  /// `waited`: how long the rank waits as far as rank 0 knows. Calls that wait for less than
+  /// `min_wait` do not count as pending.
+  GroupMember(int rank, const GroupPosition& position, const GroupHistory& history,
+              std::chrono::milliseconds waited, std::chrono::milliseconds min_wait);
+
+  /// Whether the rank has called what another rank waits in.
+  bool has_entered(const ReportedCall& call) const;
+  /// Whether it called what fits `call` with another number than `number`, at most a few before.
+  bool calls_elsewhere(const ReportedCall& call, uint64_t number) const;
+  bool waits_in(const ReportedCall& call) const {
+    return pending && pending->number == call.number && pending->replay == call.replay;
+  }
+};
+
+using GroupMembers = std::vector<GroupMember>;
+
+/// The member that waits in the earliest collective; null if none waits.
+const GroupMember* find_earliest(const GroupMembers& members);
+
+/// "31 s", "2.4 s"
+std::string seconds_words(int64_t milliseconds);
+/// "rank 3", "ranks 0-2, 5"
+std::string rank_words(const std::vector<int>& ranks);
+
+}  // namespace ddp::detail

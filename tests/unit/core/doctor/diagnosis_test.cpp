@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+// Verdicts of the hang doctor: each kind, and what must not be one.
+#include "core/control/doctor/diagnosis.hpp"
+
+#include <limits>
+
+#include "core/control/doctor/group_members.hpp"
+#include "core/control/doctor/job_report.hpp"
+#include "core/control/wire/control_channel.hpp"
+#include "core/control/wire/message_codec.hpp"
+#include "support/catch.hpp"
+
+namespace ddp::test {
+namespace {
+
+using namespace std::chrono_literals;
+using detail::CollectiveEntry;
+using detail::CollectiveState;
+using detail::diagnose;
+using detail::GraphHistory;
+using detail::PlaneCall;
+using detail::RankEvidence;
+using detail::RankReport;
+using detail::Verdict;
+using detail::VerdictKind;
+
+constexpr const char* kSum = "all_reduce (sum of 8 Float, 32 bytes)";
+constexpr const char* kBucket = "bucket 4: conv2.weight … bn1.bias";
+
+CollectiveEntry call(uint64_t number, CollectiveState state, const std::string& operation = kSum,
+                     const std::string& label = kBucket) {
+  return {.number = number,
+          .operation = operation,
+          .label = label,
+          .dtype = "Float",
+          .num_bytes = 32,
+          .state = state,
+          .enqueued_ms = 31'400};
+}
+CollectiveEntry ended(uint64_t number, const std::string& operation = kSum,
+                      const std::string& label = kBucket) {
+  return call(number, CollectiveState::Ended, operation, label);
+}
+CollectiveEntry pending(uint64_t number, const std::string& operation = kSum,
+                        const std::string& label = kBucket) {
+  return call(number, CollectiveState::Started, operation, label);
+}
+
+// A rank with these collectives of the world; the numbers ascend.
+RankEvidence rank_with(std::vector<CollectiveEntry> collectives, const std::string& host = "node") {
+  RankEvidence evidence{.host = host, .process = 4711, .last = {.step = 5, .where = "forward"}};
+  auto& report = evidence.report.emplace();
+  report.position.step = 5;
+  auto& group = report.position.groups.emplace_back();
+  group.id = "world";
+  group.num_called = collectives.empty() ? 0 : collectives.back().number;
+  for (const auto& entry : collectives) {
+    if (!entry.has_ended() && group.pending == 0) {
+      group.pending = entry.number;
+      group.operation = entry.operation;
+    }
+  }
+  report.histories = {{std::move(collectives), {}}};
+  return evidence;
+}
+RankEvidence waiting() {
+  return rank_with({ended(11), pending(12)});
+}
+RankEvidence absent(const std::string& where, uint32_t cpu_percent = 3) {
+  auto rank = rank_with({ended(11)});
+  rank.report->position.where = where;
+  rank.report->cpu_percent = cpu_percent;
+  return rank;
+}
+RankEvidence silent(const std::string& host) {
+  auto rank = waiting();
+  rank.host = host;
+  rank.report.reset();
+  rank.silence = 8100ms;
+  return rank;
+}
+RankEvidence in_plane_call(RankEvidence rank, const PlaneCall& plane_call) {
+  rank.call = plane_call;
+  rank.num_calls = plane_call.sequence + 1;
+  rank.report->position.plane_call = plane_call.sequence + 1;
+  return rank;
+}
+
+RankEvidence replaying(uint64_t graph, uint64_t num_replays, std::size_t num_ended,
+                       const std::string& operation = kSum) {
+  auto rank = rank_with({});
+  rank.report->position.groups[0].num_called = std::numeric_limits<uint64_t>::max();
+  GraphHistory history{.graph = graph, .num_replays = num_replays};
+  for (uint64_t node = 1; node <= 3; ++node) {
+    history.nodes.push_back(node <= num_ended ? ended(node, operation) : pending(node, operation));
+  }
+  history.waited_ms = num_ended == 3 ? detail::kUnknownAge : 31'000;
+  rank.report->histories[0].graphs = {history};
+  return rank;
+}
+
+void check(const Verdict& verdict, VerdictKind kind, const std::vector<int>& ranks,
+           const std::string& text) {
+  CHECK(detail::to_string(verdict.kind) == std::string(detail::to_string(kind)));
+  CHECK(verdict.ranks == ranks);
+  CHECK(verdict.text == text);
+}
+
+TEST_CASE("doctor: a rank that did not enter a collective is named with its place") {
+  const std::string entered =
+      " did not enter all_reduce #12 (sum of 8 Float, 32 bytes; bucket 4: conv2.weight … bn1.bias)";
+  check(diagnose({waiting(), absent("training, loader, waiting for batch 406 of epoch 2"),
+                  waiting(), waiting()}),
+        VerdictKind::Absent, {1},
+        "rank 1 (node)" + entered +
+            "; it waits at step 5 in the loader for batch 406 of epoch 2; ranks 0, 2-3 wait since "
+            "31 s");
+  check(diagnose({absent("save"), waiting(), absent("save")}), VerdictKind::Absent, {0, 2},
+        "rank 0 (node) (and rank 2)" + entered +
+            "; it is at step 5 in save (3 % of a core); rank 1 waits since 31 s");
+  check(diagnose({waiting(), absent("forward", 98)}), VerdictKind::Computes, {1},
+        "rank 1 (node)" + entered +
+            "; it computes at step 5 in forward (98 % of a core); rank 0 waits since 31 s");
+}
+
+TEST_CASE("doctor: ranks in the control plane") {
+  const PlaneCall gathering{.sequence = 7, .name = "all_gather of 'metrics'"};
+  auto verdict = diagnose({waiting(), in_plane_call(absent("metrics"), gathering)});
+  CHECK(verdict.kind == VerdictKind::Absent);
+  CHECK_FALSE(verdict.is_certain);  // rank 0 goes on beside its collective
+  CHECK_THAT(verdict.text,
+             Catch::Contains("it waits at step 5 in the control plane's all_gather of 'metrics'"));
+
+  const PlaneCall leaving{.sequence = 7, .name = "barrier of 'close'", .leaves = true};
+  verdict = diagnose({waiting(), in_plane_call(absent("close"), leaving)});
+  CHECK(verdict.kind == VerdictKind::Left);
+  CHECK(verdict.is_certain);
+  CHECK_THAT(verdict.text, Catch::Contains("; it left at step 5; rank 0 waits since 31 s"));
+
+  const PlaneCall comparing{.sequence = 7, .name = "all_gather of 'requires_grad of fc.bias'"};
+  verdict = diagnose({waiting(), in_plane_call(absent("requires_grad of fc.bias"), comparing)});
+  CHECK(verdict.kind == VerdictKind::Frozen);
+  CHECK(verdict.ranks == std::vector<int>{1});
+  CHECK_THAT(verdict.text, Catch::Contains("it changed requires_grad of fc.bias, which the others "
+                                           "did not at step 5"));
+
+  auto gathers = in_plane_call(rank_with({ended(12)}), gathering);
+  gathers.waited = 2400ms;
+  auto busy = rank_with({ended(12)});
+  busy.report->position.where = "evaluation";
+  check(diagnose({gathers, busy, gathers}), VerdictKind::Absent, {1},
+        "rank 1 (node) did not enter the control plane's all_gather of 'metrics'; it is at step 5 "
+        "in evaluation (0 % of a core); ranks 0, 2 wait since 2.4 s");
+}
+
+TEST_CASE("doctor: ranks whose calls differ") {
+  const auto with = [](const std::string& operation, const std::string& label = kBucket) {
+    return rank_with({ended(11), pending(12, operation, label)});
+  };
+  check(diagnose({waiting(), with("barrier (no tensor)", ""), waiting()}),
+        VerdictKind::OtherOperation, {1},
+        "rank 0 (node) and rank 1 (node) call different operations: rank 0 all_reduce #12 (sum of "
+        "8 Float, 32 bytes; bucket 4: conv2.weight … bn1.bias), rank 1 barrier #12 (no tensor); "
+        "ranks 0-2 wait since 31 s");
+  auto verdict =
+      diagnose({with("all_reduce (sum of 9 Float, 36 bytes)"), waiting(), waiting(), waiting()});
+  CHECK(verdict.kind == VerdictKind::OtherSize);
+  CHECK(verdict.is_certain);
+  CHECK(verdict.ranks == std::vector<int>{0});
+  CHECK_THAT(verdict.text, Catch::Contains("call one operation with different sizes, dtypes or "
+                                           "roots: rank 0 all_reduce #12 (sum of 9 Float"));
+  // The root of a broadcast does not wait for the others.
+  verdict = diagnose({rank_with({ended(12, "broadcast (of 8 Float)", "")}), waiting()});
+  CHECK(verdict.kind == VerdictKind::OtherOperation);
+
+  const auto in_order = [](const std::string& first, const std::string& second) {
+    return rank_with({ended(11), pending(12, kSum, first), pending(13, kSum, second)});
+  };
+  verdict =
+      diagnose({in_order("bucket 0: a", "bucket 1: b"), in_order("bucket 1: b", "bucket 0: a")});
+  CHECK(verdict.kind == VerdictKind::OtherOrder);
+  CHECK_THAT(verdict.text,
+             Catch::Contains("call collectives in different orders: rank 0 all_reduce #12 (sum of "
+                             "8 Float, 32 bytes; bucket 0: a), rank 1 all_reduce #12 (sum of 8 "
+                             "Float, 32 bytes; bucket 1: b)"));
+  // Sizes differ because the order does.
+  verdict = diagnose({rank_with({pending(12, "all_reduce (1 Float)", "a"),
+                                 pending(13, "all_reduce (2 Float)", "b")}),
+                      rank_with({pending(12, "all_reduce (2 Float)", "b"),
+                                 pending(13, "all_reduce (1 Float)", "a")})});
+  CHECK(verdict.kind == VerdictKind::OtherOrder);
+}
+
+TEST_CASE("doctor: replays of CUDA graphs") {
+  check(diagnose({replaying(0, 57, 1), replaying(0, 56, 3)}), VerdictKind::Absent, {1},
+        "rank 1 (node) did not enter all_reduce #2 (sum of 8 Float, 32 bytes; bucket 4: "
+        "conv2.weight … bn1.bias) of CUDA graph 0, replay 57; it is at step 5 (0 % of a core); "
+        "rank 0 waits since 31 s");
+  auto verdict = diagnose({replaying(0, 57, 1), replaying(1, 2, 0, "all_gather (8 Float)")});
+  CHECK(verdict.kind == VerdictKind::OtherGraph);
+  CHECK_THAT(verdict.text, Catch::Contains("of CUDA graph 0, replay 57, rank 1 in all_gather #1"));
+  verdict = diagnose({replaying(0, 57, 1), replaying(0, 57, 3)});
+  CHECK(verdict.kind == VerdictKind::DeadLink);
+  CHECK(verdict.ranks == std::vector<int>{0});
+  verdict = diagnose({replaying(0, 57, 1), replaying(0, 57, 1)});
+  CHECK(verdict.kind == VerdictKind::NothingCertain);
+  CHECK_THAT(verdict.text, Catch::StartsWith("all ranks entered all_reduce #2"));
+}
+
+TEST_CASE("doctor: each rank decides by itself which steps it replays") {
+  const auto eager = [](const std::string& operation) {
+    auto rank = replaying(0, 56, 3);
+    rank.report->histories[0].collectives = {pending(100, operation)};
+    return rank;
+  };
+  // The same step, eager on one rank and in another graph on the next.
+  const auto same = {replaying(0, 57, 1), eager(kSum), replaying(1, 2, 0)};
+  CHECK(diagnose(same).kind == VerdictKind::NothingCertain);
+  auto verdict = diagnose({replaying(0, 57, 1), eager(kSum), replaying(1, 1, 3)});
+  CHECK(verdict.kind == VerdictKind::Absent);
+  CHECK(verdict.ranks == std::vector<int>{2});
+  CHECK(diagnose({replaying(0, 57, 1), eager("barrier (no tensor)")}).kind ==
+        VerdictKind::OtherGraph);
+  // Eager calls of one number are different calls.
+  auto other = eager("barrier (no tensor)");
+  other.report->histories[0].collectives.insert(other.report->histories[0].collectives.begin(),
+                                                ended(99, kSum));
+  CHECK(diagnose({eager(kSum), other}).kind == VerdictKind::OtherGraph);
+  // Rank 0 has ended the replay in which rank 1 waits.
+  auto ahead = replaying(0, 57, 3);
+  ahead.report->histories[0].collectives = {pending(100, "barrier (no tensor)", "")};
+  CHECK(diagnose({ahead, replaying(0, 57, 1)}).kind != VerdictKind::OtherGraph);
+  CHECK(diagnose({eager(kSum), replaying(0, 56, 3)}).ranks == std::vector<int>{1});
+}
+
+TEST_CASE("doctor: processes that do not run, and links that are down") {
+  auto stopped = silent("node");
+  stopped.process_state = 'T';
+  check(
+      diagnose({waiting(), stopped}), VerdictKind::Stopped, {1},
+      "rank 1 (node) is stopped by SIGSTOP (`kill -CONT 4711` resumes it), last seen 8.1 s ago "
+      "at step 5 in forward; rank 0 waits since 31 s in all_reduce #12 (sum of 8 Float, 32 bytes; "
+      "bucket 4: conv2.weight … bn1.bias)");
+  stopped.is_connected = false;  // its connection was given up
+  CHECK(diagnose({waiting(), stopped}).kind == VerdictKind::Stopped);
+  stopped.process_state = 't';
+  CHECK_THAT(diagnose({waiting(), stopped}).text, Catch::Contains("is stopped by a debugger"));
+
+  auto on_node2 = waiting();
+  on_node2.host = "node2";
+  auto verdict = diagnose({waiting(), on_node2, silent("node2")});
+  CHECK(verdict.kind == VerdictKind::Stopped);
+  CHECK_THAT(verdict.text, Catch::Contains("rank 2 (node2) does not answer, while other ranks of "
+                                           "node2 do: process 4711 is stopped"));
+  verdict = diagnose({waiting(), silent("node2"), silent("node2")});
+  CHECK(verdict.kind == VerdictKind::DeadLink);
+  CHECK(verdict.ranks == std::vector<int>{1, 2});
+  CHECK_THAT(verdict.text,
+             Catch::StartsWith("rank 0 (node) hears nothing from node2 (ranks 1-2): "));
+
+  auto lost = silent("node2");
+  lost.is_connected = false;
+  verdict = diagnose({waiting(), lost});
+  CHECK(verdict.kind == VerdictKind::Lost);
+  CHECK_FALSE(verdict.is_certain);
+
+  verdict = diagnose({rank_with({ended(12)}), waiting(), rank_with({ended(12)})});
+  CHECK(verdict.kind == VerdictKind::DeadLink);
+  CHECK(verdict.ranks == std::vector<int>{1});
+  CHECK_THAT(verdict.text, Catch::Contains("ranks 0, 2 ended all_reduce #12") &&
+                               Catch::Contains(", and rank 1 (node) did not"));
+}
+
+TEST_CASE("doctor: what must not be a verdict") {
+  // All ranks are in one collective.
+  auto verdict = diagnose({waiting(), waiting()});
+  CHECK(verdict.kind == VerdictKind::NothingCertain);
+  CHECK(verdict.ranks.empty());
+  // No rank waits.
+  verdict = diagnose({absent("forward", 90), absent("forward", 95)});
+  check(verdict, VerdictKind::NothingCertain, {},
+        "no rank waits for another one; rank 0 (node) is at step 5 in forward");
+  // A running job waits for a moment.
+  auto short_wait = pending(12);
+  short_wait.enqueued_ms = 900;
+  const auto waits_briefly = rank_with({ended(11), short_wait});
+  CHECK(diagnose({waits_briefly, absent("forward", 90)}, 1s).kind == VerdictKind::NothingCertain);
+  CHECK(diagnose({waits_briefly, absent("forward", 90)}).kind == VerdictKind::Computes);
+  // A collective that a rank calls while it computes is no reason to end the job.
+  CHECK_FALSE(diagnose({waiting(), absent("forward", 90)}).is_certain);
+}
+
+TEST_CASE("doctor: words for ranks") {
+  CHECK(detail::rank_words({3}) == "rank 3");
+  CHECK(detail::rank_words({0, 1, 2, 5, 7, 8}) == "ranks 0-2, 5, 7-8");
+  std::vector<int> even;
+  for (int rank = 0; rank < 200; rank += 2) {
+    even.push_back(rank);
+  }
+  CHECK_THAT(detail::rank_words(even), Catch::Contains("30, … (100 in all)"));
+}
+
+TEST_CASE("doctor: a report travels whole, and within its limits", "[locale]") {
+  auto report = *waiting().report;
+  report.cpu_percent = 97;
+  report.histories[0].graphs = replaying(1, 5, 2).report->histories[0].graphs;
+  const auto bytes = detail::encode_report(report);
+  REQUIRE(detail::try_decode_message<RankReport>(bytes) == report);
+  for (std::size_t size = 0; size < bytes.size(); ++size) {
+    REQUIRE_FALSE(detail::try_decode_message<RankReport>(bytes.substr(0, size)));
+  }
+  // The largest report that a program can cause.
+  const std::string text(5000, 'x');
+  RankReport large;
+  large.position.where = text;
+  for (std::size_t i = 0; i < 2 * detail::kMaxPositionGroups; ++i) {
+    large.position.groups.push_back({.id = text, .operation = text, .label = text});
+    auto& history = large.histories.emplace_back();
+    history.collectives.resize(i < 4 ? 200 : 1, {.operation = text, .label = text, .dtype = text});
+  }
+  large.histories[0].collectives.back().number = 7;
+  large.histories[1].graphs.resize(20, {.nodes = large.histories[1].collectives});
+  const auto sent = detail::encode_report(large);
+  REQUIRE(sent.size() <= detail::kMaxPayloadBytes);
+  const auto read = detail::try_decode_message<RankReport>(sent);
+  REQUIRE(read);
+  CHECK(read->histories[0].collectives.size() == detail::kMaxHistoryEntries);
+  CHECK(read->histories[0].collectives.back().number == 7);  // the newest
+}
+
+TEST_CASE("doctor: the file of a report has every rank", "[locale]") {
+  detail::JobReport report{.evidence = {waiting(), silent("node2"), replaying(0, 57, 1)},
+                           .cause = std::nullopt,
+                           .verdict = {}};
+  report.evidence[1].process_state = 'T';
+  report.evidence[1].host = "bad \xff host";
+  report.verdict = diagnose(report.evidence);
+  const auto text = detail::to_json(report);
+  for (const auto* part :
+       {"\"reason\": \"request\"", "\"kind\": \"stopped process\"", "\"certain\": false",
+        "\"process_state\": \"T\"", "\"answered\": false", "\"silent_ms\": 8100",
+        "\"operation\": \"all_reduce (sum of 8 Float, 32 bytes)\"",
+        "\"label\": \"bucket 4: conv2.weight … bn1.bias\"", "\"state\": \"started\"",
+        "\"enqueued_ms\": 31400", "\"graph\": 0", "\"replays\": 57", "\"waited_ms\": 31000"}) {
+    CHECK_THAT(text, Catch::Contains(part));
+  }
+}
+
+}  // namespace
+}  // namespace ddp::test
