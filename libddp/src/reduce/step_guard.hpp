@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <unordered_set>
+#include <vector>
 
 #include "reduce/backward_pass.hpp"
 
@@ -25,6 +26,12 @@ class StepGuard {
   static void check_all(const NamedParameters& updated);
   /// The same without what waits under no_sync(): call it before the gradients are measured.
   static void check_ended(const NamedParameters& measured);
+  /// The checks of these models, without models in a join, where ranks make other numbers of steps.
+  /// Empty inside a backward and while a ReplicaCheck::Hold lives.
+  static std::vector<ReplicaCheck*> replica_checks(const NamedParameters& updated);
+  bool owns_any(const NamedParameters& parameters) const;
+  /// Of this model; nullptr: off.
+  std::shared_ptr<ReplicaCheck>& replicas() const { return parts_.replicas; }
   /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
   void check_complete() const;
   /// The same, unless zero_grad() dropped the gradients of that backward.
@@ -38,7 +45,6 @@ class StepGuard {
   static std::shared_ptr<Registry> registry_of_thread();
   static void ask_owners(const NamedParameters& parameters,
                          const std::function<void(StepGuard&)>& check);
-  bool owns_any(const NamedParameters& parameters) const;
   bool holds_gradients() const;
   void check_waiting();
 

@@ -16,6 +16,7 @@
 #include "ddp/reduce/model_summary.hpp"
 #include "reduce/model/join_scope.hpp"
 #include "reduce/model/model_parts.hpp"
+#include "reduce/model/replica_check.hpp"
 #include "reduce/model/replica_sync.hpp"
 #include "reduce/sparse_gradients.hpp"
 
@@ -136,6 +137,8 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
                                                               options.static_graph);
   parts_->reducer =
       std::make_unique<Reducer>(std::move(trained), parts_->communicator, options, sparse);
+  parts_->reducer->guard().replicas() = detail::make_replica_check(
+      own.parameters, parts_->communicator, options, parts_->reducer->of_model());
   if (options.seed_ranks) {
     detail::seed_ranks_differently(parts_->communicator->rank());
   }

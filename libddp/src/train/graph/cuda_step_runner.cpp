@@ -16,6 +16,7 @@
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ops/shared/flop_counter.hpp"
+#include "reduce/model/replica_check.hpp"
 #include "reduce/reducer.hpp"
 #include "train/graph/graph_pool.hpp"
 #include "train/graph/step_cache.hpp"
@@ -108,6 +109,8 @@ class CudaStepRunner final : public StepRunner {
 
   StepDone run(StepCall& call) override {
     (*check_job_)();
+    check_replicas();
+    const ReplicaCheck::Hold hold;  // replays run no Optimizer::step, so no rank checks in there
     ++sequence_;
     try {
       ring_->begin(sequence_);
@@ -146,6 +149,30 @@ class CudaStepRunner final : public StepRunner {
   }
 
  private:
+  /// Between two steps, on all ranks after the same ones.
+  void check_replicas() {
+    if (parts_.optimizers.empty() || is_joining()) {
+      return;
+    }
+    ++num_steps_;
+    for (auto* model : parts_.models) {
+      const auto& replicas = model->reducer().guard().replicas();
+      if (replicas != nullptr && replicas->is_due(num_steps_)) {
+        replicas->run([&] { return states_of(*model); }, num_steps_);
+      }
+    }
+  }
+
+  std::vector<StateDict> states_of(const DataParallelModel& model) const {
+    std::vector<StateDict> states;
+    for (const auto* optimizer : parts_.optimizers) {
+      if (model.reducer().guard().owns_any(optimizer->named_parameters())) {
+        states.push_back(optimizer->replicated_state());
+      }
+    }
+    return states;
+  }
+
   StepDone run_fed(StepCall& call) {
     if (!captures_enabled_) {
       return run_eager(call);
@@ -326,6 +353,7 @@ class CudaStepRunner final : public StepRunner {
   StepCache cache_;
   bool captures_enabled_;
   bool uses_device_numbers_;  // so that float64 weights get the same rate on all ranks
+  int64_t num_steps_ = 0;     // that check_replicas() counted
   uint64_t sequence_ = 0;     // of the current or last call
   GraphedStepCounts counts_;
 };
