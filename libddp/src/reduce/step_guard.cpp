@@ -78,6 +78,11 @@ void StepGuard::ask_owners(const NamedParameters& parameters,
 }
 
 void StepGuard::check_all(const NamedParameters& updated) {
+  ask_owners(updated, [](const StepGuard& guard) {
+    if (is_rehearsal(guard.parts_.gradients.probe())) {
+      throw RehearsalEnd();
+    }
+  });
   check_ended(updated);
   ask_owners(updated, [](StepGuard& guard) { guard.check_waiting(); });
 }

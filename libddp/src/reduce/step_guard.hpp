@@ -19,10 +19,11 @@ class StepGuard {
   StepGuard(const StepGuard&) = delete;
   StepGuard& operator=(const StepGuard&) = delete;
 
-  /// Call before a step that updates these parameters. Asks the models of this thread that own one
-  /// of them. Throws MismatchError if .grad is of a backward that did not end, and SettingsError
-  /// while counts of weighted_backward wait. Among several ranks, warns once where gradients of
-  /// backward() under no_sync() wait. Does nothing inside a backward.
+  /// Call before a step that updates these parameters. Ends a rehearsal (GradientProbe). Asks the
+  /// models of this thread that own one of them. Throws MismatchError if .grad is of a backward
+  /// that did not end, and SettingsError while counts of weighted_backward wait. Among several
+  /// ranks, warns once where gradients of backward() under no_sync() wait. Does nothing inside a
+  /// backward.
   static void check_all(const NamedParameters& updated);
   /// The same without what waits under no_sync(): call it before the gradients are measured.
   static void check_ended(const NamedParameters& measured);

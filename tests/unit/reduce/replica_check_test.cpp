@@ -56,4 +56,7 @@ TEST_CASE("a check is made only where replicas exist, and two are not repaired")
   CHECK(check->is_due(4));
   CHECK(check->is_due(8));
   CHECK_FALSE(check->is_due(1));
+  options.desync_check_every = -1;
+  CHECK(::testing::message_of<SettingsError>([&] { make(two, options); }).find("0 or more") !=
+        std::string::npos);
 }

@@ -291,7 +291,8 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   const bool reduces = synchronised && !parts_->frozen->covers_all();
   // Sends the next training forward's buffers during this one's backward. In a join the next
   // forward sends them, because ranks without inputs answer forwards only.
-  if (reduces && parts_->join == nullptr && sends_buffers_in_training(*this)) {
+  if (reduces && parts_->join == nullptr && sends_buffers_in_training(*this) &&
+      !detail::is_rehearsal(parts_->reducer->gradients().probe())) {
     parts_->reducer->buffers().start(tensors_only(named_buffers()), /*root=*/0);
   }
   if (reduces) {

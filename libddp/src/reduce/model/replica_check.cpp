@@ -106,6 +106,10 @@ ReplicaCheck::ReplicaCheck(NamedParameters weights, CommunicatorPtr communicator
       communicator_(std::move(communicator)),
       options_(options),
       of_model_(std::move(of_model)) {
+  if (options.desync_check_every < 0) {
+    throw SettingsError(concat("ddp.desync_check_every=", options.desync_check_every,
+                               " must be 0 or more; fix: 0 switches the check off"));
+  }
   if (options.desync_policy == DesyncPolicy::Repair && communicator_->world_size() == 2) {
     throw SettingsError(
         "ddp.desync_policy=repair needs at least 3 ranks: of 2 ranks that differ neither is known "

@@ -41,7 +41,8 @@ std::string describe_difference(const std::string& what, const ReplicaDifference
 class ReplicaCheck {
  public:
   /// `weights` are all parameters that ranks have in common; `of_model` is for messages. Throws
-  /// SettingsError for repair with two ranks, of which none is a majority.
+  /// SettingsError for a negative number of steps, and for repair with two ranks, of which none is
+  /// a majority.
   ReplicaCheck(NamedParameters weights, CommunicatorPtr communicator, const DdpOptions& options,
                std::string of_model);
 
