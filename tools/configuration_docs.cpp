@@ -47,7 +47,7 @@ resnet_ddp --config examples/configs/cifar10_resnet18_cifar_stem.yaml train.batc
 - A setting without effect also ends the program with 64, at the latest in the first step. A section has an effect if
   the program passed its options to an object of the library.
 - Some fields need a training loop: `train.grad_accum_steps`, `max_grad_norm`, `non_finite`, `label_smoothing`,
-  `mixup`, `cutmix`, `cuda_graph`, `eval_…`. They exist only if the program declares them:
+  `mixup`, `cutmix`, `cuda_graph`, `replay_check_every`, `eval_…`. They exist only if the program declares them:
   `ddp::run(argc, argv, train, {ddp::uses({"train.max_grad_norm"})})`.
 - A program may declare its own sections, `ddp::declare_section<T>("mine")`, and reads them by `cfg.section<T>("mine")`.
   `run` and `model` below belong to examples/resnet_ddp. The sections of vit_ddp, cnn_ddp, lora_ddp, gpt2_ddp, bert_ddp

@@ -148,7 +148,8 @@ TrainingLoop<Batch>::TrainingLoop(TrainingTask<Batch>& task, const TrainingParts
           [this](const StepInput<Batch>& input, const ddp::StepScalars& scalars) {
             return run_step(input, scalars);
           },
-          {.mode = settings.train.cuda_graph}),
+          {.mode = settings.train.cuda_graph,
+           .replay_check_every = settings.train.replay_check_every}),
       evaluation_(
           parts_.context, {.models = {&parts_.model}},
           [this](const Batch& batch, const ddp::StepScalars&) {

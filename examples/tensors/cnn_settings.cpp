@@ -49,7 +49,8 @@ std::vector<ddp::Section> cnn_sections() {
           {"data", [](ddp::FieldVisitor&) {}},  // for images
           ddp::uses({"train.grad_accum_steps", "train.max_grad_norm", "train.non_finite",
                      "train.label_smoothing", "train.eval_every", "train.eval_every_steps",
-                     "train.eval_first", "train.eval_batch_size", "train.cuda_graph"})};
+                     "train.eval_first", "train.eval_batch_size", "train.cuda_graph",
+                     "train.replay_check_every"})};
 }
 
 models::SimpleCnn make_cnn(const CnnSettings& settings, const TensorData& data,

@@ -68,7 +68,7 @@ case $scenario in
     steps=60
     [ "$(basename "$program")" = lora_ddp ] && steps=24
     (cd "$(dirname "$data")/.." && exec mpirun -n "$ranks" "$program" context.device=cpu train.max_steps=$steps loader.num_workers=1 \
-      metrics.dir="$work/runs" metrics.progress=plain > "$work/1.log" 2>&1) || fail "exit code $?"
+      ddp.desync_check_every=1 metrics.dir="$work/runs" metrics.progress=plain > "$work/1.log" 2>&1) || fail "exit code $?"
     grep -E "^(eval|token|tokens/s|adapters|base|trainable)" "$work/1.log"
     sed -n 's/^eval loss *\([0-9.]*\) before training, \([0-9.]*\) after.*/\1 \2/p' "$work/1.log" |
       awk '{ found = 1; exit !($2 < 0.9 * $1) } END { if (!found) exit 1 }' || fail "the evaluation loss did not fall"

@@ -38,7 +38,7 @@ run() { run_on "$ranks" "$@"; }
 
 case $scenario in
   learns)
-    (run "$work/1.log" train.max_steps=20) || fail "exit code $?"
+    (run "$work/1.log" train.max_steps=20 ddp.desync_check_every=1) || fail "exit code $?"
     loss_falls "$work/1.log" 0.97
     [ -n "$(hash_of "$work/1.log")" ] || fail "no hash of the parameters"
     grep -q "^test accuracy .* of 163 images" "$work/1.log" || fail "not every test image was counted once"
@@ -231,7 +231,8 @@ case $scenario in
     ;;
   averages)
     saving=(checkpoint.dir="$work/checkpoints" checkpoint.keep_best=min)
-    (run "$work/1.log" train.max_steps=10 train.eval_every_steps=5 model.ema_decay=0.9 "${saving[@]}") || fail "exit code $?"
+    (run "$work/1.log" train.max_steps=10 train.eval_every_steps=5 model.ema_decay=0.9 \
+      ddp.desync_check_every=1 "${saving[@]}") || fail "exit code $?"
     grep -q "^test accuracy .*, by the averages of weights and buffers" "$work/1.log" || fail "the summary does not name the averages"
     (run "$work/2.log" checkpoint.resume=best model.ema_decay=0.9 "${saving[@]}") || fail "exit code $? of the evaluation of the best"
     metric=$(sed -n 's/.*loaded .*, metric \([0-9.]*\).*/\1/p' "$work/2.log")

@@ -10,9 +10,7 @@
 #endif
 
 namespace ddp::detail {
-namespace {
 
-// Whether this thread's current CUDA stream is capturing. Never initializes CUDA.
 bool stream_is_capturing() {
 #ifdef DDP_HAS_CUDA
   // A program without a CUDA context cannot capture, and this query must not make a context.
@@ -23,8 +21,6 @@ bool stream_is_capturing() {
   return false;
 #endif
 }
-
-}  // namespace
 
 void refuse_to_make_while_capturing(const std::string& what) {
   if (stream_is_capturing()) {

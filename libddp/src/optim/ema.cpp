@@ -13,6 +13,7 @@
 #include "optim/flat/averages.hpp"
 #include "optim/state_check.hpp"
 #include "optim/tensor_groups.hpp"
+#include "reduce/model/replica_check.hpp"
 #include "reduce/reducer.hpp"
 
 namespace ddp {
@@ -55,7 +56,16 @@ struct Ema::State {
   NamedParameters averages = {};
   detail::FlatAverages flat = {};
   bool swapped = false;
+  std::shared_ptr<const detail::ReplicaCheck::Source> compared = nullptr;
 
+  // Each rank averages its own buffers, so only averages of parameters are equal on all ranks.
+  NamedParameters replicated() const {
+    NamedParameters common;
+    for (size_t i = 0; i < num_parameters; ++i) {
+      common.push_back({"EMA of " + averages[i].name, averages[i].tensor});
+    }
+    return common;
+  }
   // A module may replace a buffer's tensor instead of writing to it.
   void reread_buffers() {
     if (model == nullptr) {
@@ -116,6 +126,9 @@ Ema::Ema(const DataParallelModel& model, const EmaOptions& options)
     : Ema(parameters_and_buffers(model), options) {
   state_->num_parameters = model.trained_parameters().size();
   state_->model = &model;
+  if (const auto& replicas = model.reducer().guard().replicas()) {
+    state_->compared = replicas->add_source([state = state_.get()] { return state->replicated(); });
+  }
 }
 Ema::~Ema() = default;
 

@@ -224,6 +224,16 @@ StateDict ListOptimizer::state_dict() const {
   return state;
 }
 
+StateDict ListOptimizer::replicated_state() const {
+  StateDict state;
+  for (const Chunk& chunk : chunks_) {
+    for (const ParameterState& member : chunk.members) {
+      add_unchecked_to(state, member, *rule_);
+    }
+  }
+  return state;
+}
+
 void ListOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());

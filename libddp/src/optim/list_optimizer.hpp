@@ -31,6 +31,7 @@ class ListOptimizer final : public Optimizer {
   bool capturable() const override { return true; }
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
+  StateDict replicated_state() const override;
 
  private:
   struct Chunk {

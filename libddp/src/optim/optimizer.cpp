@@ -4,7 +4,9 @@
 #include <ATen/Functions.h>
 
 #include "ddp/detail/check.hpp"
+#include "optim/capture.hpp"
 #include "optim/on_device.hpp"
+#include "reduce/model/replica_check.hpp"
 #include "reduce/step_guard.hpp"
 
 namespace ddp {
@@ -29,8 +31,18 @@ std::vector<at::Tensor> Optimizer::gradients() const {
   return gradients;
 }
 
-void Optimizer::require_means() const {
+void Optimizer::require_means() {
   detail::StepGuard::check_all(named_parameters());
+  const auto checks = detail::StepGuard::replica_checks(named_parameters());
+  if (checks.empty() || detail::stream_is_capturing()) {
+    return;
+  }
+  ++num_watched_steps_;
+  for (const auto* check : checks) {
+    if (check->is_due(num_watched_steps_)) {
+      check->run([this] { return std::vector{replicated_state()}; }, num_watched_steps_);
+    }
+  }
 }
 
 void Optimizer::zero_grad() {

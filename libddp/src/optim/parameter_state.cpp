@@ -29,6 +29,12 @@ void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule&
   if (parameter.has_state) {
     check_leaf(parameter);
     update_master(parameter);
+    add_unchecked_to(state, parameter, rule);
+  }
+}
+
+void add_unchecked_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule) {
+  if (parameter.has_state) {
     state.tensors.merge(tensors_of(parameter, rule));
   }
 }

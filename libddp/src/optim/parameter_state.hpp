@@ -39,6 +39,9 @@ std::map<StateKey, at::Tensor> tensors_of(const ParameterState& parameter, const
 /// Adds the tensors of a parameter with state. First checks its leaf and updates its master.
 void add_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule);
 
+/// Adds the tensors of a parameter with state as they are.
+void add_unchecked_to(StateDict& state, const ParameterState& parameter, const UpdateRule& rule);
+
 /// The gradient of a parameter, possibly undefined. Throws SettingsError if it is sparse or sharded
 /// over the ranks.
 const at::Tensor& checked_gradient(const std::string& name, const at::Tensor& leaf);

@@ -190,6 +190,15 @@ StateDict TorchOptimizer::state_dict() const {
   return dict;
 }
 
+// Classes whose state cannot be saved are compared by their parameters alone.
+StateDict TorchOptimizer::replicated_state() const {
+  try {
+    return state_dict();
+  } catch (const SettingsError&) {
+    return {};
+  }
+}
+
 void TorchOptimizer::load_state_dict(const StateDict& dict) {
   const at::NoGradGuard no_grad;
   StateCheck check(dict, state_name());

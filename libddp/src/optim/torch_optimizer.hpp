@@ -24,6 +24,7 @@ class TorchOptimizer final : public Optimizer {
   bool capturable() const override { return false; }
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
+  StateDict replicated_state() const override;
   /// Throws SettingsError if state_dict() would.
   void require_savable() const;
 

@@ -378,7 +378,7 @@ void BackwardPass::launch(int index) {
     parts_.timing.record_first_reduction();
   }
   parts_.reductions.start(first, last);
-  if (last + 1 == buckets.size()) {
+  if (last + 1 == buckets.size() && !is_rehearsal(parts_.gradients.probe())) {
     parts_.unused.start_map();
   }
 }

@@ -19,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -39,6 +40,8 @@
 #include "reduce/weighted_mean.hpp"
 
 namespace ddp::detail {
+
+class ReplicaCheck;
 
 /// The parts of a Reducer. Each part knows only the parts above it.
 struct ReducerParts {
@@ -72,6 +75,7 @@ struct ReducerParts {
   BucketTuner tuner;
   PassTiming timing;
   BufferBroadcast buffers;
+  std::shared_ptr<ReplicaCheck> replicas = nullptr;  // nullptr: off
 };
 
 /// Any thread: hooks run on the engine's threads, and another model's hook may launch buckets.

@@ -12,6 +12,35 @@ constexpr double kBytesPerMib = 1024.0 * 1024.0;
 constexpr double kDefaultBucketCapMb = 25;
 constexpr double kDefaultFirstBucketMb = 1;
 
+void describe_hooks(DdpOptions& options, FieldVisitor& visitor) {
+  visitor.field({.name = "comm_hook",
+                 .doc = "How a bucket is reduced. none: all-reduce in the gradients' dtype."},
+                options.comm_hook, detail::comm_hook_names());
+  visitor.field({.name = "powersgd_rank", .doc = "Rank of PowerSGD's approximation.", .min = 1},
+                options.powersgd_rank);
+  visitor.field({.name = "powersgd_start_step",
+                 .doc = "Steps reduced in full before PowerSGD begins.",
+                 .unit = "steps",
+                 .min = 0},
+                options.powersgd_start_step);
+}
+
+void describe_checks(DdpOptions& options, FieldVisitor& visitor) {
+  visitor.field({.name = "desync_check_every",
+                 .doc = "Steps of the optimizer between comparisons of parameters and optimizer "
+                        "state across ranks, by hashes. 0: never.",
+                 .unit = "steps",
+                 .min = 0},
+                options.desync_check_every);
+  visitor.field({.name = "desync_policy",
+                 .doc = "Action if ranks differ. error: end the run with 70. warn: log and go on. "
+                        "repair: copy from the majority of 3 or more ranks."},
+                options.desync_policy,
+                {{"error", DesyncPolicy::Error},
+                 {"warn", DesyncPolicy::Warn},
+                 {"repair", DesyncPolicy::Repair}});
+}
+
 }  // namespace
 
 void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
@@ -55,16 +84,7 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
   visitor.field({.name = "parameters_to_ignore",
                  .doc = "Names of parameters and buffers excluded from synchronization."},
                 options.parameters_to_ignore);
-  visitor.field({.name = "comm_hook",
-                 .doc = "How a bucket is reduced. none: all-reduce in the gradients' dtype."},
-                options.comm_hook, detail::comm_hook_names());
-  visitor.field({.name = "powersgd_rank", .doc = "Rank of PowerSGD's approximation.", .min = 1},
-                options.powersgd_rank);
-  visitor.field({.name = "powersgd_start_step",
-                 .doc = "Steps reduced in full before PowerSGD begins.",
-                 .unit = "steps",
-                 .min = 0},
-                options.powersgd_start_step);
+  describe_hooks(options, visitor);
   visitor.field({.name = "fp32_grads",
                  .doc = "Keep and reduce the gradients of bf16 and fp16 parameters in float32."},
                 options.fp32_grads);
@@ -73,6 +93,7 @@ void describe_fields(DdpOptions& options, FieldVisitor& visitor) {
        .doc = "Sparse gradients of embeddings. gather: the rows of all ranks are gathered "
               "and averaged. refuse: they are an error."},
       options.sparse, {{"refuse", SparseGradients::Refuse}, {"gather", SparseGradients::Gather}});
+  describe_checks(options, visitor);
 }
 
 std::vector<int64_t> bucket_limits_bytes(const DdpOptions& options) {

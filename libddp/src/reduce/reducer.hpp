@@ -16,6 +16,7 @@
 //   other ranks of a join go on      | take_local, restore_local | as before     | goes on
 //   a captured step is replayed      | restore_local             | the capture's | goes on
 //   a capture failed                 | state, restore            | as before     | as before
+//   a step was rehearsed             | state, restore            | as before     | as before
 //   a backward threw                 | join_broken_backward      | dropped       | as before
 //   a weighted_backward threw before | WeightedMean::undo_add    | its counts    | goes on
 //   it began a reduction             |                           | as before     |

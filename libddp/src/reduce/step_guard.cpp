@@ -11,6 +11,7 @@
 
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "reduce/model/replica_check.hpp"
 
 namespace ddp::detail {
 namespace {
@@ -77,12 +78,29 @@ void StepGuard::ask_owners(const NamedParameters& parameters,
 }
 
 void StepGuard::check_all(const NamedParameters& updated) {
+  ask_owners(updated, [](const StepGuard& guard) {
+    if (is_rehearsal(guard.parts_.gradients.probe())) {
+      throw RehearsalEnd();
+    }
+  });
   check_ended(updated);
   ask_owners(updated, [](StepGuard& guard) { guard.check_waiting(); });
 }
 
 void StepGuard::check_ended(const NamedParameters& measured) {
   ask_owners(measured, [](StepGuard& guard) { guard.check_used(); });
+}
+
+std::vector<ReplicaCheck*> StepGuard::replica_checks(const NamedParameters& updated) {
+  std::vector<ReplicaCheck*> checks;
+  if (!ReplicaCheck::is_held()) {
+    ask_owners(updated, [&](StepGuard& guard) {
+      if (guard.parts_.replicas != nullptr && !guard.parts_.mean.in_join()) {
+        checks.push_back(guard.parts_.replicas.get());
+      }
+    });
+  }
+  return checks;
 }
 
 void StepGuard::check_complete() const {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <unordered_set>
+#include <vector>
 
 #include "reduce/backward_pass.hpp"
 
@@ -18,13 +19,20 @@ class StepGuard {
   StepGuard(const StepGuard&) = delete;
   StepGuard& operator=(const StepGuard&) = delete;
 
-  /// Call before a step that updates these parameters. Asks the models of this thread that own one
-  /// of them. Throws MismatchError if .grad is of a backward that did not end, and SettingsError
-  /// while counts of weighted_backward wait. Among several ranks, warns once where gradients of
-  /// backward() under no_sync() wait. Does nothing inside a backward.
+  /// Call before a step that updates these parameters. Ends a rehearsal (GradientProbe). Asks the
+  /// models of this thread that own one of them. Throws MismatchError if .grad is of a backward
+  /// that did not end, and SettingsError while counts of weighted_backward wait. Among several
+  /// ranks, warns once where gradients of backward() under no_sync() wait. Does nothing inside a
+  /// backward.
   static void check_all(const NamedParameters& updated);
   /// The same without what waits under no_sync(): call it before the gradients are measured.
   static void check_ended(const NamedParameters& measured);
+  /// The checks of these models, without models in a join, where ranks make other numbers of steps.
+  /// Empty inside a backward and while a ReplicaCheck::Hold lives.
+  static std::vector<ReplicaCheck*> replica_checks(const NamedParameters& updated);
+  bool owns_any(const NamedParameters& parameters) const;
+  /// Of this model; nullptr: off.
+  std::shared_ptr<ReplicaCheck>& replicas() const { return parts_.replicas; }
   /// Throws MismatchError naming the parameters that the previous backward left without a gradient.
   void check_complete() const;
   /// The same, unless zero_grad() dropped the gradients of that backward.
@@ -38,7 +46,6 @@ class StepGuard {
   static std::shared_ptr<Registry> registry_of_thread();
   static void ask_owners(const NamedParameters& parameters,
                          const std::function<void(StepGuard&)>& check);
-  bool owns_any(const NamedParameters& parameters) const;
   bool holds_gradients() const;
   void check_waiting();
 

@@ -40,7 +40,7 @@ void UnusedParameters::start_map() {
 }
 
 std::vector<bool> UnusedParameters::finish_map() {
-  if (!reads_map()) {
+  if (!reads_map() || work_ == nullptr) {  // a rehearsal starts no map
     return is_static_ ? history_.used_by_any : used_;
   }
   work_->wait();

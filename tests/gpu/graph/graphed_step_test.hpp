@@ -58,6 +58,7 @@ struct Setup {
   bool weighted = false;
   bool ema = false;
   int64_t refuse_host_waits_after = -1;
+  int64_t replay_check_every = 0;
   std::function<void(const at::Tensor& loss)> before_backward = {};
   std::function<void(const at::Tensor& loss)> after_step = {};
 };
@@ -92,7 +93,7 @@ class Trainer {
         [this](const std::vector<Batch>& batches, const StepScalars& scalars) {
           return run(batches, scalars);
         },
-        GraphedStepOptions{.mode = mode});
+        GraphedStepOptions{.mode = mode, .replay_check_every = setup_.replay_check_every});
   }
 
   StepResult<std::vector<at::Tensor>> step(const std::vector<Batch>& batches, int64_t i) {

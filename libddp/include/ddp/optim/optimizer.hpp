@@ -76,14 +76,17 @@ class Optimizer : public Stateful {
   virtual bool capturable() const = 0;          ///< a CUDA graph may capture step()
 
   void zero_grad();  ///< makes every `.grad` undefined; writes no memory
+  /// The state that all ranks have in common, for ddp.desync_check_every. Only whole tensors count.
+  virtual StateDict replicated_state() const { return state_dict(); }
   std::string state_name() const override { return "optimizer"; }
   /// Changes when step() must be captured again: after state was loaded or moved with parameters.
   int64_t capture_version() const { return capture_version_; }
 
  protected:
   /// Call at the start of step(). Throws MismatchError or SettingsError if a wrapped model of this
-  /// thread has gradients of these parameters that no backward averaged.
-  void require_means() const;
+  /// thread has gradients of these parameters that no backward averaged, and MismatchError if
+  /// ddp.desync_check_every found different replicas.
+  void require_means();
   /// int32 [2] on `device`, made by the first call: the number of scans with findings, and the
   /// index of the first such parameter in the last of them.
   const at::Tensor& non_finite_counts(at::Device device);
@@ -92,6 +95,7 @@ class Optimizer : public Stateful {
 
  private:
   at::Tensor non_finite_counts_;
+  int64_t num_watched_steps_ = 0;  // of models with ddp.desync_check_every
 };
 
 }  // namespace ddp

@@ -31,6 +31,9 @@ enum class SparseGradients {
   Gather,  ///< rows of all ranks are gathered; docs/semantics.md, "Sparse gradients"
 };
 
+/// What happens when replicas differ: see DdpOptions::desync_check_every.
+enum class DesyncPolicy { Error, Warn, Repair };
+
 inline constexpr NumberOrAuto kAutoBuckets = std::nullopt;  ///< ddp.bucket_cap_mb=auto
 
 /// Names and defaults are PyTorch's; docs/configuration.md describes each setting.
@@ -48,6 +51,8 @@ struct DdpOptions {
   int64_t powersgd_start_step = 1000;
   bool fp32_grads = true;
   SparseGradients sparse = SparseGradients::Refuse;
+  int64_t desync_check_every = 0;  ///< steps between comparisons of the replicas; 0: never
+  DesyncPolicy desync_policy = DesyncPolicy::Error;
   std::string name = "model";  ///< not a setting: names the model in messages and checkpoints
   bool logs_summary = false;   ///< not a setting, set by --summary: rank 0 logs model_summary()
   detail::UsageMark usage{};   ///< not a setting: set when a library object receives these options

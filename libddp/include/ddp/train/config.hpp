@@ -45,8 +45,9 @@ class Config {
   /// `sections` declares the program's sections and uses(). A program's section may have the name
   /// of a library section. It then sets the defaults of the keys that it describes, in the member
   /// of this class. The library's other keys of that section become unknown. grad_accum_steps,
-  /// max_grad_norm, non_finite, label_smoothing, mixup, cutmix, cuda_graph and eval_… of section
-  /// train are refused unless uses() names them or the program declares section train.
+  /// max_grad_norm, non_finite, label_smoothing, mixup, cutmix, cuda_graph, replay_check_every and
+  /// eval_… of section train are refused unless uses() names them or the program declares section
+  /// train.
   ///
   /// Fills in unset settings: loader.batch_size and train.batch_size from each other, and
   /// lr_schedule.total_steps from train.max_steps. If only train.epochs is set, max_steps is 0.

@@ -25,6 +25,8 @@ struct GraphedStepOptions {
   /// rebuilt. Each later capture needs one eager step of the same batch shape.
   int64_t warmup_steps = 3;
   int64_t max_graphs = 8;  ///< graphs cached at a time; further combinations run eagerly
+  /// train.replay_check_every: calls between checks that this device computes a step twice alike.
+  int64_t replay_check_every = 0;
   std::string name = "the training step";  ///< in messages
 };
 
@@ -48,6 +50,7 @@ struct TrainOptions {
   bool eval_first = false;       ///< also evaluate before the first step
   int64_t eval_batch_size = 0;   ///< samples per rank; 0: batch_size
   CudaGraph cuda_graph = CudaGraph::Auto;  ///< run training and evaluation steps as CUDA graphs
+  int64_t replay_check_every = 0;          ///< steps between two runs of one step; 0: never
   bool deterministic = false;              ///< use only kernels with bitwise reproducible results
   bool cudnn_benchmark = true;             ///< cuDNN tries its algorithms once per shape
   bool allow_tf32 = false;                 ///< float32 matrix products in TF32 on CUDA

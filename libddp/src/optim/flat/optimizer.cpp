@@ -360,6 +360,14 @@ StateDict FlatOptimizer::state_dict() const {
   return state;
 }
 
+StateDict FlatOptimizer::replicated_state() const {
+  StateDict state;
+  for (const ParameterState& parameter : states_) {
+    add_unchecked_to(state, parameter, *rule_);
+  }
+  return state;
+}
+
 void FlatOptimizer::load_state_dict(const StateDict& state) {
   const at::NoGradGuard no_grad;
   StateCheck check(state, state_name());

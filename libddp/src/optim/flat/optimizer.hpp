@@ -47,6 +47,7 @@ class FlatOptimizer final : public Optimizer {
 
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
+  StateDict replicated_state() const override;
 
  private:
   void prepare_storage();

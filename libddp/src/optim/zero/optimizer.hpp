@@ -58,6 +58,7 @@ class ZeroOptimizer final : public Optimizer, public ShardedGradients {
   StateDict state_dict() const override;
   /// The state may be whole, or have parts of any division that cover this rank's.
   void load_state_dict(const StateDict& state) override;
+  StateDict replicated_state() const override { return {}; }  ///< each part has one owner
 
  private:
   void assign_shards();

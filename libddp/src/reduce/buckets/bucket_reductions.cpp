@@ -96,6 +96,16 @@ c10::Stream BucketReductions::stream_behind_gradients(size_t first, size_t last)
   return behind;
 }
 
+// Returns whether the backward is rehearsed: nothing is sent.
+bool BucketReductions::record_hashes(size_t first, size_t last) const {
+  const GradientProbe* probe = gradients_.probe();
+  for (size_t b = first; b <= last && probe != nullptr; ++b) {
+    const auto index = static_cast<int>(b);
+    probe->record(index, gradients_.bucket_buffer(index));
+  }
+  return is_rehearsal(probe);
+}
+
 void BucketReductions::start(size_t first, size_t last) {
   const at::NoGradGuard no_grad;
   const ops::AutocastOff autocast_off(device().type());
@@ -103,6 +113,9 @@ void BucketReductions::start(size_t first, size_t last) {
   std::optional<c10::StreamGuard> guard;
   if (!device().is_cpu()) {
     guard.emplace(stream_behind_gradients(first, last));
+  }
+  if (record_hashes(first, last)) {
+    return;
   }
   std::optional<GroupScope> group(std::in_place, *communicator_);
   if (first == 0) {
@@ -185,6 +198,9 @@ void BucketReductions::finish() {
   }
   if (std::exchange(uses_launch_stream_, false)) {  // a captured stream has to be joined
     wait_for(*launch_stream_, current_stream(device()));
+  }
+  if (is_rehearsal(gradients_.probe())) {
+    throw RehearsalEnd();
   }
 }
 

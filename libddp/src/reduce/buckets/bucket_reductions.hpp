@@ -45,7 +45,8 @@ class BucketReductions {
   /// Starts buckets [first, last], which share one group call.
   void start(size_t first, size_t last);
   /// Waits for all reductions and leaves the means in the buckets. Waits for all even if one
-  /// throws: any other reduction would write into the next step's gradients.
+  /// throws: any other reduction would write into the next step's gradients. Throws RehearsalEnd at
+  /// the end of a rehearsal, which started none.
   void finish();
 
   /// Makes the current stream wait for reductions of a backward that an exception ended.
@@ -62,6 +63,7 @@ class BucketReductions {
     std::vector<c10::Stream> writers;  // on which ops wrote slots
   };
 
+  bool record_hashes(size_t first, size_t last) const;
   c10::Stream stream_behind_gradients(size_t first, size_t last);
   void finish_bucket(size_t index);
   void copy_hook_result(GradBucket& bucket) const;

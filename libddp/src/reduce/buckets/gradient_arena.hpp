@@ -20,6 +20,7 @@
 #include "ddp/reduce/options.hpp"
 #include "ops/shared/grad_slot.hpp"
 #include "reduce/buckets/bucket_layout.hpp"
+#include "reduce/buckets/gradient_probe.hpp"
 
 namespace ddp {
 
@@ -78,6 +79,8 @@ class GradientArena {
   /// From now on each rank reduces only its part of each bucket.
   void shard();
   bool is_sharded() const { return is_sharded_; }
+  /// Records the backwards from when it is set on; nullptr: none. It outlives them.
+  const GradientProbe*& probe() { return probe_; }
   const ops::GradSlot& slot(int parameter) const {
     return gradients_[static_cast<size_t>(parameter)].slot;
   }
@@ -151,6 +154,7 @@ class GradientArena {
   std::vector<at::Tensor> buffers_;      // by bucket; a hook may replace GradBucket::buffer
   std::vector<Gradient> gradients_;      // by parameter
   bool is_sharded_ = false;
+  const GradientProbe* probe_ = nullptr;
 };
 
 }  // namespace ddp::detail

@@ -17,6 +17,7 @@
 #include "ddp/reduce/model_summary.hpp"
 #include "reduce/model/join_scope.hpp"
 #include "reduce/model/model_parts.hpp"
+#include "reduce/model/replica_check.hpp"
 #include "reduce/model/replica_sync.hpp"
 #include "reduce/sparse_gradients.hpp"
 
@@ -137,6 +138,8 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
                                                               options.static_graph);
   parts_->reducer =
       std::make_unique<Reducer>(std::move(trained), parts_->communicator, options, sparse);
+  parts_->reducer->guard().replicas() = detail::make_replica_check(
+      own.parameters, parts_->communicator, options, parts_->reducer->of_model());
   if (options.seed_ranks) {
     detail::seed_ranks_differently(parts_->communicator->rank());
   }
@@ -290,7 +293,8 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   const bool reduces = synchronised && !parts_->frozen->covers_all();
   // Sends the next training forward's buffers during this one's backward. In a join the next
   // forward sends them, because ranks without inputs answer forwards only.
-  if (reduces && parts_->join == nullptr && sends_buffers_in_training(*this)) {
+  if (reduces && parts_->join == nullptr && sends_buffers_in_training(*this) &&
+      !detail::is_rehearsal(parts_->reducer->gradients().probe())) {
     parts_->reducer->buffers().start(tensors_only(named_buffers()), /*root=*/0);
   }
   if (reduces) {

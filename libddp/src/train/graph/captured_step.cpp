@@ -269,7 +269,13 @@ void CapturedStep::set_arguments(const StepCall& call, uint64_t sequence) {
 
 // The part of a capture that the graph records.
 void CapturedStep::run(const Request& request) {
-  auto output = request.call.run(request.feed.scalars());
+  StepOutput output;
+  try {
+    output = request.call.run(request.feed.scalars());
+  } catch (const RehearsalEnd&) {
+    is_rehearsal_ = true;
+    return;
+  }
   const auto logged = StepRing::scalars_of(output.tensors);
   publish(logged, request.feed, request.ring);
   num_scalars_ = static_cast<int>(logged.size());

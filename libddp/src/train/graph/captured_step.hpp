@@ -86,6 +86,9 @@ class CapturedStep final : public StepGraph {
   void set_buffers(BufferStates left) { buffers_left_ = std::move(left); }
   void instantiate() { graph_.instantiate(); }
 
+  /// Whether the call was a rehearsal: its graph ends behind the backward, and has no outputs.
+  bool is_rehearsal() const { return is_rehearsal_; }
+
   bool has_backward() const override { return gradients_before_.has_value(); }
   bool gradients_match() const override;
   int64_t num_nodes() const override { return graph_.num_nodes(); }
@@ -105,6 +108,7 @@ class CapturedStep final : public StepGraph {
   CapturedGraph graph_;
   std::shared_ptr<const void> object_;  // destroyed before the graph, which owns its memory
   int num_scalars_ = 0;
+  bool is_rehearsal_ = false;
   std::optional<uint64_t> gradients_before_;
   std::vector<Reducer::Local> left_;  // one per model
   BufferStates buffers_left_;

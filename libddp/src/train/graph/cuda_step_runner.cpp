@@ -16,8 +16,10 @@
 #include "ddp/detail/model_weights.hpp"
 #include "ddp/detail/trace_scope.hpp"
 #include "ops/shared/flop_counter.hpp"
+#include "reduce/model/replica_check.hpp"
 #include "reduce/reducer.hpp"
 #include "train/graph/graph_pool.hpp"
+#include "train/graph/replay_check.hpp"
 #include "train/graph/step_cache.hpp"
 #include "train/graph/step_capture.hpp"
 #include "train/graph/step_feed.hpp"
@@ -98,7 +100,8 @@ class CudaStepRunner final : public StepRunner {
         feed_(device_),
         cache_(parts_, options_, device_, context.is_main()),
         captures_enabled_(options_.mode != CudaGraph::Off),
-        uses_device_numbers_(captures_enabled_) {
+        uses_device_numbers_(captures_enabled_),
+        replay_check_(make_replay_check(context, parts_, options_)) {
     for (auto* model : parts_.models) {
       if (captures_enabled_) {
         model->reducer().runs_in_graphs() = true;
@@ -108,6 +111,9 @@ class CudaStepRunner final : public StepRunner {
 
   StepDone run(StepCall& call) override {
     (*check_job_)();
+    check_replicas();
+    const ReplicaCheck::Hold hold;  // replays run no Optimizer::step, so no rank checks in there
+    is_checked_ = replay_check_ != nullptr && replay_check_->begin_step();
     ++sequence_;
     try {
       ring_->begin(sequence_);
@@ -146,6 +152,30 @@ class CudaStepRunner final : public StepRunner {
   }
 
  private:
+  /// Between two steps, on all ranks after the same ones.
+  void check_replicas() {
+    if (parts_.optimizers.empty() || is_joining()) {
+      return;
+    }
+    ++num_steps_;
+    for (auto* model : parts_.models) {
+      const auto& replicas = model->reducer().guard().replicas();
+      if (replicas != nullptr && replicas->is_due(num_steps_)) {
+        replicas->run([&] { return states_of(*model); }, num_steps_);
+      }
+    }
+  }
+
+  std::vector<StateDict> states_of(const DataParallelModel& model) const {
+    std::vector<StateDict> states;
+    for (const auto* optimizer : parts_.optimizers) {
+      if (model.reducer().guard().owns_any(optimizer->named_parameters())) {
+        states.push_back(optimizer->replicated_state());
+      }
+    }
+    return states;
+  }
+
   StepDone run_fed(StepCall& call) {
     if (!captures_enabled_) {
       return run_eager(call);
@@ -186,7 +216,7 @@ class CudaStepRunner final : public StepRunner {
     if (uses_device_numbers_) {  // as in the later graph, or in those of other ranks
       scalars = feed_.scalars();
     }
-    auto output = call.run(scalars);
+    auto output = is_checked_ ? replay_check_->run_eager(call, scalars) : call.run(scalars);
     const auto logged = StepRing::scalars_of(output.tensors);
     publish(logged, feed_, *ring_);
     return {std::move(output.object), ring_->log(sequence_, static_cast<int>(logged.size()))};
@@ -211,9 +241,49 @@ class CudaStepRunner final : public StepRunner {
 
   StepDone replay(StepCache::Kind& kind, StepCall& call) {
     const TraceScope trace("graphed step", "compute");
-    auto done = kind.graph->replay(call, sequence_);
+    StepDone done;
+    if (!is_checked_) {
+      done = kind.graph->replay(call, sequence_);
+    } else if (has_checked_graphs(kind, call)) {
+      replay_check_->run([&] { kind.rehearsal->replay(call, sequence_); },
+                         [&] { done = kind.recorded->replay(call, sequence_); });
+    } else {
+      return run_eager(call);
+    }
     ++counts_.replayed;
     return done;
+  }
+
+  /// Captures them for the kind's first check. They share the memory of the kind's own graph.
+  bool has_checked_graphs(StepCache::Kind& kind, StepCall& call) {
+    if (kind.rehearsal == nullptr || kind.recorded == nullptr) {
+      std::vector<Reducer::State> before;
+      for (auto* model : parts_.models) {
+        before.push_back(model->reducer().state());
+      }
+      kind.rehearsal = capture_checked(call, /*is_rehearsal=*/true);
+      kind.recorded = capture_checked(call, /*is_rehearsal=*/false);
+      for (size_t i = 0; i < before.size(); ++i) {
+        parts_.models[i]->reducer().restore(before[i]);
+      }
+    }
+    const auto fits = [](const auto& graph) {
+      return graph != nullptr && graph->gradients_match();
+    };
+    return fits(kind.rehearsal) && fits(kind.recorded);
+  }
+
+  std::unique_ptr<StepGraph> capture_checked(StepCall& call, bool is_rehearsal) {
+    const ReplayCheck::Recording recording(*replay_check_, is_rehearsal);
+    std::string reason;
+    auto graph = capture_step({context_, parts_, feed_, *ring_, pool_.get()}, call, sequence_,
+                              /*step_bytes=*/0, &reason);
+    ops::detail::note_uncounted_ops();
+    if (graph == nullptr) {
+      log_warning(concat("rank ", context_.rank(), ": ", options_.name,
+                         " runs eagerly when train.replay_check_every checks it: ", reason));
+    }
+    return graph;
   }
 
   /// Ranks that ran out of inputs wait for a flag before each forward, which a replay does not
@@ -326,7 +396,10 @@ class CudaStepRunner final : public StepRunner {
   StepCache cache_;
   bool captures_enabled_;
   bool uses_device_numbers_;  // so that float64 weights get the same rate on all ranks
-  uint64_t sequence_ = 0;     // of the current or last call
+  const std::unique_ptr<ReplayCheck> replay_check_;  // nullptr: off
+  bool is_checked_ = false;                          // the current call, by replay_check_
+  int64_t num_steps_ = 0;                            // that check_replicas() counted
+  uint64_t sequence_ = 0;                            // of the current or last call
   GraphedStepCounts counts_;
 };
 

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "train/graph/replay_check.hpp"
 #include "train/graph/step_ring.hpp"
 #include "train/graph/step_runner.hpp"
 
@@ -19,6 +20,10 @@ void check_options(const GraphedStepOptions& options, at::Device device) {
     throw SettingsError(concat("GraphedStep: max_graphs is ", options.max_graphs,
                                "; it must be at least 1; fix: CudaGraph::Off captures nothing"));
   }
+  if (options.replay_check_every < 0) {
+    throw SettingsError(concat("GraphedStep: replay_check_every is ", options.replay_check_every,
+                               "; it must be 0 or more"));
+  }
   if (options.mode == CudaGraph::On && !device.is_cuda()) {
     throw SettingsError(concat("CUDA graphs are on (train.cuda_graph=on) for ", options.name,
                                ", but this run is on ", device,
@@ -29,11 +34,18 @@ void check_options(const GraphedStepOptions& options, at::Device device) {
 /// Runs every call as its lambda, with the host's numbers.
 class CpuStepRunner final : public StepRunner {
  public:
-  explicit CpuStepRunner(std::shared_ptr<GraphPool> pool) : pool_(std::move(pool)) {}
+  CpuStepRunner(Context& context, GraphedParts parts, const GraphedStepOptions& options,
+                std::shared_ptr<GraphPool> pool)
+      : pool_(std::move(pool)),
+        parts_(std::move(parts)),
+        replay_check_(make_replay_check(context, parts_, options)) {}
 
   StepDone run(StepCall& call) override {
     ++counts_.eager;
-    auto output = call.run({.lr = call.numbers.lr, .step = static_cast<double>(call.numbers.step)});
+    const StepScalars scalars{.lr = call.numbers.lr,
+                              .step = static_cast<double>(call.numbers.step)};
+    const bool is_checked = replay_check_ != nullptr && replay_check_->begin_step();
+    auto output = is_checked ? replay_check_->run_eager(call, scalars) : call.run(scalars);
     auto log = StepRing::log_now(StepRing::scalars_of(output.tensors));
     return {std::move(output.object), log};
   }
@@ -44,10 +56,12 @@ class CpuStepRunner final : public StepRunner {
 
  private:
   const std::shared_ptr<GraphPool> pool_;
+  const GraphedParts parts_;
+  const std::unique_ptr<ReplayCheck> replay_check_;  // nullptr: off
   GraphedStepCounts counts_;
 };
 
-std::unique_ptr<StepRunner> make_step_runner(Context& context, [[maybe_unused]] GraphedParts parts,
+std::unique_ptr<StepRunner> make_step_runner(Context& context, GraphedParts parts,
                                              GraphedStepOptions options,
                                              std::shared_ptr<GraphPool> pool) {
   check_options(options, context.device());
@@ -56,7 +70,7 @@ std::unique_ptr<StepRunner> make_step_runner(Context& context, [[maybe_unused]] 
     return make_cuda_step_runner(context, std::move(parts), std::move(options), std::move(pool));
   }
 #endif
-  return std::make_unique<CpuStepRunner>(std::move(pool));
+  return std::make_unique<CpuStepRunner>(context, std::move(parts), options, std::move(pool));
 }
 
 }  // namespace

@@ -133,6 +133,8 @@ void StepCache::drop_graphs(bool evaluations) {
       kind.has_block = false;
       num_graphs_ -= kind.graph != nullptr ? 1 : 0;
       kind.graph.reset();
+      kind.rehearsal.reset();
+      kind.recorded.reset();
     }
   }
 }

@@ -42,6 +42,9 @@ class StepCache {
     bool has_block = false;    ///< memory is reserved as one block, as the graph's will be
     int64_t step_bytes = 0;    ///< peak memory of the last eager step
     std::unique_ptr<StepGraph> graph = nullptr;
+    // For ReplayCheck, made by the first check: forward and backward alone, and a recorded step.
+    std::unique_ptr<StepGraph> rehearsal = nullptr;
+    std::unique_ptr<StepGraph> recorded = nullptr;
 
     int64_t all_steps() const { return steps_before + eager_steps; }
   };

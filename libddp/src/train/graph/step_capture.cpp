@@ -106,7 +106,8 @@ std::string record(const CaptureParts& use, StepCall& call, uint64_t sequence, i
 std::string capture(const CaptureParts& use, StepCall& call, uint64_t sequence, int64_t step_bytes,
                     const ReducerStates& before, std::unique_ptr<CapturedStep>& step) {
   auto reason = record(use, call, sequence, step_bytes, step);
-  for (size_t i = 0; i < before.size() && reason.empty(); ++i) {
+  const bool is_rehearsal = step != nullptr && step->is_rehearsal();
+  for (size_t i = 0; i < before.size() && reason.empty() && !is_rehearsal; ++i) {
     reason = why_not_replayed(use.parts.models[i]->reducer(), before[i]);
   }
   if (reason.empty()) {
@@ -135,6 +136,11 @@ std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call,
   if (!reason->empty()) {
     undo(use.parts, before);
     return nullptr;
+  }
+  if (step->is_rehearsal()) {
+    undo(use.parts, before);
+    step->set_backward(gradients_before, {});
+    return step;
   }
   auto after = reducer_states(use.parts);
   bool has_backward = false;

@@ -24,7 +24,8 @@ struct CaptureParts {
 
 /// Captures a call, which executes nothing on the device. Returns null with a `reason` if the
 /// capture failed, and undoes the host's side of it. `step_bytes` is the peak memory of an eager
-/// step; 0: not known. Throws if a rank is lost.
+/// step; 0: not known. Throws if a rank is lost. The graph of a rehearsal leaves the host's state
+/// as it was, and its replays do too.
 std::unique_ptr<StepGraph> capture_step(const CaptureParts& use, StepCall& call, uint64_t sequence,
                                         int64_t step_bytes, std::string* reason);
 

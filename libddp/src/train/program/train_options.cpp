@@ -82,6 +82,13 @@ static void describe_kernels(TrainOptions& o, FieldVisitor& v) {
            .in_loop = true},
           o.cuda_graph,
           {{"auto", CudaGraph::Auto}, {"on", CudaGraph::On}, {"off", CudaGraph::Off}});
+  v.field({.name = "replay_check_every",
+           .doc = "Steps between checks of each device: forward and backward of the step run twice "
+                  "and must give the same gradients. 0: never.",
+           .unit = "steps",
+           .min = 0,
+           .in_loop = true},
+          o.replay_check_every);
   v.field({.name = "deterministic", .doc = "Use only kernels that give the same bits every time."},
           o.deterministic);
   v.field({.name = "cudnn_benchmark",
