@@ -25,7 +25,7 @@ struct CheckedTrainer {
         context(), GraphedParts{.models = {&*model}, .optimizers = {optimizer.get()}},
         [this](const at::Tensor& batch, const StepScalars& scalars) {
           model->zero_grad();
-          const auto loss = model->forward(batch).sum();
+          const auto loss = model->forward(batch).square().mean();
           loss.backward();
           optimizer->step(scalars);
           ema->update();

@@ -102,6 +102,18 @@ TEST_CASE("gradients of a value are summed in the program's order", "[export]") 
     CHECK(fused(net).count("swiglu") == 0);
     check_equal(net, vectors());
   }
+  SECTION("behind a dropout in place") {
+    Network net({8});
+    const bool trains = GENERATE(false, true);
+    const auto x = net.unary("sin.default", net.linear_layer("x", 8, 8, false));
+    const auto same =
+        net.call("dropout_.default", {{"self", tensor(net.linear_layer(x, 8, 8, true))},
+                                      {"p", number(trains ? 0.0 : 0.5)},
+                                      {"train", truth(trains)}});
+    net.returns(net.linear_layer(same, 8, 8, true));
+    CHECK(fused(net) == Counts{{"linear", 2}});
+    check_equal(net, vectors());
+  }
   SECTION("of a copy that RMSNorm computes with") {
     Network net({8});
     const auto x = net.unary("sin.default", net.linear_layer("x", 8, 8, false));

@@ -31,11 +31,16 @@ void add_names(const Node& node, std::set<std::string>& names) {
   }
 }
 
-bool returns_its_input(const Node& node) {
-  const bool is_dropout =
-      is_call_of(node, "dropout.default") || is_call_of(node, "dropout_.default");
-  return is_dropout && node.input("input")->name() &&
-         (number_of(node.input("p"), 0.5) == 0 || truth_of(node.input("train"), true) == false);
+// What a dropout that drops nothing returns; nullptr: the node is none.
+const ValueName* returned_input(const Node& node) {
+  const bool is_plain = is_call_of(node, "dropout.default");
+  if (!is_plain && !is_call_of(node, "dropout_.default")) {
+    return nullptr;
+  }
+  const auto* input = node.input(is_plain ? "input" : "self");
+  const bool drops =
+      number_of(node.input("p"), 0.5) != 0 && truth_of(node.input("train"), true) != false;
+  return drops || input == nullptr ? nullptr : input->name();
 }
 
 bool is_ascending(const std::vector<std::size_t>& nodes) {
@@ -135,17 +140,17 @@ bool FusionGraph::are_independent(std::size_t a, std::size_t b) const {
 // A dropout that drops nothing returns its input, and autograd does not see it.
 std::set<std::string> FusionGraph::tensors_read(std::size_t i) const {
   std::set<std::string> names, tensors;
-  if (!returns_its_input(graph_.nodes[i])) {
+  if (returned_input(graph_.nodes[i]) == nullptr) {
     add_names(graph_.nodes[i], names);
   }
   for (auto name : names) {
     for (auto found = values_.find(name); found != values_.end() && found->second.source;
          found = values_.find(name)) {
-      const auto& maker = graph_.nodes[*found->second.source];
-      if (!returns_its_input(maker)) {
+      const auto* input = returned_input(graph_.nodes[*found->second.source]);
+      if (input == nullptr) {
         break;
       }
-      name = maker.input("input")->name()->name;
+      name = input->name;
     }
     tensors.insert(name);
   }
