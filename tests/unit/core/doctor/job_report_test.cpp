@@ -7,9 +7,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <mutex>
 #include <sstream>
 
 #include "core/control/control_leaf.hpp"
+#include "core/control/doctor/report_writer.hpp"
 #include "core/control/rank_position.hpp"
 #include "core/control/wire/authentication.hpp"
 #include "core/control/wire/message_codec.hpp"
@@ -185,6 +188,46 @@ TEST_CASE("report: the error of a program has a file and no verdict") {
   });
   CHECK_THAT(told, !Catch::Contains("doctor: "));
   CHECK_THAT(file.text(), Catch::Contains("my bug"));
+}
+
+TEST_CASE("report: a file system that hangs keeps nobody waiting") {
+  std::promise<void> back;
+  std::mutex mutex;
+  std::vector<std::string> written;
+  const auto report_of = [](const std::string& text) {
+    detail::JobReport report;
+    report.verdict.text = text;
+    return report;
+  };
+  const auto start = Clock::now();
+  {
+    detail::ReportWriter writer(
+        [&, hangs = back.get_future().share()](const detail::JobReport& report) {
+          {
+            const std::lock_guard lock(mutex);
+            written.push_back(report.verdict.text);
+          }
+          hangs.wait();
+          throw std::runtime_error("no space left");  // must not end the process
+        },
+        300ms);
+    writer.publish(report_of("first"));
+    while (std::lock_guard(mutex), written.empty()) {
+      std::this_thread::sleep_for(1ms);
+    }
+    writer.publish(report_of("second"));
+    writer.publish(report_of("third"));
+    REQUIRE(Clock::now() - start < 250ms);
+  }
+  REQUIRE(Clock::now() - start < 2s);  // the destructor gave up
+  back.set_value();
+  const auto has_all = [&] { return std::lock_guard(mutex), written.size() == 2; };
+  for (const auto end = Clock::now() + 5s; Clock::now() < end && !has_all();) {
+    std::this_thread::sleep_for(1ms);
+  }
+  const std::lock_guard lock(mutex);
+  CHECK(written == std::vector<std::string>{"first", "third"});  // the latest wins
+  std::this_thread::sleep_for(50ms);                             // the thread ends
 }
 
 // The last rank is driven by hand: it joins, and answers nothing.

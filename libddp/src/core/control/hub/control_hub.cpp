@@ -288,6 +288,13 @@ void ControlHub::request_report() {
   }
 }
 
+std::optional<JobReport> ControlHub::take_report() {
+  if (ready_report_) {
+    state_.monitor.notify();  // wait_for_peers_to_leave()
+  }
+  return std::exchange(ready_report_, {});
+}
+
 void ControlHub::begin_report() {
   if (complete_) {
     reports_.begin(Clock::now());
