@@ -263,7 +263,7 @@ TEST_CASE("report: a rank that does not answer is reported as such") {
         detail::create_control_plane(launch_of(number, 3), rendezvous, fast_options());
     add_world(*plane, 12);
     if (number == 0) {
-      std::this_thread::sleep_for(100ms);
+      std::this_thread::sleep_for(600ms);  // later it was silent for two heartbeats
       raise(SIGUSR2);
     }
     while (!plane->failed()) {  // the rank by hand leaves without a word
@@ -287,6 +287,11 @@ TEST_CASE("loader: a long wait is the place of a rank, a short one is not") {
     const detail::BatchWait wait(406, 2);
     CHECK(detail::long_batch_wait().empty());
     std::this_thread::sleep_for(1100ms);
+    CHECK(detail::long_batch_wait() == "loader, waiting for batch 406 of epoch 2");
+    {
+      const detail::BatchWait another(3, 0);  // of another loader
+      CHECK(detail::long_batch_wait() == "loader, waiting for batch 406 of epoch 2");
+    }
     CHECK(detail::long_batch_wait() == "loader, waiting for batch 406 of epoch 2");
     detail::record_phase("backward");
     detail::ProgressTracker progress(nullptr, 10ms);
