@@ -178,6 +178,7 @@ RankReport PositionReporter::report() {
   }
   report.histories.resize(report.position.groups.size());  // of destroyed communicators: none
   report.cpu_percent = cpu_load_.percent();
+  cut_to_limits(report);  // rank 0 keeps its own report as it is
   return report;
 }
 
