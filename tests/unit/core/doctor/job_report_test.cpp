@@ -281,6 +281,33 @@ TEST_CASE("report: a rank that does not answer is reported as such") {
              Catch::Contains("\"answered\": false") && Catch::Contains("\"kind\": \"dead link\""));
 }
 
+TEST_CASE("report: ages do not count the time of a suspension") {
+  const detail::ProgressTracker progress(nullptr, 10ms);
+  detail::PositionReporter reporter(progress, 1s);
+  const auto history = [] {
+    GroupHistory recent;
+    recent.collectives = {{.number = 1, .enqueued_ms = 28'000, .ended_ms = 3'000},
+                          {.number = 2, .enqueued_ms = 4'000}};
+    recent.graphs = {{.waited_ms = 28'000}};
+    return recent;
+  };
+  reporter.add_probe({[] { return GroupPosition{.id = "world"}; }, history});
+  const auto now = Clock::now();
+  reporter.poll(now - 30s);
+  reporter.poll(now - 29500ms);
+  reporter.poll(now - 5s);  // suspended for 23.5 s
+  for (auto time = now - 4500ms; time < now; time += 500ms) {
+    reporter.poll(time);
+  }
+  const auto report = reporter.report(now);
+  const auto& calls = report.histories[0].collectives;
+  CHECK(calls[0].enqueued_ms == 4'500);
+  CHECK(calls[0].ended_ms == 3'000);
+  CHECK(calls[0].started_ms == detail::kUnknownAge);
+  CHECK(calls[1].enqueued_ms == 4'000);
+  CHECK(report.histories[0].graphs[0].waited_ms == 4'500);
+}
+
 TEST_CASE("loader: a long wait is the place of a rank, a short one is not") {
   CHECK(detail::long_batch_wait().empty());
   {
