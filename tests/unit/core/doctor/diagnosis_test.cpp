@@ -217,14 +217,21 @@ TEST_CASE("doctor: each rank decides by itself which steps it replays") {
     return rank;
   };
   // The same step, eager on one rank and in another graph on the next.
-  const auto same = {replaying(0, 57, 1), eager(kSum), replaying(1, 2, 0)};
-  CHECK(diagnose(same).kind == VerdictKind::NothingCertain);
+  const std::vector<RankEvidence> same = {replaying(0, 57, 1), eager(kSum), replaying(1, 2, 0)};
+  auto verdict = diagnose(same);
+  CHECK(verdict.kind == VerdictKind::NothingCertain);
+  CHECK_THAT(verdict.text, Catch::EndsWith("; ranks 0-2 wait since 31 s"));
+  // Numbers of ranks with other counts are those of other calls: 100 has not ended on rank 1.
+  auto more = eager(kSum);
+  more.report->histories[0].collectives = {ended(100), pending(103)};
+  more.report->histories[0].num_replayed += 3;
+  CHECK(diagnose({eager(kSum), more}).kind == VerdictKind::NothingCertain);
   // Whether a rank without a wait has made the step is not known.
-  auto verdict = diagnose({replaying(0, 57, 1), eager(kSum), replaying(1, 1, 3)});
+  verdict = diagnose({replaying(0, 57, 1), eager(kSum), replaying(1, 1, 3)});
   check(verdict, VerdictKind::NothingCertain, {},
         "ranks that replay different steps cannot be compared: rank 2 (node) may have entered "
         "all_reduce #2 (sum of 8 Float, 32 bytes; bucket 4: conv2.weight … bn1.bias) of CUDA graph "
-        "0, replay 57 or not; it is at step 5 (0 % of a core); rank 0 waits since 31 s");
+        "0, replay 57 or not; it is at step 5 (0 % of a core); ranks 0-1 wait since 31 s");
   // Rank 1 made a step more in eager mode, or in another graph, and one less in the graph.
   auto eager_more = replaying(0, 56, 3);
   eager_more.report->histories[0].collectives = {ended(3)};

@@ -129,6 +129,14 @@ bool GroupMember::may_have_passed(const GroupMember& waiting) const {
          });
 }
 
+bool GroupMember::waits_in(const ReportedCall& call) const {
+  if (!pending) {
+    return false;
+  }
+  const bool is_in_range = pending->first <= call.number && call.number <= pending->number;
+  return (is_in_range && pending->replay == call.replay) || (!is_counted && pending->fits(call));
+}
+
 const ReportedCall* GroupMember::find_call(uint64_t number) const {
   const auto found = calls.find(number);
   return found == calls.end() ? nullptr : &found->second;
