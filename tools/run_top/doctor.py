@@ -72,7 +72,7 @@ def ask(record):
 
 
 def is_newer(process, file):
-    """Whether the process of this host began after the file was written: its owner writes it every two seconds."""
+    """Whether the process of this host began after its owner, which writes the file every two seconds."""
     try:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as stat:
             ticks = int(stat.read().rpartition(")")[2].split()[19])  # since the boot

@@ -9,7 +9,8 @@
 
 namespace ddp::detail {
 
-/// `phase` is a literal that fits "in …": "forward", "code after backward". One relaxed store. Any thread.
+/// `phase` is a literal that fits "in …": "forward", "code after backward". One relaxed store. Any
+/// thread.
 void record_phase(const char* phase);
 
 /// While it lives, this process waits for batch `batch` of `epoch`, both from 0.

@@ -2,14 +2,9 @@
 // Verdicts of the hang doctor: each kind, and what must not be one.
 #include "core/control/doctor/diagnosis.hpp"
 
-#include <algorithm>
-#include <limits>
-
 #include "core/control/doctor/group_members.hpp"
-#include "core/control/doctor/job_report.hpp"
-#include "core/control/wire/control_channel.hpp"
-#include "core/control/wire/message_codec.hpp"
 #include "support/catch.hpp"
+#include "unit/core/doctor/evidence.hpp"
 
 namespace ddp::test {
 namespace {
@@ -18,89 +13,10 @@ using namespace std::chrono_literals;
 using detail::CollectiveEntry;
 using detail::CollectiveState;
 using detail::diagnose;
-using detail::GraphHistory;
 using detail::PlaneCall;
 using detail::RankEvidence;
-using detail::RankReport;
 using detail::Verdict;
 using detail::VerdictKind;
-
-constexpr const char* kSum = "all_reduce (sum of 8 Float, 32 bytes)";
-constexpr const char* kBucket = "bucket 4: conv2.weight … bn1.bias";
-
-CollectiveEntry call(uint64_t number, CollectiveState state, const std::string& operation = kSum,
-                     const std::string& label = kBucket) {
-  return {.number = number,
-          .operation = operation,
-          .label = label,
-          .dtype = "Float",
-          .num_bytes = 32,
-          .state = state,
-          .enqueued_ms = 31'400};
-}
-CollectiveEntry ended(uint64_t number, const std::string& operation = kSum,
-                      const std::string& label = kBucket) {
-  return call(number, CollectiveState::Ended, operation, label);
-}
-CollectiveEntry pending(uint64_t number, const std::string& operation = kSum,
-                        const std::string& label = kBucket) {
-  return call(number, CollectiveState::Started, operation, label);
-}
-
-// A rank with these collectives of the world; the numbers ascend.
-RankEvidence rank_with(std::vector<CollectiveEntry> collectives, const std::string& host = "node") {
-  RankEvidence evidence{.host = host, .process = 4711, .last = {.step = 5, .where = "forward"}};
-  auto& report = evidence.report.emplace();
-  report.position.step = 5;
-  auto& group = report.position.groups.emplace_back();
-  group.id = "world";
-  group.num_called = collectives.empty() ? 0 : collectives.back().number;
-  for (const auto& entry : collectives) {
-    if (!entry.has_ended() && group.pending == 0) {
-      group.pending = entry.number;
-      group.operation = entry.operation;
-    }
-  }
-  report.histories = {{std::move(collectives), {}}};
-  return evidence;
-}
-RankEvidence waiting() {
-  return rank_with({ended(11), pending(12)});
-}
-RankEvidence absent(const std::string& where, uint32_t cpu_percent = 3) {
-  auto rank = rank_with({ended(11)});
-  rank.report->position.where = where;
-  rank.report->cpu_percent = cpu_percent;
-  return rank;
-}
-RankEvidence silent(const std::string& host) {
-  auto rank = waiting();
-  rank.host = host;
-  rank.report.reset();
-  rank.silence = 8100ms;
-  return rank;
-}
-RankEvidence in_plane_call(RankEvidence rank, const PlaneCall& plane_call) {
-  rank.call = plane_call;
-  rank.num_calls = plane_call.sequence + 1;
-  rank.report->position.plane_call = plane_call.sequence + 1;
-  return rank;
-}
-
-RankEvidence replaying(uint64_t graph, uint64_t num_replays, std::size_t num_ended,
-                       const std::string& operation = kSum) {
-  auto rank = rank_with({});
-  rank.report->position.groups[0].num_called = std::numeric_limits<uint64_t>::max();
-  GraphHistory history{.graph = graph, .num_replays = num_replays};
-  for (uint64_t node = 1; node <= 3; ++node) {
-    history.nodes.push_back(node <= num_ended ? ended(node, operation) : pending(node, operation));
-  }
-  history.waited_ms = num_ended == 3 ? detail::kUnknownAge : 31'000;
-  history.num_ended = 3 * (num_replays - 1) + num_ended;
-  rank.report->histories[0].graphs = {history};
-  rank.report->histories[0].num_replayed = history.num_ended;
-  return rank;
-}
 
 void check(const Verdict& verdict, VerdictKind kind, const std::vector<int>& ranks,
            const std::string& text) {
@@ -457,109 +373,6 @@ TEST_CASE("doctor: words for ranks") {
     even.push_back(rank);
   }
   CHECK_THAT(detail::rank_words(even), Catch::Contains("30, … (100 in all)"));
-}
-
-TEST_CASE("doctor: a report travels whole, and within its limits", "[locale]") {
-  auto report = *waiting().report;
-  report.cpu_percent = 97;
-  report.histories[0].graphs = replaying(1, 5, 2).report->histories[0].graphs;
-  const auto bytes = detail::encode_report(report);
-  REQUIRE(detail::try_decode_message<RankReport>(bytes) == report);
-  for (std::size_t size = 0; size < bytes.size(); ++size) {
-    REQUIRE_FALSE(detail::try_decode_message<RankReport>(bytes.substr(0, size)));
-  }
-  // The largest report that a program can cause.
-  const std::string text(5000, 'x');
-  RankReport large;
-  large.position.where = text;
-  for (std::size_t i = 0; i < 2 * detail::kMaxPositionGroups; ++i) {
-    large.position.groups.push_back({.id = text, .operation = text, .label = text});
-    auto& history = large.histories.emplace_back();
-    history.collectives.resize(i < 4 ? 200 : 1, {.operation = text, .label = text, .dtype = text});
-  }
-  large.histories[0].collectives.back().number = 7;
-  large.histories[1].graphs.resize(20, {.nodes = large.histories[1].collectives});
-  const auto sent = detail::encode_report(large);
-  REQUIRE(sent.size() <= detail::kMaxPayloadBytes);
-  const auto read = detail::try_decode_message<RankReport>(sent);
-  REQUIRE(read);
-  CHECK(read->position.groups.size() == detail::kMaxPositionGroups);
-  CHECK_FALSE(read->histories[0].collectives.empty());
-  CHECK(read->histories[0].collectives.back().number == 7);  // the newest
-  REQUIRE(detail::encode_report(*read) == sent);             // cut once
-}
-
-TEST_CASE("doctor: a report keeps the first pending collective of each list") {
-  const auto list = [](uint64_t num_ended, uint64_t num_pending) {
-    std::vector<CollectiveEntry> entries;
-    for (uint64_t number = 1; number <= num_ended + num_pending; ++number) {
-      entries.push_back(number <= num_ended ? ended(number) : pending(number));
-    }
-    return entries;
-  };
-  const auto has = [](const std::vector<CollectiveEntry>& entries, uint64_t number) {
-    return std::any_of(entries.begin(), entries.end(),
-                       [&](const auto& entry) { return entry.number == number; });
-  };
-  // 100 buckets are pending, and a graph of 111 nodes.
-  RankReport report;
-  report.position.groups.resize(5);
-  report.histories.resize(5);
-  report.histories[0].collectives = list(20, 100);
-  report.histories[0].graphs = {{.waited_ms = 31'000, .nodes = list(30, 81)}};
-  detail::cut_to_limits(report);
-  auto& first = report.histories[0];
-  CHECK(first.collectives.size() == detail::kMaxHistoryEntries);
-  CHECK((has(first.collectives, 21) && has(first.collectives, 20) && has(first.collectives, 14)));
-  CHECK((has(first.collectives, 120) && !has(first.collectives, 30)));
-  CHECK((has(first.graphs[0].nodes, 31) && has(first.graphs[0].nodes, 111)));
-  // Five full communicators, and the graph is in the last.
-  for (auto& history : report.histories) {
-    history = {list(30, 34), {}};
-  }
-  report.histories[4].graphs = {{.waited_ms = 31'000, .nodes = list(30, 81)}};
-  detail::cut_to_limits(report);
-  std::size_t total = 0;
-  for (const auto& history : report.histories) {
-    CHECK((has(history.collectives, 31) && has(history.collectives, 64)));
-    total += history.collectives.size();
-  }
-  CHECK(has(report.histories[4].graphs[0].nodes, 31));
-  CHECK(total + report.histories[4].graphs[0].nodes.size() <= detail::kMaxReportEntries);
-  CHECK(total > 200);
-  // The rank waits in 21, although 100 are pending.
-  auto many = rank_with(list(20, 100));
-  detail::cut_to_limits(*many.report);
-  CHECK_THAT(diagnose({many, rank_with(list(20, 0))}).text, Catch::Contains("all_reduce #21 ("));
-}
-
-TEST_CASE("doctor: texts are cut between characters") {
-  std::string text = "ab…";
-  detail::cut_text(text, 4);
-  CHECK(text == "ab");
-  text = "ab…";
-  detail::cut_text(text, 5);
-  CHECK(text == "ab…");
-  detail::cut_text(text, 0);
-  CHECK(text.empty());
-}
-
-TEST_CASE("doctor: the file of a report has every rank", "[locale]") {
-  detail::JobReport report{.evidence = {waiting(), silent("node2"), replaying(0, 57, 1)},
-                           .cause = std::nullopt,
-                           .verdict = {}};
-  report.evidence[1].process_state = 'T';
-  report.evidence[1].host = "bad \xff host";
-  report.verdict = diagnose(report.evidence);
-  const auto text = detail::to_json(report);
-  for (const auto* part :
-       {"\"reason\": \"request\"", "\"kind\": \"stopped process\"", "\"certain\": false",
-        "\"process_state\": \"T\"", "\"answered\": false", "\"silent_ms\": 8100",
-        "\"operation\": \"all_reduce (sum of 8 Float, 32 bytes)\"",
-        "\"label\": \"bucket 4: conv2.weight … bn1.bias\"", "\"state\": \"started\"",
-        "\"enqueued_ms\": 31400", "\"graph\": 0", "\"replays\": 57", "\"waited_ms\": 31000"}) {
-    CHECK_THAT(text, Catch::Contains(part));
-  }
 }
 
 }  // namespace
