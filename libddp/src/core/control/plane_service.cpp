@@ -76,7 +76,6 @@ void PlaneService::serve(std::unique_lock<std::mutex>& lock, const std::vector<p
   link_.serve(watched, now);
   report_failure(lock);
   if (auto report = link_.take_report()) {
-    log_verdict(*report);
     reports_.publish(*std::move(report));
   }
 }

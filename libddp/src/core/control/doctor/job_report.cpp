@@ -188,15 +188,12 @@ std::string to_json(const JobReport& report) {
   return json.dump(1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
-void log_verdict(const JobReport& report) {
+void publish_report(const JobReport& report) {
   if (!report.cause) {
     log_warning("doctor: " + report.verdict.text);
   } else if (adds_to_cause(report)) {
     log_error("doctor: " + report.verdict.text);
   }
-}
-
-void write_report(const JobReport& report) {
   if (const auto path = path_of_file(); !path.empty()) {
     replace_file(system_file_ops(), path, {to_json(report) + "\n"}, Durability::Cached);
     log_info(concat("report of all ranks: ", path));

@@ -27,11 +27,9 @@ void set_report_file(const std::string& path);
 /// The report's JSON text.
 std::string to_json(const JobReport& report);
 
-/// Logs the verdict. A requested one is always logged. That of a failure is logged where the first
-/// cause does not say as much.
-void log_verdict(const JobReport& report);
-
-/// Writes the file, or logs one line a rank. Waits for the file system and throws its errors.
-void write_report(const JobReport& report);
+/// Logs the verdict, and writes the file or logs one line a rank. A requested verdict is always
+/// logged. That of a failure is logged where the first cause does not say as much. Waits for the
+/// file systems of the log and the file, and throws the errors of the file.
+void publish_report(const JobReport& report);
 
 }  // namespace ddp::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the reports of all ranks on a thread of its own: a file system that hangs must not keep
-// rank 0 from answering the others.
+// Logs and writes the reports of all ranks on a thread of its own: a file system that hangs must
+// not keep rank 0 from answering the others.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@ class ReportWriter {
   using Write = std::function<void(const JobReport&)>;
 
   /// The destructor waits for the last report for at most `limit`.
-  explicit ReportWriter(Write write = write_report,
+  explicit ReportWriter(Write write = publish_report,
                         std::chrono::milliseconds limit = std::chrono::seconds(2))
       : shared_(std::make_shared<Shared>(std::move(write))), limit_(limit) {}
   ~ReportWriter();
