@@ -16,8 +16,8 @@ endfunction()
 set(_soon "context.communicator.timeout_ms=3000;context.communicator.first_step_timeout_ms=20000")
 ddp_add_doctor(loader "*:76" "${_soon}" "0:doctor: rank 1 (" "0: did not enter all_reduce #" "0: bucket 0: "
                "0: it waits at step " "0: in the loader for batch " "0: ranks 0, 2 wait since ")
-ddp_add_doctor(computes "*:76" "${_soon}" "0:doctor: rank 1 (" "0: it computes at step " "0: in after backward (")
-ddp_add_doctor(sleeps "*:76" "${_soon}" "0:doctor: rank 1 (" "0: it is at step " "0: in after backward (")
+ddp_add_doctor(computes "*:76" "${_soon}" "0:doctor: rank 1 (" "0: it computes at step " "0: in code after backward (")
+ddp_add_doctor(sleeps "*:76" "${_soon}" "0:doctor: rank 1 (" "0: it is at step " "0: in code after backward (")
 ddp_add_doctor(freezes "*:76" "context.control_plane.heartbeat_interval_ms=300" "0:first cause: rank 1 ("
                "0:doctor: rank 1 (" "0: is stopped by SIGSTOP (`kill -CONT " "0: ranks 0, 2 wait since ")
 ddp_add_doctor(size "*:70" "" "0:first cause: " "0:doctor: rank 0 (" "0: call one operation with different sizes, dtypes or roots: "
@@ -41,6 +41,7 @@ if(DDP_HAS_CUDA)  # by what NCCL's counters tell, eager and captured
                    RANKS 2 TIMEOUT 90 LABELS gpu OPTIONS ${_options})
   endfunction()
   ddp_add_gpu_doctor(eager "program.fault=sleeps;train.cuda_graph=off" "0: it is at step ")
-  ddp_add_gpu_doctor(captured "program.fault=sleeps;train.cuda_graph=on" "0: of CUDA graph 0, replay ")
+  ddp_add_gpu_doctor(captured "program.fault=sleeps;train.cuda_graph=on" "0: of CUDA graph 0, replay "
+                      "0: in code after a replayed step (")
   ddp_add_gpu_doctor(loader "program.fault=loader;train.cuda_graph=off" "0: in the loader for batch ")
 endif()

@@ -13,6 +13,7 @@ from .folder import Owner, find_run, machine, read_json
 
 ANSWER_SECONDS = 10
 LOOK_SECONDS = 0.1
+CLOCK_SECONDS = 5  # by which the clocks of hosts and file servers may differ
 FILE = "doctor.json"
 PENDING = ("enqueued", "started", "failed")
 UNKNOWN_STEP = -3  # a program that trains and announces no step
@@ -22,9 +23,10 @@ def report_of(path):
     """(file, report) of the run in `path`, fresh if it runs."""
     run = find_run(path)
     file = os.path.join(run, FILE)
-    record, _ = Owner(run).read(time.monotonic())
+    record, is_alive = Owner(run).read(time.monotonic())
     before = identity(file)
-    if record:
+    # A killed process leaves its record, and another one may have its id by now.
+    if record and is_alive is not False and not is_newer(record.get("process"), os.path.join(run, ".owner")):
         ask(record)
         wait_for_another(file, before)
     elif before is None:
@@ -67,6 +69,18 @@ def ask(record):
         raise DataError(
             f"process {process} of rank 0 cannot be asked: {error.strerror}; fix: its user may, by {by_hand}"
         ) from None
+
+
+def is_newer(process, file):
+    """Whether the process of this host began after its owner, which writes the file every two seconds."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as stat:
+            ticks = int(stat.read().rpartition(")")[2].split()[19])  # since the boot
+        with open("/proc/uptime", encoding="ascii") as uptime:
+            boot = time.time() - float(uptime.read().split()[0])
+        return boot + ticks / os.sysconf("SC_CLK_TCK") > os.stat(file).st_mtime + CLOCK_SECONDS
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 def catches_signal(process):

@@ -41,18 +41,22 @@ class CollectiveCheck::Calls {
                            .caller = caller_};
     if (!waiting_.empty()) {
       position.pending = static_cast<uint64_t>(waiting_.begin()->first);
-      position.operation = waiting_.begin()->second.first;
-      position.label = waiting_.begin()->second.second;
+      position.operation = waiting_.begin()->second.call;
+      position.label = waiting_.begin()->second.label;
       position.waited = static_cast<uint64_t>(waiting_.rbegin()->first);
     }
     return position;
   }
 
  private:
+  struct LabeledCall {
+    std::string call, label;
+  };
+
   int64_t begin(const std::string& call) {
     const std::lock_guard lock(mutex_);
     add_caller(caller_);
-    waiting_.emplace(++num_called_, std::pair(call, LabelScope::current_text()));
+    waiting_.emplace(++num_called_, LabeledCall{call, LabelScope::current_text()});
     return num_called_;
   }
   void end(int64_t number) {
@@ -64,7 +68,7 @@ class CollectiveCheck::Calls {
   mutable std::mutex mutex_;
   int64_t num_called_ = 0;
   CallerThread caller_ = std::thread::id();
-  std::map<int64_t, std::pair<std::string, std::string>> waiting_;  // call and label, by number
+  std::map<int64_t, LabeledCall> waiting_;  // by number
 };
 
 namespace {

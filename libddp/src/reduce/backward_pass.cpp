@@ -396,7 +396,7 @@ void BackwardPass::finish() {
   parts_.gradients.add_set_aside();
   parts_.timing.end_wait();
   parts_.gradients.publish(used);
-  record_phase("after backward");
+  record_phase("code after backward");
   parts_.unused.end_pass(history_.num_passes == 0);
   parts_.tuner.end_backward();
   parts_.timing.end_pass();

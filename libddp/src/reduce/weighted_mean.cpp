@@ -15,7 +15,6 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include "comm/collective_label.hpp"
 #include "comm/nccl/nccl_kernels.hpp"
 #endif
 

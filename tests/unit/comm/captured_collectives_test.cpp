@@ -136,6 +136,7 @@ TEST_CASE("history: graphs that run, and since when they make no progress") {
   REQUIRE(history.size() == 1);  // the graph that ran last
   CHECK(history[0].graph == 1);
   CHECK(history[0].waited_ms == 0);
+  CHECK(captures.collectives.num_ended() == 10);  // of all graphs
 }
 
 TEST_CASE("counts are held until they are released") {

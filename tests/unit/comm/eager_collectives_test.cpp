@@ -185,8 +185,41 @@ TEST_CASE("history: the newest collectives with their states") {
   for (int i = 0; i < 3000; ++i) {
     launches.launch();
   }
-  CHECK(launches.collectives.history().size() == ddp::detail::kMaxHistoryEntries);
   CHECK(launches.collectives.history().back().number == 3003);
+}
+
+TEST_CASE("history: of the collectives under one mark only the last is known to be pending") {
+  using ddp::detail::CollectiveState;
+  Launches launches;
+  for (int i = 0; i < 80; ++i) {
+    launches.launch();
+  }
+  launches.complete_mark();
+  for (int i = 0; i < 4; ++i) {
+    launches.launch("broadcast");
+  }
+  REQUIRE(launches.collectives.begin_mark(kStart));
+  for (int i = 0; i < 100; ++i) {
+    launches.launch("all_gather");
+  }
+  REQUIRE(launches.collectives.begin_mark(kStart));
+  const auto history = launches.collectives.history();
+  REQUIRE(history.back().number == 184);
+  REQUIRE(history.size() == 104 + ddp::detail::kMaxHistoryEntries);
+  for (const auto& entry : history) {
+    CHECK(entry.state == (entry.number <= 80   ? CollectiveState::Ended
+                          : entry.number <= 83 ? CollectiveState::Called
+                                               : CollectiveState::Enqueued));
+  }
+  CHECK(launches.collectives.position().pending == 84);
+  // The record of the first pending one was reused.
+  for (int i = 0; i < 1024; ++i) {
+    launches.launch();
+  }
+  CHECK(launches.collectives.history().size() == 1024);
+  for (const auto& entry : launches.collectives.history()) {
+    CHECK(entry.state == CollectiveState::Called);
+  }
 }
 
 TEST_CASE("a label travels with its collective") {

@@ -284,10 +284,23 @@ class Doctor(Top):
         self.assertIsNone(child.poll())
         child.kill()
         child.wait()
-        self.assertIn("does not run", self.top("run", "--doctor", code=65))
+        self.assertIn("there is none, and the run has ended", self.top("run", "--doctor", code=65))
         self.own({"process": "x"})
         self.assertIn(".owner is damaged", self.top("run", "--doctor", code=65))
         self.assertIn("--doctor needs the folder of a run", self.top("--doctor", code=64))
+
+    def test_a_killed_run_leaves_its_owners_record(self):
+        self.make_run()
+        self.write("run/doctor.json", json.dumps(REPORT))
+        child = self.start(ANSWERING, json.dumps({"verdict": {"text": "of another process"}}))
+        owner = os.path.join(self.folder, "run/.owner")
+        os.utime(owner, (time.time() - 60,) * 2)  # before this process began: another one has the id
+        self.assertIn("rank 1 (n1) did not enter it", self.top("run", "--doctor"))
+        os.utime(owner)
+        self.assertIn("of another process", self.top("run", "--doctor"))
+        child.kill()
+        child.wait()
+        self.assertIn("of another process", self.top("run", "--doctor"))  # what it left
 
     def test_no_answer(self):
         self.make_run()

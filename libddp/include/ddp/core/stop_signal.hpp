@@ -8,7 +8,8 @@
 namespace ddp {
 
 /// Turns SIGTERM, SIGUSR1 and SIGINT into stop requests during its lifetime; a second Ctrl-C exits
-/// at once. SIGUSR2 makes rank 0 report what all ranks do and wait for (docs/recipes/hang.md).
+/// at once. SIGUSR2 makes rank 0 report what all ranks do and wait for (docs/recipes/hang.md),
+/// unless the program handles or ignores it already: then a warning is logged.
 /// ddp::run makes one. A program without ddp::run makes one object per process.
 class StopSignalHandlers {
  public:

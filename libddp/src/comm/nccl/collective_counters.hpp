@@ -86,7 +86,7 @@ class CollectiveCounters {
   // Counter 0 counts eager ends. Those of the graphs follow.
   static constexpr size_t kFirstOfGraphs = 1;
   GroupPosition position();
-  GroupHistory history() { return {eager_.history(), captured_.history()}; }
+  GroupHistory history() { return {eager_.history(), captured_.history(), captured_.num_ended()}; }
 
   const cudaStream_t stream_;
   const cudaStream_t counter_stream_;

@@ -98,16 +98,25 @@ std::vector<CollectiveEntry> EagerCollectives::history(TimePoint now) const {
   const std::lock_guard lock(mutex_);
   const auto lane = lane_locked();
   std::vector<CollectiveEntry> entries;
-  const auto oldest = begun_ - std::min<uint64_t>(begun_, kMaxHistoryEntries);
+  const bool has_pending = lane.completed != lane.enqueued;
+  // Enough for a report, which keeps the first pending collective, some before it, and the newest.
+  const auto newest = has_pending ? lane.completed : begun_;
+  const auto oldest = std::max(newest - std::min<uint64_t>(newest, kMaxHistoryEntries),
+                               begun_ - std::min<uint64_t>(begun_, kRecords));
+  // A mark tells nothing of the collectives before its last, nor do records that were reused.
+  const auto first_pending = has_pending && lane.completed >= oldest
+                                 ? last_before_mark(lane.completed, lane.enqueued)
+                                 : lane.enqueued;
   for (auto index = oldest; index < begun_; ++index) {
     const auto& [record, enqueued, number, mark_follows] = entry(index);
     if (number == 0) {
       continue;
     }
     // Nothing is known of what no mark follows.
-    const auto state = index < lane.completed  ? CollectiveState::Ended
-                       : index < lane.enqueued ? CollectiveState::Enqueued
-                                               : CollectiveState::Called;
+    const bool is_known = index >= first_pending && index < lane.enqueued;
+    const auto state = index < lane.completed ? CollectiveState::Ended
+                       : is_known             ? CollectiveState::Enqueued
+                                              : CollectiveState::Called;
     entries.push_back(record.to_entry(number, state));
     entries.back().enqueued_ms = age_ms(enqueued, now);
   }
@@ -204,6 +213,15 @@ void CapturedCollectives::note_progress(TimePoint now) {
       graph.moved = now;
     }
   }
+}
+
+uint64_t CapturedCollectives::num_ended() const {
+  const std::lock_guard lock(mutex_);
+  uint64_t number = 0;
+  for (size_t graph = 0; graph < graphs_.size(); ++graph) {
+    number += lane_locked(graph).completed;
+  }
+  return number;
 }
 
 std::vector<GraphHistory> CapturedCollectives::history(TimePoint now) {

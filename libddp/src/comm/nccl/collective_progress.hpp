@@ -105,7 +105,9 @@ class EagerCollectives {
   std::string describe(const LaneProgress& progress) const;
   /// Without an id.
   GroupPosition position() const;
-  /// The newest collectives without send and recv, the oldest first.
+  /// The collectives without send and recv from some before the first pending one on, or the
+  /// newest; the oldest first. Of one mark only the last collective can be Enqueued: of those
+  /// before it nobody knows whether they have ended.
   std::vector<CollectiveEntry> history(TimePoint now = std::chrono::steady_clock::now()) const;
 
  private:
@@ -176,6 +178,8 @@ class CapturedCollectives {
   std::vector<LaneProgress> lanes() const;
   /// Call it a few times per second: history() tells since when a call found no progress.
   void note_progress(TimePoint now = std::chrono::steady_clock::now());
+  /// Collectives that ended in all replays of all graphs. Each graph counts modulo 2^32.
+  uint64_t num_ended() const;
   /// Graphs with a replay that has not ended, and the graph that made progress last.
   std::vector<GraphHistory> history(TimePoint now = std::chrono::steady_clock::now());
   /// The collective of `graph` after `progress.completed`.

@@ -74,8 +74,9 @@ void ControlLeaf::contribute(Contribution contribution) {
 }
 
 void ControlLeaf::send_progress(const Progress& progress) {
-  send(FrameType::Progress,
-       encode_message(Progress{progress.step, progress.where.substr(0, kMaxPlaceBytes)}));
+  auto message = progress;
+  cut_text(message.where, kMaxPlaceBytes);
+  send(FrameType::Progress, encode_message(message));
 }
 
 void ControlLeaf::send_position(const RankPosition& position) {

@@ -28,7 +28,7 @@ inline int64_t age_ms(std::chrono::steady_clock::time_point time,
 }
 
 enum class CollectiveState : uint8_t {
-  Called,    ///< nobody watches whether it has ended
+  Called,    ///< whether it has ended is not known
   Enqueued,  ///< it has not ended; whether it has started is not known
   Started,
   Ended,
@@ -80,13 +80,15 @@ struct GraphHistory {
 struct GroupHistory {
   std::vector<CollectiveEntry> collectives = {};  ///< eager, the oldest first
   std::vector<GraphHistory> graphs = {};          ///< pending ones, and the last that ran
+  /// Collectives that ended in replays of all graphs, also of those that are not in `graphs`.
+  uint64_t num_replayed = 0;
 
   bool is_valid() const {
     return collectives.size() <= kMaxHistoryEntries && graphs.size() <= kMaxHistoryGraphs;
   }
   bool operator==(const GroupHistory&) const = default;
   friend auto message_fields(GroupHistory& history) {
-    return std::tie(history.collectives, history.graphs);
+    return std::tie(history.collectives, history.graphs, history.num_replayed);
   }
 };
 

@@ -75,10 +75,8 @@ void PlaneService::serve(std::unique_lock<std::mutex>& lock, const std::vector<p
   }
   link_.serve(watched, now);
   report_failure(lock);
-  if (const auto report = link_.take_report()) {
-    lock.unlock();  // files may be slow
-    publish_report(*report);
-    lock.lock();
+  if (auto report = link_.take_report()) {
+    reports_.publish(*std::move(report));
   }
 }
 

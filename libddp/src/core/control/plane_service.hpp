@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/control/control_link.hpp"
+#include "core/control/doctor/report_writer.hpp"
 #include "core/control/wire/tcp_socket.hpp"
 
 namespace ddp::detail {
@@ -70,6 +71,7 @@ class PlaneService final : public EventLoop::Handler {
 
   RankState& state_;
   ControlLink& link_;
+  ReportWriter reports_;
 };
 
 }  // namespace ddp::detail

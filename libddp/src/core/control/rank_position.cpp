@@ -36,13 +36,23 @@ const GroupPosition* RankPosition::find(std::string_view id) const {
   return found == groups.end() ? nullptr : &*found;
 }
 
+void cut_text(std::string& text, std::size_t size) {
+  if (text.size() <= size) {
+    return;
+  }
+  while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0U) == 0x80U) {
+    --size;
+  }
+  text.resize(size);
+}
+
 void cut_to_limits(RankPosition& position) {
-  position.where.resize(std::min(position.where.size(), kMaxPlaceBytes));
+  cut_text(position.where, kMaxPlaceBytes);
   position.groups.resize(std::min(position.groups.size(), kMaxPositionGroups));
   for (auto& group : position.groups) {
-    group.id.resize(std::min(group.id.size(), kMaxPlaceBytes));
-    group.operation.resize(std::min(group.operation.size(), kMaxPlaceBytes));
-    group.label.resize(std::min(group.label.size(), kMaxPlaceBytes));
+    for (auto* text : {&group.id, &group.operation, &group.label}) {
+      cut_text(*text, kMaxPlaceBytes);
+    }
   }
 }
 

@@ -88,6 +88,11 @@ struct RankPosition {
   }
 };
 
+/// The activity of ranks that compare a changed requires_grad; the parameter's name follows.
+inline constexpr std::string_view kFrozenActivity = "requires_grad of ";
+
+/// Cuts `text` to at most `size` bytes, between characters of UTF-8.
+void cut_text(std::string& text, std::size_t size);
 /// Cuts texts and lists that exceed the limits.
 void cut_to_limits(RankPosition& position);
 /// The message of `position` without what exceeds the limits: positions are only a diagnostic.

@@ -19,6 +19,10 @@ namespace {
 // An unchanged position is sent once per this many polls.
 constexpr int kPollsPerMessage = 20;
 
+// A longer gap between polls is a suspension of this process, but for this time.
+constexpr std::chrono::seconds kLongestTurn{1};
+constexpr std::size_t kMaxSuspensions = 16;
+
 // The seconds in which the main thread was ready and had no core; 0 where the kernel does not tell.
 double main_thread_delay() {
   const auto text = kernel_text("/proc/self/schedstat");  // "cpu_ns delay_ns slices"
@@ -165,8 +169,31 @@ RankPosition PositionReporter::read_position(std::vector<GroupHistory>* historie
   return position;
 }
 
+void PositionReporter::note_suspension(SteadyTime steady) {
+  const auto gap = steady - last_poll_;
+  if (last_poll_ != SteadyTime{} && gap > kLongestTurn) {
+    suspensions_.push_back(
+        {steady, std::chrono::duration_cast<std::chrono::milliseconds>(gap - kLongestTurn)});
+    if (suspensions_.size() > kMaxSuspensions) {
+      suspensions_.pop_front();
+    }
+  }
+  last_poll_ = steady;
+}
+
+int64_t PositionReporter::running_age(int64_t age, SteadyTime steady) const {
+  auto running = age;
+  for (const auto& [end, length] : suspensions_) {
+    if (age_ms(end, steady) < age) {
+      running -= length.count();
+    }
+  }
+  return age == kUnknownAge ? age : std::max<int64_t>(0, running);
+}
+
 // A report must not fail: it is also made because something failed, maybe a probe.
-RankReport PositionReporter::report() {
+RankReport PositionReporter::report(SteadyTime steady) {
+  note_suspension(steady);
   RankReport report;
   try {
     report.position = read_position(&report.histories);
@@ -178,10 +205,22 @@ RankReport PositionReporter::report() {
   }
   report.histories.resize(report.position.groups.size());  // of destroyed communicators: none
   report.cpu_percent = cpu_load_.percent();
+  for (auto& history : report.histories) {
+    for (auto& call : history.collectives) {
+      for (auto* age : {&call.enqueued_ms, &call.started_ms, &call.ended_ms}) {
+        *age = running_age(*age, steady);
+      }
+    }
+    for (auto& graph : history.graphs) {
+      graph.waited_ms = running_age(graph.waited_ms, steady);
+    }
+  }
+  cut_to_limits(report);  // rank 0 keeps its own report as it is
   return report;
 }
 
 std::optional<RankPosition> PositionReporter::poll(SteadyTime steady) {
+  note_suspension(steady);
   if (steady < next_poll_) {
     return std::nullopt;
   }

@@ -96,13 +96,22 @@ class PositionReporter {
   void begin_plane_call(uint64_t sequence) { plane_call_ = sequence + 1; }
   void end_plane_call() { plane_call_ = 0; }
 
-  /// This rank's whole report, for rank 0.
-  RankReport report();
+  /// This rank's whole report, for rank 0. Its ages do not count the time in which this process was
+  /// suspended: gaps between polls.
+  RankReport report(SteadyTime steady = std::chrono::steady_clock::now());
   /// Reads the position 20 times per heartbeat interval. Returns the position to send: one when
   /// the rank waits, about one per heartbeat during the wait, and an empty one when the wait ends.
   std::optional<RankPosition> poll(SteadyTime steady);
 
  private:
+  struct Suspension {
+    SteadyTime end;
+    std::chrono::milliseconds length;
+  };
+
+  void note_suspension(SteadyTime steady);
+  /// `age` without the suspensions in it.
+  int64_t running_age(int64_t age, SteadyTime steady) const;
   /// With `histories` also reads the recent collectives of each group.
   RankPosition read_position(std::vector<GroupHistory>* histories = nullptr);
 
@@ -114,7 +123,9 @@ class PositionReporter {
   CallerThread caller_ = std::thread::id();  // caller of the control plane's collectives
   std::optional<RankPosition> last_position_;
   CpuLoad cpu_load_;
-  int num_unchanged_ = 0;  // consecutive polls of an unchanged position
+  SteadyTime last_poll_{};
+  std::deque<Suspension> suspensions_;  // the newest last
+  int num_unchanged_ = 0;               // consecutive polls of an unchanged position
   SteadyTime next_poll_{};
 };
 

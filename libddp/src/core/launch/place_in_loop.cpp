@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <mutex>
 
 #include "ddp/core/error.hpp"
@@ -17,11 +18,14 @@ constexpr std::chrono::seconds kLongWait{1};
 
 std::atomic<const char*> recorded_phase{nullptr};
 
+struct Wait {
+  int64_t batch, epoch;
+  Clock::time_point since;
+};
 struct Waits {
   std::mutex mutex;
-  int number = 0;  // loaders of several threads may wait
-  int64_t batch = 0, epoch = 0;
-  Clock::time_point since{};
+  std::map<uint64_t, Wait> live;  // the oldest first: loaders of several threads may wait
+  uint64_t next = 0;
 };
 
 Waits& waits() {
@@ -38,25 +42,26 @@ void record_phase(const char* phase) {
 BatchWait::BatchWait(int64_t batch, int64_t epoch) {
   auto& all = waits();
   const std::lock_guard lock(all.mutex);
-  ++all.number;
-  all.batch = batch;
-  all.epoch = epoch;
-  all.since = Clock::now();
+  number_ = all.next++;
+  all.live[number_] = {batch, epoch, Clock::now()};
 }
 
 BatchWait::~BatchWait() {
   auto& all = waits();
   const std::lock_guard lock(all.mutex);
-  --all.number;
+  all.live.erase(number_);
 }
 
 std::string long_batch_wait() {
   auto& all = waits();
   const std::lock_guard lock(all.mutex);
-  if (all.number > 0 && Clock::now() - all.since >= kLongWait) {
-    return concat("loader, waiting for batch ", all.batch, " of epoch ", all.epoch);
+  if (all.live.empty()) {
+    return {};
   }
-  return {};
+  const auto& [batch, epoch, since] = all.live.begin()->second;
+  return Clock::now() - since < kLongWait
+             ? std::string()
+             : concat(kLoaderWait, "batch ", batch, " of epoch ", epoch);
 }
 
 std::string last_phase() {

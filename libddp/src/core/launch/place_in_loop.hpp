@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace ddp::detail {
 
-/// `phase` is a literal: "forward", "backward". One relaxed store. Any thread.
+/// `phase` is a literal that fits "in …": "forward", "code after backward". One relaxed store. Any
+/// thread.
 void record_phase(const char* phase);
 
 /// While it lives, this process waits for batch `batch` of `epoch`, both from 0.
@@ -18,10 +20,16 @@ class BatchWait {
   ~BatchWait();
   BatchWait(const BatchWait&) = delete;
   BatchWait& operator=(const BatchWait&) = delete;
+
+ private:
+  uint64_t number_;
 };
 
-/// "loader, waiting for batch 406 of epoch 2" if such a wait lasts for a second, else empty. Any
-/// thread.
+/// A long wait for a batch begins with it.
+inline constexpr std::string_view kLoaderWait = "loader, waiting for ";
+
+/// "loader, waiting for batch 406 of epoch 2" if the oldest wait lasts for a second, else empty.
+/// Any thread.
 std::string long_batch_wait();
 /// The last phase; empty if none was recorded. Any thread.
 std::string last_phase();

@@ -12,6 +12,7 @@
 
 #include "core/launch/report_signal.hpp"
 #include "core/launch/training_state.hpp"
+#include "ddp/core/logging.hpp"
 
 namespace ddp {
 namespace {
@@ -41,6 +42,12 @@ extern "C" void handle_report_signal(int /*signal*/) {
   report_is_requested = true;
 }
 
+// Whether the program handles or ignores the signal.
+bool is_of_program(const struct sigaction& action) {
+  return (static_cast<unsigned>(action.sa_flags) & SA_SIGINFO) != 0 ||
+         (action.sa_handler != SIG_DFL && action.sa_handler != handle_report_signal);
+}
+
 }  // namespace
 
 struct StopSignalHandlers::Previous {
@@ -54,7 +61,15 @@ StopSignalHandlers::StopSignalHandlers() : previous_(std::make_unique<Previous>(
     sigemptyset(&action.sa_mask);
     // SA_RESTART: our handler must not cause EINTR in other libraries.
     action.sa_flags = SA_RESTART | (kSignals[i] == SIGINT ? static_cast<int>(SA_RESETHAND) : 0);
-    sigaction(kSignals[i], &action, &previous_->actions[i]);
+    auto& previous = previous_->actions[i];
+    sigaction(kSignals[i], nullptr, &previous);
+    if (kSignals[i] == SIGUSR2 && is_of_program(previous)) {
+      log_warning(
+          "this process has its own handler of SIGUSR2, so the signal asks for no report of all "
+          "ranks; fix: use another signal in the program (docs/recipes/hang.md)");
+      continue;
+    }
+    sigaction(kSignals[i], &action, nullptr);
   }
 }
 

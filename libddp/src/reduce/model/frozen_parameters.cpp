@@ -88,7 +88,7 @@ void FrozenParameters::compare(size_t parameter, const std::string& flags,
   const auto plane = communicator_->control_plane();
   std::optional<ActivityScope> activity;
   if (plane != nullptr) {
-    activity.emplace(*plane, "requires_grad of " + parameters_[parameter].name);
+    activity.emplace(*plane, concat(kFrozenActivity, parameters_[parameter].name));
   }
   const auto all =
       plane != nullptr ? plane->all_gather(flags) : all_gather_string(*communicator_, flags);

@@ -13,6 +13,7 @@
 
 #include "comm/cuda_check.hpp"
 #include "core/fnv_hash.hpp"
+#include "core/launch/place_in_loop.hpp"
 #include "ddp/detail/check.hpp"
 #include "train/graph/capture_failure.hpp"
 #include "train/graph/step_publisher.hpp"
@@ -219,7 +220,9 @@ int64_t CapturedGraph::num_nodes() const {
 
 void CapturedGraph::launch(const FeedArguments& feed) {
   check_cuda(set_feed(graph_exec_, feed_node_, feed), "cudaGraphExecKernelNodeSetParams");
+  record_phase("replayed step");
   replay();
+  record_phase("code after a replayed step");
 }
 
 CapturedStep::CapturedStep(const Request& request)

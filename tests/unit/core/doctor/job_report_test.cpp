@@ -7,9 +7,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <mutex>
 #include <sstream>
 
 #include "core/control/control_leaf.hpp"
+#include "core/control/doctor/report_writer.hpp"
 #include "core/control/rank_position.hpp"
 #include "core/control/wire/authentication.hpp"
 #include "core/control/wire/message_codec.hpp"
@@ -187,6 +190,46 @@ TEST_CASE("report: the error of a program has a file and no verdict") {
   CHECK_THAT(file.text(), Catch::Contains("my bug"));
 }
 
+TEST_CASE("report: a file system that hangs keeps nobody waiting") {
+  std::promise<void> back;
+  std::mutex mutex;
+  std::vector<std::string> written;
+  const auto report_of = [](const std::string& text) {
+    detail::JobReport report;
+    report.verdict.text = text;
+    return report;
+  };
+  const auto start = Clock::now();
+  {
+    detail::ReportWriter writer(
+        [&, hangs = back.get_future().share()](const detail::JobReport& report) {
+          {
+            const std::lock_guard lock(mutex);
+            written.push_back(report.verdict.text);
+          }
+          hangs.wait();
+          throw std::runtime_error("no space left");  // must not end the process
+        },
+        300ms);
+    writer.publish(report_of("first"));
+    while (std::lock_guard(mutex), written.empty()) {
+      std::this_thread::sleep_for(1ms);
+    }
+    writer.publish(report_of("second"));
+    writer.publish(report_of("third"));
+    REQUIRE(Clock::now() - start < 250ms);
+  }
+  REQUIRE(Clock::now() - start < 2s);  // the destructor gave up
+  back.set_value();
+  const auto has_all = [&] { return std::lock_guard(mutex), written.size() == 2; };
+  for (const auto end = Clock::now() + 5s; Clock::now() < end && !has_all();) {
+    std::this_thread::sleep_for(1ms);
+  }
+  const std::lock_guard lock(mutex);
+  CHECK(written == std::vector<std::string>{"first", "third"});  // the latest wins
+  std::this_thread::sleep_for(50ms);                             // the thread ends
+}
+
 // The last rank is driven by hand: it joins, and answers nothing.
 TEST_CASE("report: a rank that does not answer is reported as such") {
   const StopSignalHandlers handlers;
@@ -220,7 +263,7 @@ TEST_CASE("report: a rank that does not answer is reported as such") {
         detail::create_control_plane(launch_of(number, 3), rendezvous, fast_options());
     add_world(*plane, 12);
     if (number == 0) {
-      std::this_thread::sleep_for(100ms);
+      std::this_thread::sleep_for(600ms);  // later it was silent for two heartbeats
       raise(SIGUSR2);
     }
     while (!plane->failed()) {  // the rank by hand leaves without a word
@@ -238,12 +281,44 @@ TEST_CASE("report: a rank that does not answer is reported as such") {
              Catch::Contains("\"answered\": false") && Catch::Contains("\"kind\": \"dead link\""));
 }
 
+TEST_CASE("report: ages do not count the time of a suspension") {
+  const detail::ProgressTracker progress(nullptr, 10ms);
+  detail::PositionReporter reporter(progress, 1s);
+  const auto history = [] {
+    GroupHistory recent;
+    recent.collectives = {{.number = 1, .enqueued_ms = 28'000, .ended_ms = 3'000},
+                          {.number = 2, .enqueued_ms = 4'000}};
+    recent.graphs = {{.waited_ms = 28'000}};
+    return recent;
+  };
+  reporter.add_probe({[] { return GroupPosition{.id = "world"}; }, history});
+  const auto now = Clock::now();
+  reporter.poll(now - 30s);
+  reporter.poll(now - 29500ms);
+  reporter.poll(now - 5s);  // suspended for 23.5 s
+  for (auto time = now - 4500ms; time < now; time += 500ms) {
+    reporter.poll(time);
+  }
+  const auto report = reporter.report(now);
+  const auto& calls = report.histories[0].collectives;
+  CHECK(calls[0].enqueued_ms == 4'500);
+  CHECK(calls[0].ended_ms == 3'000);
+  CHECK(calls[0].started_ms == detail::kUnknownAge);
+  CHECK(calls[1].enqueued_ms == 4'000);
+  CHECK(report.histories[0].graphs[0].waited_ms == 4'500);
+}
+
 TEST_CASE("loader: a long wait is the place of a rank, a short one is not") {
   CHECK(detail::long_batch_wait().empty());
   {
     const detail::BatchWait wait(406, 2);
     CHECK(detail::long_batch_wait().empty());
     std::this_thread::sleep_for(1100ms);
+    CHECK(detail::long_batch_wait() == "loader, waiting for batch 406 of epoch 2");
+    {
+      const detail::BatchWait another(3, 0);  // of another loader
+      CHECK(detail::long_batch_wait() == "loader, waiting for batch 406 of epoch 2");
+    }
     CHECK(detail::long_batch_wait() == "loader, waiting for batch 406 of epoch 2");
     detail::record_phase("backward");
     detail::ProgressTracker progress(nullptr, 10ms);

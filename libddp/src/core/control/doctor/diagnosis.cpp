@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <string_view>
 #include <utility>
 
 #include "core/control/doctor/group_members.hpp"
 #include "core/control/failure/failure_cause.hpp"
+#include "core/launch/place_in_loop.hpp"
 #include "ddp/core/error.hpp"
 
 namespace ddp::detail {
@@ -47,39 +47,46 @@ std::vector<int> minority_of(const GroupMembers& members, uint64_t number) {
   return minority.empty() ? all : std::vector<int>(minority.begin(), minority.end());
 }
 
+// Whether the deadlock is what the verdict says. Verdicts on processes are of no communicator.
+bool proves(const Deadlock& deadlock, const Verdict& verdict) {
+  const auto& ranks = verdict.ranks;
+  return verdict.kind != VerdictKind::DeadLink && !deadlock.text.empty() &&
+         deadlock.group == verdict.group && std::any_of(ranks.begin(), ranks.end(), [&](int rank) {
+           return std::find(deadlock.ranks.begin(), deadlock.ranks.end(), rank) !=
+                  deadlock.ranks.end();
+         });
+}
+
 class Diagnosis {
  public:
-  Diagnosis(const std::vector<RankEvidence>& evidence, std::chrono::milliseconds min_wait)
-      : evidence_(evidence) {
+  Diagnosis(const std::vector<RankEvidence>& evidence, const DiagnosisLimits& limits)
+      : evidence_(evidence), limits_(limits) {
     for (int rank = 0; rank < static_cast<int>(evidence.size()); ++rank) {
       const auto& report = at(rank).report;
       for (std::size_t i = 0; report && i < report->position.groups.size(); ++i) {
         const auto& group = report->position.groups[i];
         groups_[group.id].emplace_back(rank, group, report->histories[i], at(rank).waited,
-                                       min_wait);
+                                       limits.min_wait);
       }
     }
   }
 
   Verdict find() const {
-    if (auto verdict = find_stopped()) {
-      return *verdict;
-    }
-    if (auto verdict = find_lost()) {
-      return *verdict;
-    }
-    if (auto verdict = find_silent()) {
-      return *verdict;
-    }
-    for (const auto finder : {&Diagnosis::find_other_call, &Diagnosis::find_other_graph,
-                              &Diagnosis::find_absent, &Diagnosis::find_unfinished}) {
-      for (const auto& [id, members] : groups_) {
-        if (auto verdict = (this->*finder)(members)) {
-          return *verdict;
-        }
+    for (const auto finder :
+         {&Diagnosis::find_stopped, &Diagnosis::find_lost, &Diagnosis::find_silent}) {
+      if (auto verdict = (this->*finder)()) {
+        return *verdict;
       }
     }
-    return find_plane_wait();
+    auto verdict = find_in_groups().value_or(Verdict{});
+    if (verdict.text.empty()) {
+      verdict = find_plane_wait();
+    }
+    if (const auto late = ranks_where([](const auto& rank) { return !rank.report; });
+        !late.empty()) {
+      verdict.text += concat("; ", rank_words(late), " did not answer in time");
+    }
+    return verdict;
   }
 
  private:
@@ -104,6 +111,28 @@ class Diagnosis {
       }
     }
     return ranks;
+  }
+
+  // The first verdict that names ranks, else the first.
+  std::optional<Verdict> find_in_groups() const {
+    std::optional<Verdict> uncertain;
+    for (const auto finder : {&Diagnosis::find_other_call, &Diagnosis::find_other_graph,
+                              &Diagnosis::find_absent, &Diagnosis::find_unfinished}) {
+      for (const auto& [id, members] : groups_) {
+        auto verdict = (this->*finder)(members);
+        if (!verdict) {
+          continue;
+        }
+        verdict->group = id;
+        if (verdict->kind != VerdictKind::NothingCertain) {
+          return verdict;
+        }
+        if (!uncertain) {
+          uncertain = std::move(verdict);
+        }
+      }
+    }
+    return uncertain;
   }
 
   // "; ranks 0-2 wait since 31 s"
@@ -160,7 +189,8 @@ class Diagnosis {
 
   // A rank whose connection is open and that does not answer.
   std::optional<Verdict> find_silent() const {
-    const auto silent = ranks_where([](const auto& rank) { return !rank.report; });
+    const auto silent = ranks_where(
+        [&](const auto& rank) { return !rank.report && rank.silence > limits_.min_silence; });
     if (silent.empty()) {
       return std::nullopt;
     }
@@ -187,58 +217,67 @@ class Diagnosis {
       if (!waiting.pending || !waiting.is_counted) {
         continue;
       }
+      const auto& pending = *waiting.pending;
       for (const auto& other : members) {
-        const auto found = other.calls.find(waiting.pending->number);
-        if (other.is_counted && found != other.calls.end() &&
-            !found->second.fits(*waiting.pending)) {
-          return differing_calls(members, waiting, other, found->second);
+        const auto end = other.calls.upper_bound(pending.number);
+        for (auto theirs = other.calls.lower_bound(pending.first); theirs != end; ++theirs) {
+          const auto number = theirs->first;
+          const auto* mine = number == pending.number ? &pending : waiting.find_call(number);
+          if (other.is_counted && mine != nullptr && !theirs->second.fits(*mine)) {
+            return differing_calls(members, {waiting, *mine}, {other, theirs->second});
+          }
         }
       }
     }
     return std::nullopt;
   }
 
-  Verdict differing_calls(const GroupMembers& members, const GroupMember& waiting,
-                          const GroupMember& other, const ReportedCall& theirs) const {
-    const auto& mine = *waiting.pending;
-    const bool is_swapped =
-        other.calls_elsewhere(mine, mine.number) && waiting.calls_elsewhere(theirs, theirs.number);
-    auto kind = VerdictKind::OtherSize;
-    const char* what = "call one operation with different sizes, dtypes or roots";
-    if (is_swapped || theirs.operation == mine.operation) {
+  struct CallOfRank {
+    const GroupMember& member;
+    const ReportedCall& call;
+  };
+
+  Verdict differing_calls(const GroupMembers& members, const CallOfRank& waiting,
+                          const CallOfRank& other) const {
+    const auto& mine = waiting.call;
+    const auto& theirs = other.call;
+    auto kind = VerdictKind::OtherOperation;
+    const char* what = "call different operations";
+    if (other.member.calls_elsewhere(mine, mine.number) &&
+        waiting.member.calls_elsewhere(theirs, theirs.number)) {
       kind = VerdictKind::OtherOrder;
       what = "call collectives in different orders";
-    } else if (name_of(theirs.operation) != name_of(mine.operation)) {
-      kind = VerdictKind::OtherOperation;
-      what = "call different operations";
+    } else if (name_of(theirs.operation) == name_of(mine.operation)) {
+      const bool is_one_purpose = mine.label == theirs.label;
+      kind = is_one_purpose ? VerdictKind::OtherSize : VerdictKind::OtherOperation;
+      what = is_one_purpose ? "call one operation with different sizes, dtypes or roots"
+                            : "call one operation for different purposes";
     }
-    return {kind, false, minority_of(members, mine.number),
-            concat(name(waiting.rank), " and ", name(other.rank), " ", what, ": rank ",
-                   waiting.rank, " ", mine.words(), ", rank ", other.rank, " ", theirs.words(),
-                   waiting_words(members, mine))};
+    const auto first = waiting.member.rank;
+    const auto second = other.member.rank;
+    return {.kind = kind,
+            .ranks = minority_of(members, mine.number),
+            .text = concat(name(first), " and ", name(second), " ", what, ": rank ", first, " ",
+                           mine.words(), ", rank ", second, " ", theirs.words(),
+                           waiting_words(members, mine))};
   }
 
-  // Where ranks replay graphs, numbers tell nothing: two ranks wait in different calls, and neither
-  // has already ended the replay in which the other one waits.
+  // Where ranks replay graphs, they wait in different calls, and neither can have passed the other.
   std::optional<Verdict> find_other_graph(const GroupMembers& members) const {
-    const auto has_passed = [](const GroupMember& member, const ReportedCall& call) {
-      return call.replay && member.has_entered(call);
-    };
     for (const auto& waiting : members) {
       if (!waiting.pending || waiting.is_counted) {
         continue;
       }
       const auto& call = *waiting.pending;
       for (const auto& other : members) {
-        if (other.pending && !other.pending->fits(call) && !has_passed(other, call) &&
-            !has_passed(waiting, *other.pending)) {
-          return Verdict{
-              VerdictKind::OtherGraph,
-              false,
-              {waiting.rank, other.rank},
-              concat(name(waiting.rank), " and ", name(other.rank), " run different steps: rank ",
-                     waiting.rank, " waits in ", call.words(), ", rank ", other.rank, " in ",
-                     other.pending->words(), waiting_words(members, call))};
+        if (other.pending && !other.pending->fits(call) && !other.may_have_passed(waiting) &&
+            !waiting.may_have_passed(other)) {
+          return Verdict{.kind = VerdictKind::OtherGraph,
+                         .ranks = {waiting.rank, other.rank},
+                         .text = concat(name(waiting.rank), " and ", name(other.rank),
+                                        " run different steps: rank ", waiting.rank, " waits in ",
+                                        call.words(), ", rank ", other.rank, " in ",
+                                        other.pending->words(), waiting_words(members, call))};
         }
       }
     }
@@ -252,29 +291,32 @@ class Diagnosis {
     }
     const auto& call = *waiting->pending;
     std::vector<int> absent;
+    auto missed = call.number;  // the first that one of them did not enter
     for (const auto& member : members) {
-      if (!member.has_entered(call)) {
+      if (member.entered(*waiting) == Entered::No) {
         absent.push_back(member.rank);
+        missed = call.replay ? missed : std::clamp(member.num_called + 1, call.first, missed);
       }
     }
     if (absent.empty()) {
       return std::nullopt;
     }
+    const auto* found = missed == call.number ? nullptr : waiting->find_call(missed);
+    const auto& missed_call = found == nullptr ? call : *found;
     const auto [kind, place] = place_of(absent.front());
-    return Verdict{kind, false, absent,
-                   concat(names(absent), " did not enter ", call.words(), "; ", place,
-                          waiting_words(members, call))};
+    return Verdict{.kind = kind,
+                   .ranks = absent,
+                   .text = concat(names(absent), " did not enter ", missed_call.words(), "; ",
+                                  place, waiting_words(members, missed_call))};
   }
 
   // Where a rank is that others wait for: "it waits in the loader for batch 406 of epoch 0".
   std::pair<VerdictKind, std::string> place_of(int rank) const {
     const auto& evidence = at(rank);
     const auto& [step, where, plane_call, one_thread, groups] = evidence.report->position;
-    constexpr std::string_view kFrozenActivity = "requires_grad of ";
-    constexpr std::string_view kLoader = "loader, waiting for ";
     if (const auto found = where.find(kFrozenActivity); found != std::string::npos) {
       return {VerdictKind::Frozen,
-              concat("it changed requires_grad of ", where.substr(found + kFrozenActivity.size()),
+              concat("it changed ", kFrozenActivity, where.substr(found + kFrozenActivity.size()),
                      ", which the others did not", step_words(step))};
     }
     if (plane_call != 0 && evidence.call) {
@@ -292,9 +334,9 @@ class Diagnosis {
         }
       }
     }
-    if (const auto found = where.find(kLoader); found != std::string::npos) {
+    if (const auto found = where.find(kLoaderWait); found != std::string::npos) {
       return {VerdictKind::Absent, concat("it waits", step_words(step), " in the loader for ",
-                                          where.substr(found + kLoader.size()))};
+                                          where.substr(found + kLoaderWait.size()))};
     }
     const auto load = evidence.report->cpu_percent;
     return {load >= kComputesPercent ? VerdictKind::Computes : VerdictKind::Absent,
@@ -302,61 +344,76 @@ class Diagnosis {
                    " (", load, " % of a core)")};
   }
 
-  // All ranks of the communicator entered one collective.
+  // No rank of the communicator is known to be absent.
   std::optional<Verdict> find_unfinished(const GroupMembers& members) const {
     const auto* waiting = find_earliest(members);
     if (waiting == nullptr) {
       return std::nullopt;
     }
     const auto& call = *waiting->pending;
-    std::vector<int> ended, pending;
+    std::vector<int> ended, pending, unknown;
     for (const auto& member : members) {
-      const auto found = member.calls.find(call.number);
-      const bool has_ended = found == member.calls.end() || found->second.has_ended;
-      if (member.pending && member.pending->fits(call)) {
-        pending.push_back(member.rank);
-      } else if (member.is_counted ? has_ended : call.replay && !member.pending) {
+      if (member.has_ended(*waiting)) {
         ended.push_back(member.rank);
+      } else if (member.waits_in(call)) {
+        pending.push_back(member.rank);
+      } else if (member.entered(*waiting) == Entered::Unknown) {
+        unknown.push_back(member.rank);
       }
     }
     if (!ended.empty()) {
-      return Verdict{VerdictKind::DeadLink, false, pending,
-                     concat(rank_words(ended), " ended ", call.words(), ", and ", names(pending),
-                            " did not: data between them does not arrive, or its device hangs",
-                            waiting_words(members, call))};
+      return Verdict{
+          .kind = VerdictKind::DeadLink,
+          .ranks = pending,
+          .text = concat(rank_words(ended), " ended ", call.words(), ", and ", names(pending),
+                         " did not: data between them does not arrive, or its device hangs",
+                         waiting_words(members, call))};
     }
-    return Verdict{VerdictKind::NothingCertain,
-                   false,
-                   {},
-                   concat("all ranks entered ", call.words(),
-                          ", and none ended it: a kernel before it still runs, or a link between "
-                          "them is down",
-                          waiting_words(members, call))};
+    if (!unknown.empty()) {
+      return Verdict{
+          .text = concat("ranks that replay different steps cannot be compared: ", names(unknown),
+                         " may have entered ", call.words(), " or not; ",
+                         place_of(unknown.front()).second, waiting_words(members, call))};
+    }
+    const bool has_all = ranks_where([](const auto& rank) { return !rank.report; }).empty();
+    return Verdict{.text = concat(has_all ? "all ranks" : "all ranks that answered", " entered ",
+                                  call.words(),
+                                  ", and none is known to have ended it: a kernel before it still "
+                                  "runs, or a link between them is down",
+                                  waiting_words(members, call))};
   }
 
   // No rank waits in a collective of a communicator.
   Verdict find_plane_wait() const {
-    const auto calls = [](const auto& rank) { return rank.report->position.plane_call != 0; };
-    const auto waiting = ranks_where(calls);
-    const auto busy = ranks_where([&](const auto& rank) { return !calls(rank); });
-    if (waiting.empty() || busy.empty()) {
+    const auto calls = [](const auto& rank) {
+      return rank.report && rank.report->position.plane_call != 0 && rank.call;
+    };
+    const auto waiting = ranks_where(
+        [&](const auto& rank) { return calls(rank) && rank.waited >= limits_.min_wait; });
+    if (waiting.empty()) {
       const auto& position = at(0).report->position;
-      return {VerdictKind::NothingCertain,
-              false,
-              {},
-              concat("no rank waits for another one; ", name(0), " is",
-                     place_words(position.step, position.where))};
+      return {.text = concat("no rank waits for another one; ", name(0), " is",
+                             place_words(position.step, position.where))};
     }
     const auto& first = at(waiting.front());
+    const auto waiting_words = concat(rank_words(waiting), waiting.size() == 1 ? " waits" : " wait",
+                                      " since ", seconds_words(first.waited.count()));
+    const auto busy = ranks_where([&](const auto& rank) {
+      return rank.report && !calls(rank) && rank.num_calls <= first.call->sequence;
+    });
+    if (busy.empty()) {
+      return {.text = concat(waiting_words, " in the control plane's ", first.call->name,
+                             ", which all ranks that answered have entered")};
+    }
     const auto [kind, place] = place_of(busy.front());
-    return {kind, false, busy,
-            concat(names(busy), " did not enter the control plane's ",
-                   first.call ? first.call->name : "call", "; ", place, "; ", rank_words(waiting),
-                   waiting.size() == 1 ? " waits" : " wait", " since ",
-                   seconds_words(first.waited.count()))};
+    return {.kind = kind,
+            .ranks = busy,
+            .text = concat(names(busy), " did not enter the control plane's ", first.call->name,
+                           "; ", place, "; ", waiting_words)};
   }
 
   const std::vector<RankEvidence>& evidence_;
+  const DiagnosisLimits limits_;
   std::map<std::string, GroupMembers> groups_;  // by id
 };
 
@@ -392,7 +449,7 @@ const char* to_string(VerdictKind kind) {
   return "?";
 }
 
-Verdict diagnose(const std::vector<RankEvidence>& evidence, std::chrono::milliseconds min_wait) {
+Verdict diagnose(const std::vector<RankEvidence>& evidence, const DiagnosisLimits& limits) {
   std::vector<RankSnapshot> snapshots;
   for (const auto& rank : evidence) {
     std::optional<RankPosition> position;
@@ -401,8 +458,8 @@ Verdict diagnose(const std::vector<RankEvidence>& evidence, std::chrono::millise
     }
     snapshots.push_back({rank.host, rank.call, rank.num_calls, std::move(position)});
   }
-  auto verdict = Diagnosis(evidence, min_wait).find();
-  verdict.is_certain = !find_deadlock(snapshots).empty();
+  auto verdict = Diagnosis(evidence, limits).find();
+  verdict.is_certain = proves(prove_deadlock(snapshots), verdict);
   return verdict;
 }
 

@@ -48,14 +48,20 @@ const char* to_string(VerdictKind kind);
 
 struct Verdict {
   VerdictKind kind = VerdictKind::NothingCertain;
-  bool is_certain = false;  ///< find_deadlock() proves a deadlock
-  std::vector<int> ranks;   ///< that the others wait for, or that differ from the others
-  std::string text;         ///< one sentence
+  bool is_certain = false;      ///< prove_deadlock() finds the same
+  std::vector<int> ranks = {};  ///< that the others wait for, or that differ from the others
+  std::string text = {};        ///< one sentence
+  std::string group = {};       ///< id of the communicator; empty: of none
 };
 
-/// `evidence`: by rank. Collectives that wait for less than `min_wait` do not count: ranks of a
-/// running job always wait for a moment.
-Verdict diagnose(const std::vector<RankEvidence>& evidence,
-                 std::chrono::milliseconds min_wait = std::chrono::milliseconds(0));
+struct DiagnosisLimits {
+  /// Shorter waits do not count: ranks of a running job always wait for a moment.
+  std::chrono::milliseconds min_wait{0};
+  /// A rank that does not answer is only late until it was silent for longer.
+  std::chrono::milliseconds min_silence{0};
+};
+
+/// `evidence`: by rank.
+Verdict diagnose(const std::vector<RankEvidence>& evidence, const DiagnosisLimits& limits = {});
 
 }  // namespace ddp::detail

@@ -18,6 +18,7 @@ ReportedCall to_call(const CollectiveEntry& entry) {
           .label = entry.label,
           .has_ended = entry.has_ended(),
           .is_pending = entry.is_pending(),
+          .first = entry.number,
           .waited_ms = std::max<int64_t>(0, entry.enqueued_ms)};
 }
 
@@ -46,21 +47,25 @@ std::string ReportedCall::words() const {
 
 GroupMember::GroupMember(int rank_in, const GroupPosition& position, const GroupHistory& history,
                          std::chrono::milliseconds waited, std::chrono::milliseconds min_wait)
-    : rank(rank_in), num_called(position.num_called) {
+    : rank(rank_in), num_called(position.num_called), num_replayed(history.num_replayed) {
   std::optional<ReportedCall> eager;
+  uint64_t first = 0;  // of the collectives before this one that may have ended or not
   for (const auto& entry : history.collectives) {
     const auto& call = calls.emplace(entry.number, to_call(entry)).first->second;
     if (call.is_pending && !eager) {
       eager = call;
+      eager->first = first != 0 ? first : call.number;
     }
+    first = call.has_ended ? 0 : first != 0 ? first : call.number;
   }
   for (const auto& graph : history.graphs) {
-    replays[graph.graph] = graph.num_replays;
+    replays[graph.graph] = {graph.num_replays, graph.num_ended};
   }
   if (!eager && position.pending != 0) {  // a compared call has no history
     eager = {.number = position.pending,
              .operation = position.operation,
              .label = position.label,
+             .first = position.pending,
              .waited_ms = waited.count()};
   }
   if (num_called == std::numeric_limits<uint64_t>::max()) {
@@ -77,25 +82,71 @@ GroupMember::GroupMember(int rank_in, const GroupPosition& position, const Group
   }
 }
 
-bool GroupMember::has_entered(const ReportedCall& call) const {
-  if (is_counted && !call.replay) {
-    return num_called >= call.number;
+Entered GroupMember::entered(const GroupMember& waiting) const {
+  const auto& call = *waiting.pending;
+  const bool has_fitting = pending && pending->fits(call);
+  if (!call.replay) {
+    if (num_replayed == waiting.num_replayed) {
+      return num_called >= call.number ? Entered::Yes : Entered::No;
+    }
+    return has_fitting ? Entered::Yes : Entered::Unknown;
   }
-  if (pending && pending->fits(call)) {
-    return true;
+  const auto mine = replays.find(call.replay->first);
+  const auto theirs = waiting.replays.find(call.replay->first);
+  if (mine == replays.end() || theirs == waiting.replays.end() ||
+      num_called != waiting.num_called ||
+      num_replayed - mine->second.num_ended != waiting.num_replayed - theirs->second.num_ended) {
+    return has_fitting ? Entered::Yes : Entered::Unknown;
+  }
+  return mine->second.started >= call.replay->second ? Entered::Yes : Entered::No;
+}
+
+bool GroupMember::has_ended(const GroupMember& waiting) const {
+  const auto& call = *waiting.pending;
+  if (waits_in(call) || entered(waiting) != Entered::Yes) {
+    return false;
   }
   if (!call.replay) {
-    return pending || (!calls.empty() && calls.rbegin()->second.fits(call));
+    const auto* mine = find_call(call.number);
+    return mine != nullptr ? mine->has_ended : !calls.empty() && call.number < calls.begin()->first;
   }
-  const auto found = replays.find(call.replay->first);
-  return found != replays.end() && found->second >= call.replay->second;
+  return !pending || (pending->replay == call.replay && pending->number > call.number);
+}
+
+bool GroupMember::may_have_passed(const GroupMember& waiting) const {
+  const auto& call = *waiting.pending;
+  const auto has_called = entered(waiting);
+  if (has_called == Entered::No) {
+    return false;
+  }
+  if (has_called == Entered::Yes) {
+    return call.replay || pending->replay || pending->number > call.number;
+  }
+  const bool has_replayed = call.replay && replays.contains(call.replay->first) &&
+                            replays.at(call.replay->first).started >= call.replay->second;
+  return has_replayed || std::any_of(calls.begin(), calls.end(), [&](const auto& entry) {
+           return entry.second.has_ended && entry.second.fits(call);
+         });
+}
+
+bool GroupMember::waits_in(const ReportedCall& call) const {
+  if (!pending) {
+    return false;
+  }
+  const bool is_in_range = pending->first <= call.number && call.number <= pending->number;
+  return (is_in_range && pending->replay == call.replay) || (!is_counted && pending->fits(call));
+}
+
+const ReportedCall* GroupMember::find_call(uint64_t number) const {
+  const auto found = calls.find(number);
+  return found == calls.end() ? nullptr : &found->second;
 }
 
 bool GroupMember::calls_elsewhere(const ReportedCall& call, uint64_t number) const {
-  return std::any_of(calls.begin(), calls.end(), [&](const auto& entry) {
-    return entry.first != number && entry.first + kMaxSwapDistance > number &&
-           entry.second.fits(call);
-  });
+  const auto end = calls.upper_bound(number + kMaxSwapDistance);
+  return std::any_of(
+      calls.upper_bound(number - std::min(number, kMaxSwapDistance)), end,
+      [&](const auto& entry) { return entry.first != number && entry.second.fits(call); });
 }
 
 const GroupMember* find_earliest(const GroupMembers& members) {

@@ -138,15 +138,6 @@ std::string rank_line(int rank, const RankEvidence& evidence) {
   return line;
 }
 
-void write_file(const std::string& path, const JobReport& report) {
-  try {
-    replace_file(system_file_ops(), path, {to_json(report) + "\n"}, Durability::Cached);
-    log_info(concat("report of all ranks: ", path));
-  } catch (const WriteError& error) {
-    log_warning(concat("the report of all ranks is lost: ", error.what()));
-  }
-}
-
 // Whether the verdict says more than the first cause. That of a deadlock (without a rank) names
 // both sides, and the errors of programs and the loss of a rank speak for themselves.
 bool adds_to_cause(const JobReport& report) {
@@ -204,7 +195,8 @@ void publish_report(const JobReport& report) {
     log_error("doctor: " + report.verdict.text);
   }
   if (const auto path = path_of_file(); !path.empty()) {
-    write_file(path, report);
+    replace_file(system_file_ops(), path, {to_json(report) + "\n"}, Durability::Cached);
+    log_info(concat("report of all ranks: ", path));
     return;
   }
   const auto num_logged = report.cause ? 0 : std::min(report.evidence.size(), kLoggedRanks);

@@ -27,8 +27,9 @@ void set_report_file(const std::string& path);
 /// The report's JSON text.
 std::string to_json(const JobReport& report);
 
-/// Logs the verdict and writes the file. A requested report is always logged. That of a failure is
-/// logged where the first cause does not say as much.
+/// Logs the verdict, and writes the file or logs one line a rank. A requested verdict is always
+/// logged. That of a failure is logged where the first cause does not say as much. Waits for the
+/// file systems of the log and the file, and throws the errors of the file.
 void publish_report(const JobReport& report);
 
 }  // namespace ddp::detail

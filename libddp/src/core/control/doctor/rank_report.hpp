@@ -28,7 +28,11 @@ struct RankReport {
   }
 };
 
-/// The message of `report` without what exceeds the limits; newer collectives come first.
+/// Cuts what exceeds the limits. Each list of collectives keeps its first pending one, some before
+/// it, and the newest. All lists share kMaxReportEntries; those with pending collectives come
+/// first.
+void cut_to_limits(RankReport& report);
+/// The message of `report` within the limits.
 std::string encode_report(RankReport report);
 
 }  // namespace ddp::detail

@@ -24,6 +24,9 @@ constexpr int kReportAfterHeartbeats = 6;
 // A requested report does not count shorter waits: ranks of a running job always wait a little.
 constexpr std::chrono::milliseconds kMinReportedWait{1000};
 
+// A rank that does not answer and was silent for so long is stopped, or its link is down.
+constexpr int kSilentHeartbeats = 2;
+
 // The state of a process on this host as /proc shows it: 'T' stopped, 't' traced. 0 if not known.
 char process_state(uint32_t process) {
   const auto text = kernel_text(concat("/proc/", process, "/stat"));
@@ -288,6 +291,13 @@ void ControlHub::request_report() {
   }
 }
 
+std::optional<JobReport> ControlHub::take_report() {
+  if (ready_report_) {
+    state_.monitor.notify();  // wait_for_peers_to_leave()
+  }
+  return std::exchange(ready_report_, {});
+}
+
 void ControlHub::begin_report() {
   if (complete_) {
     reports_.begin(Clock::now());
@@ -318,8 +328,9 @@ JobReport ControlHub::make_report(SteadyTime now) {
   if (state_.monitor.failed()) {
     report.cause = state_.monitor.first_cause();
   }
-  report.verdict =
-      diagnose(report.evidence, report.cause ? std::chrono::milliseconds(0) : kMinReportedWait);
+  report.verdict = diagnose(
+      report.evidence, {.min_wait = report.cause ? std::chrono::milliseconds(0) : kMinReportedWait,
+                        .min_silence = state_.options.heartbeat_interval * kSilentHeartbeats});
   return report;
 }
 

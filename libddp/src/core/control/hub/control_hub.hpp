@@ -29,7 +29,7 @@ class ControlHub final : public ControlLink {
   void send_failure(const FailureCause& cause) override;
   void send_exchange(uint64_t key, uint32_t num_ranks, const std::string& value) override;
   void request_report() override;
-  std::optional<JobReport> take_report() override { return std::exchange(ready_report_, {}); }
+  std::optional<JobReport> take_report() override;
   bool failure_was_delivered() const override { return !peers_.has_unsent(); }
   void add_sockets(std::vector<pollfd>& watched) override;
   void serve(const std::vector<pollfd>& watched, SteadyTime now) override;

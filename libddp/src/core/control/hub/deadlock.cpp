@@ -72,24 +72,26 @@ Behind find_behind(const std::vector<RankSnapshot>& ranks, bool leaves) {
   return behind;
 }
 
-std::string find_departed(const std::vector<RankSnapshot>& ranks) {
+Deadlock find_departed(const std::vector<RankSnapshot>& ranks) {
   const auto behind = find_behind(ranks, /*leaves=*/true);
   for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
     for (const auto& group : ranks[rank].position.value_or(RankPosition{}).groups) {
       const auto found = behind.find(group.id);
       if (found != behind.end() && group.pending > found->second.second) {
         const auto left = found->second.first;
-        return concat(describe(ranks, left), " left", place_of(*ranks[left].position), " after ",
-                      found->second.second, " collectives, while ", describe(ranks, rank), " waits",
-                      place_of(*ranks[rank].position), " in ", operation_of(group, group.pending),
-                      kFix);
+        return {concat(describe(ranks, left), " left", place_of(*ranks[left].position), " after ",
+                       found->second.second, " collectives, while ", describe(ranks, rank),
+                       " waits", place_of(*ranks[rank].position), " in ",
+                       operation_of(group, group.pending), kFix),
+                {static_cast<int>(left)},
+                group.id};
       }
     }
   }
   return {};
 }
 
-std::string find_crossed_waits(const std::vector<RankSnapshot>& ranks) {
+Deadlock find_crossed_waits(const std::vector<RankSnapshot>& ranks) {
   const auto behind = find_behind(ranks, /*leaves=*/false);
   for (std::size_t rank = 0; !behind.empty() && rank < ranks.size(); ++rank) {
     const auto& view = ranks[rank];
@@ -104,18 +106,20 @@ std::string find_crossed_waits(const std::vector<RankSnapshot>& ranks) {
       const auto other = found->second.first;
       const bool is_missed = view.num_calls <= ranks[other].call->sequence;
       if (is_missed) {
-        return concat("ranks diverged: ", describe(ranks, other), " waits",
-                      place_of(*ranks[other].position), " in the control plane's ",
-                      ranks[other].call->name, " after ", found->second.second,
-                      " collectives, while ", describe(ranks, rank), " waits",
-                      place_of(*view.position), " in ", operation_of(group, group.waited), kFix);
+        return {concat("ranks diverged: ", describe(ranks, other), " waits",
+                       place_of(*ranks[other].position), " in the control plane's ",
+                       ranks[other].call->name, " after ", found->second.second,
+                       " collectives, while ", describe(ranks, rank), " waits",
+                       place_of(*view.position), " in ", operation_of(group, group.waited), kFix),
+                {static_cast<int>(other)},
+                group.id};
       }
     }
   }
   return {};
 }
 
-std::string find_different_operations(const std::vector<RankSnapshot>& ranks) {
+Deadlock find_different_operations(const std::vector<RankSnapshot>& ranks) {
   std::map<std::pair<std::string, uint64_t>, std::pair<std::size_t, std::string>> pending;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     if (!ranks[rank].position) {
@@ -129,11 +133,14 @@ std::string find_different_operations(const std::vector<RankSnapshot>& ranks) {
           pending.try_emplace({group.id, group.pending}, rank, group.operation);
       const auto& [other, operation] = found->second;
       if (!is_new && operation != group.operation) {
-        return concat(
-            "ranks diverged: ", describe(ranks, other), " waits", place_of(*ranks[other].position),
-            " in ", operation_of(*ranks[other].position->find(group.id), group.pending), ", while ",
-            describe(ranks, rank), " waits", place_of(*ranks[rank].position), " in ",
-            operation_of(group, group.pending), " of the same communicator", kFix);
+        return {
+            concat("ranks diverged: ", describe(ranks, other), " waits",
+                   place_of(*ranks[other].position), " in ",
+                   operation_of(*ranks[other].position->find(group.id), group.pending), ", while ",
+                   describe(ranks, rank), " waits", place_of(*ranks[rank].position), " in ",
+                   operation_of(group, group.pending), " of the same communicator", kFix),
+            {static_cast<int>(other), static_cast<int>(rank)},
+            group.id};
       }
     }
   }
@@ -142,13 +149,17 @@ std::string find_different_operations(const std::vector<RankSnapshot>& ranks) {
 
 }  // namespace
 
-std::string find_deadlock(const std::vector<RankSnapshot>& ranks) {
+Deadlock prove_deadlock(const std::vector<RankSnapshot>& ranks) {
   for (const auto find : {find_departed, find_different_operations, find_crossed_waits}) {
-    if (auto verdict = find(ranks); !verdict.empty()) {
-      return verdict;
+    if (auto deadlock = find(ranks); !deadlock.text.empty()) {
+      return deadlock;
     }
   }
   return {};
+}
+
+std::string find_deadlock(const std::vector<RankSnapshot>& ranks) {
+  return prove_deadlock(ranks).text;
 }
 
 }  // namespace ddp::detail

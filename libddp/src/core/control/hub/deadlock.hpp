@@ -29,8 +29,14 @@ struct RankSnapshot {
   std::optional<RankPosition> position;  ///< the last one reported; may be stale
 };
 
-/// Returns both sides of a deadlock, or an empty string if none is certain. The result also holds
-/// for stale positions:
+struct Deadlock {
+  std::string text = {};        ///< both sides
+  std::vector<int> ranks = {};  ///< that the other side waits for, or that differ
+  std::string group = {};       ///< id of the communicator
+};
+
+/// Returns a deadlock, or one without text if none is certain. The result also holds for stale
+/// positions:
 /// - A rank in a control-plane call (close() included) stays there until that call completes.
 ///   So the number of its collectives has not changed since its report.
 /// - A collective that one rank of the group has not called cannot complete on the ranks that
@@ -40,6 +46,8 @@ struct RankSnapshot {
 ///   call yet is unknown. So the program's own barrier(), in which a thread often waits for
 ///   others, is no proof, nor is a communicator that the rank has not used yet.
 /// - Different operations with one number are always an error.
+Deadlock prove_deadlock(const std::vector<RankSnapshot>& ranks);
+/// Its text.
 std::string find_deadlock(const std::vector<RankSnapshot>& ranks);
 
 }  // namespace ddp::detail
