@@ -92,7 +92,7 @@ struct Trainer {
     ++num_calls;
     module->spoils_activation = spoils_activation_in == num_calls;
     module->spoils_gradient = spoils_gradient_in == num_calls;
-    module->factor = is_irregular ? static_cast<double>(num_calls) : 1.0;
+    module->factor = is_irregular ? 1.0 + static_cast<double>(num_calls) / 1024 : 1.0;
     if (!setup.zeroes_outside && !setup.zeroes_never) {
       model->zero_grad();
     }
