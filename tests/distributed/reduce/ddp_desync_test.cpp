@@ -108,6 +108,20 @@ bool are_replicas(const at::Tensor& tensor) {
   return all.eq(all[0]).all().item<bool>();
 }
 
+/// Its backward throws half way.
+struct FusedMlpImpl : MlpImpl {
+  torch::Tensor forward(torch::Tensor x) {
+    return third(Fuse::apply(torch::relu(second(torch::relu(first(x))))));
+  }
+};
+TORCH_MODULE(FusedMlp);
+
+void train_step(DistributedDataParallel<Mlp>& model, Optimizer& optimizer, int64_t step) {
+  model.zero_grad();
+  loss_of(model, step).backward();
+  optimizer.step(0.0625);
+}
+
 }  // namespace
 
 TEST_CASE("each of 1,000 planted bits is found at the next check and named") {
@@ -164,6 +178,8 @@ TEST_CASE("a bit that survives its update is found within as many steps as the s
         REQUIRE(message.empty() == (are_equal || step % kEvery != 0));
         if (!message.empty()) {
           CHECK(step < planted_at + kEvery);
+          CHECK(contains(message, concat("(equal in step ", step - kEvery, ")")) ==
+                (step > kEvery));
           ++found;
           break;
         }
@@ -284,11 +300,7 @@ TEST_CASE("frozen parameters are compared, ignored ones are not") {
   options.parameters_to_ignore = {"third.bias"};
   DistributedDataParallel model(module, group(), options);
   auto optimizer = make_optimizer(model, {.momentum = 0.5});
-  const auto train = [&](int64_t step) {
-    model.zero_grad();
-    loss_of(model, step).backward();
-    optimizer->step(0.0625);
-  };
+  const auto train = [&](int64_t step) { train_step(model, *optimizer, step); };
   {
     const torch::NoGradGuard no_grad;
     module->third->bias.fill_(rank());
@@ -356,11 +368,7 @@ TEST_CASE("steps of a join, in which ranks make different numbers of them, are n
   Mlp module;
   DistributedDataParallel model(module, group(), checked(2));
   auto optimizer = make_optimizer(model, {});
-  const auto train = [&](int64_t step) {
-    model.zero_grad();
-    loss_of(model, step).backward();
-    optimizer->step(0.0625);
-  };
+  const auto train = [&](int64_t step) { train_step(model, *optimizer, step); };
   train(0);
   join(model, [&] {
     for (int64_t step = 1; step < 2 + rank(); ++step) {
@@ -430,11 +438,7 @@ TEST_CASE("an Ema that some ranks have is not compared") {
   if (rank() == 0) {
     ema.emplace(model);
   }
-  const auto train = [&](int64_t step) {
-    model.zero_grad();
-    loss_of(model, step).backward();
-    optimizer->step(0.0625);
-  };
+  const auto train = [&](int64_t step) { train_step(model, *optimizer, step); };
   train(0);
   train(1);
   Plant{module->second->weight, 1, 9}.flip();
@@ -464,28 +468,6 @@ TEST_CASE("a warning about different state lets the run go on and compares the r
   CHECK(::testing::num_found(log, "different optimizer state") == (rank() == 0 ? 1 : 0));
   CHECK(::testing::num_found(log, "parameter third.weight differs") == (rank() == 0 ? 1 : 0));
 }
-
-TEST_CASE("a message names the last check that found no difference") {
-  Trainer trainer(rule(OptimizerType::Sgd, false), checked(2));
-  for (int64_t step = 0; step < 5; ++step) {
-    trainer.train(step);
-  }
-  Plant{trainer.module->weights[2], world() - 1, 77}.flip();
-  const auto message = message_of<MismatchError>([&] { trainer.train(5); });
-  CHECK(contains(message, "differ in step 6 of the optimizer (equal in step 4)"));
-}
-
-namespace {
-
-/// Its backward throws half way.
-struct FusedMlpImpl : MlpImpl {
-  torch::Tensor forward(torch::Tensor x) {
-    return third(Fuse::apply(torch::relu(second(torch::relu(first(x))))));
-  }
-};
-TORCH_MODULE(FusedMlp);
-
-}  // namespace
 
 TEST_CASE("a step behind a backward that threw is not checked, because its reductions come first") {
   auto options = checked(1);
