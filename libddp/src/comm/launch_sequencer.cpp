@@ -2,6 +2,7 @@
 #include "comm/launch_sequencer.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "ddp/detail/check.hpp"
@@ -58,8 +59,16 @@ void LaunchSequencer::flush() {
     }
     std::erase_if(passes_, [](const Pass& pass) { return pass.complete(); });
   }
+  std::exception_ptr first_problem;
   for (const auto& finish : finishes) {
-    finish();
+    try {
+      finish();
+    } catch (...) {
+      first_problem = first_problem ? first_problem : std::current_exception();
+    }
+  }
+  if (first_problem) {
+    std::rethrow_exception(first_problem);
   }
 }
 

@@ -36,7 +36,8 @@ class LaunchSequencer {
   void bucket_ready(ModelId model, int bucket);
 
   /// Call at the end of a backward. Launches, finishes and forgets every pass whose buckets are all
-  /// ready, in order. `finish` runs without the lock and may begin the next pass.
+  /// ready, in order. `finish` runs without the lock and may begin the next pass. If one throws,
+  /// the others still run, and then the first exception is passed on.
   void flush();
 
   /// Forgets the pass of `model`, launched or not.

@@ -32,15 +32,18 @@ std::vector<at::Tensor> Optimizer::gradients() const {
 }
 
 void Optimizer::require_means() {
-  detail::StepGuard::check_all(named_parameters());
-  const auto checks = detail::StepGuard::replica_checks(named_parameters());
+  const auto checks = detail::StepGuard::check_all(named_parameters());
   if (checks.empty() || detail::stream_is_capturing()) {
     return;
   }
   ++num_watched_steps_;
-  for (const auto* check : checks) {
+  for (const auto& check : checks) {
     if (check->is_due(num_watched_steps_)) {
-      check->run([this] { return std::vector{replicated_state()}; }, num_watched_steps_);
+      check->run(
+          [this] {
+            return std::vector{detail::OptimizerState{replicated_state(), named_parameters()}};
+          },
+          num_watched_steps_);
     }
   }
 }

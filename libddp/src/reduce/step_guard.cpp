@@ -77,30 +77,26 @@ void StepGuard::ask_owners(const NamedParameters& parameters,
   }
 }
 
-void StepGuard::check_all(const NamedParameters& updated) {
-  ask_owners(updated, [](const StepGuard& guard) {
-    if (is_rehearsal(guard.parts_.gradients.probe())) {
+std::vector<std::shared_ptr<ReplicaCheck>> StepGuard::check_all(const NamedParameters& updated) {
+  std::vector<std::shared_ptr<ReplicaCheck>> replicas;
+  ask_owners(updated, [&](StepGuard& guard) {
+    auto& parts = guard.parts_;
+    if (is_rehearsal(parts.gradients.probe())) {
       throw RehearsalEnd();
     }
+    guard.check_used();
+    guard.check_waiting();
+    // The collectives of a backward that threw come before any others.
+    if (parts.replicas != nullptr && !ReplicaCheck::is_held() && !parts.mean.in_join() &&
+        !guard.pass_.threw()) {
+      replicas.push_back(parts.replicas);
+    }
   });
-  check_ended(updated);
-  ask_owners(updated, [](StepGuard& guard) { guard.check_waiting(); });
+  return replicas;
 }
 
 void StepGuard::check_ended(const NamedParameters& measured) {
   ask_owners(measured, [](StepGuard& guard) { guard.check_used(); });
-}
-
-std::vector<ReplicaCheck*> StepGuard::replica_checks(const NamedParameters& updated) {
-  std::vector<ReplicaCheck*> checks;
-  if (!ReplicaCheck::is_held()) {
-    ask_owners(updated, [&](StepGuard& guard) {
-      if (guard.parts_.replicas != nullptr && !guard.parts_.mean.in_join()) {
-        checks.push_back(guard.parts_.replicas.get());
-      }
-    });
-  }
-  return checks;
 }
 
 void StepGuard::check_complete() const {

@@ -24,12 +24,12 @@ class StepGuard {
   /// that did not end, and SettingsError while counts of weighted_backward wait. Among several
   /// ranks, warns once where gradients of backward() under no_sync() wait. Does nothing inside a
   /// backward.
-  static void check_all(const NamedParameters& updated);
+  /// Returns the checks of these models' replicas, without models in a join, where ranks make other
+  /// numbers of steps, and without models whose last backward threw. Empty inside a backward and
+  /// while a ReplicaCheck::Hold lives.
+  static std::vector<std::shared_ptr<ReplicaCheck>> check_all(const NamedParameters& updated);
   /// The same without what waits under no_sync(): call it before the gradients are measured.
   static void check_ended(const NamedParameters& measured);
-  /// The checks of these models, without models in a join, where ranks make other numbers of steps.
-  /// Empty inside a backward and while a ReplicaCheck::Hold lives.
-  static std::vector<ReplicaCheck*> replica_checks(const NamedParameters& updated);
   bool owns_any(const NamedParameters& parameters) const;
   /// Of this model; nullptr: off.
   std::shared_ptr<ReplicaCheck>& replicas() const { return parts_.replicas; }

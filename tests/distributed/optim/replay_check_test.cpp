@@ -92,7 +92,7 @@ struct Trainer {
     ++num_calls;
     module->spoils_activation = spoils_activation_in == num_calls;
     module->spoils_gradient = spoils_gradient_in == num_calls;
-    module->factor = is_irregular ? static_cast<double>(num_calls) : 1.0;
+    module->factor = is_irregular ? 1.0 + static_cast<double>(num_calls) / 1024 : 1.0;
     if (!setup.zeroes_outside && !setup.zeroes_never) {
       model->zero_grad();
     }
@@ -252,7 +252,7 @@ TEST_CASE("a bit that changes in one of two runs of a step is found, and the ran
   }
 }
 
-TEST_CASE("a step that does not repeat is named once and trains on unchecked") {
+TEST_CASE("a step that does not repeat is named once, trains on and is tried again") {
   Trainer trainer({.name = "irregular"}, 2);
   trainer.is_irregular = rank() == world() - 1;  // then no rank goes on alone
   const auto log = ::testing::stderr_of([&] {
@@ -261,7 +261,31 @@ TEST_CASE("a step that does not repeat is named once and trains on unchecked") {
     }
   });
   CHECK(::testing::num_found(log, "train.deterministic=true") == (trainer.is_irregular ? 1 : 0));
-  CHECK(trainer.num_calls == 12);
+  CHECK(trainer.num_calls == 20);  // steps 3 (due in 2), 4, 6, 8 and 10 are rehearsed twice
+  trainer.is_irregular = false;
+  trainer.run(10);
+  trainer.spoils_gradient_in = trainer.num_calls + 3;  // the step behind its two rehearsals
+  const auto message = message_of<MismatchError>([&] { trainer.run(11); });
+  INFO(message);
+  CHECK(message.find("train.deterministic=true") != std::string::npos);
+  CHECK(message.find("adds in another order") != std::string::npos);
+}
+
+TEST_CASE("with deterministic algorithms a difference in the first check is a fault") {
+  struct Deterministic {
+    Deterministic() { at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false); }
+    ~Deterministic() { at::globalContext().setDeterministicAlgorithms(false, false); }
+  };
+  const Deterministic deterministic;
+  Trainer trainer({.name = "deterministic"}, 4);
+  for (int64_t i = 0; i < 3; ++i) {
+    trainer.run(i);
+  }
+  trainer.spoils_gradient_in = 5;  // the second rehearsal
+  const auto message = message_of<MismatchError>([&] { trainer.run(3); });
+  INFO(message);
+  CHECK(message.find(concat("rank ", rank(), " (")) == 0);
+  CHECK(message.find("is faulty") != std::string::npos);
 }
 
 TEST_CASE("a step without gradients is not rehearsed") {
@@ -305,4 +329,162 @@ TEST_CASE("a program that catches every exception of a backward updates nothing 
     return trainer.tensors();
   };
   require_equal(train(1), train(0));
+}
+
+namespace {
+
+/// Calls of a lambda with parts that Trainer does not have; returns `tensors()` after the run.
+template <typename Parts>
+std::vector<at::Tensor> train_parts(int64_t every, int64_t num_steps) {
+  torch::manual_seed(5);
+  Parts parts;
+  GraphedStep step(
+      context(), parts.graphed(),
+      [&](const at::Tensor& batch, const StepScalars& scalars) {
+        return parts.run(batch, scalars);
+      },
+      GraphedStepOptions{.mode = CudaGraph::Off, .replay_check_every = every});
+  for (int64_t i = 0; i < num_steps; ++i) {
+    step(batch_of(rank(), i, 4), {.lr = 1.0 / 64, .step = i});
+  }
+  CHECK((parts.num_calls > num_steps) == (every > 0));
+  return parts.tensors();
+}
+
+void add_clones(std::vector<at::Tensor>& all, const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    all.push_back(tensor.defined() ? tensor.detach().clone() : tensor);
+  }
+}
+
+/// Two models with two synchronised backwards, or with one for both.
+template <bool has_one_backward>
+struct Gan {
+  Mlp first{7}, second{8};
+  DistributedDataParallel<Mlp> first_model{first, group()};
+  DistributedDataParallel<Mlp> second_model{second, group()};
+  std::unique_ptr<Optimizer> first_optimizer = make_optimizer(first_model, {.momentum = 0.5});
+  std::unique_ptr<Optimizer> second_optimizer = make_optimizer(second_model, {.momentum = 0.5});
+  int64_t num_calls = 0;
+
+  GraphedParts graphed() {
+    return {.models = {&first_model, &second_model},
+            .optimizers = {first_optimizer.get(), second_optimizer.get()}};
+  }
+  at::Tensor run(const at::Tensor& batch, const StepScalars& scalars) {
+    ++num_calls;
+    first_model.zero_grad();
+    second_model.zero_grad();
+    if (has_one_backward) {
+      (first_model.forward(batch).sum() + second_model.forward(batch).sum()).backward();
+    } else {
+      first_model.forward(batch).sum().backward();
+      second_model.forward(batch).sum().backward();
+    }
+    first_optimizer->step(scalars);
+    second_optimizer->step(scalars);
+    return at::zeros({1});
+  }
+  std::vector<at::Tensor> tensors() {
+    std::vector<at::Tensor> all;
+    add_clones(all, first->parameters());
+    add_clones(all, second->parameters());
+    add_clones(all, grads_of(*first));
+    add_clones(all, grads_of(*second));
+    return all;
+  }
+};
+
+/// A step that changes ignored tensors, tensors outside of the model, and its own input.
+struct Outsider {
+  Net net;
+  torch::nn::Linear outside{torch::nn::LinearOptions(3, 2)};
+  std::optional<DistributedDataParallel<Net>> model;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<Optimizer> outer_optimizer;
+  int64_t num_calls = 0;
+
+  Outsider() {
+    net->to(context().device());
+    outside->to(context().device());
+    DdpOptions options;
+    options.parameters_to_ignore = {"norm.running_mean", "norm.num_batches_tracked"};
+    model.emplace(net, group(), options);
+    optimizer = make_optimizer(*model, {});
+    outer_optimizer = wrap_optimizer(
+        std::make_shared<torch::optim::SGD>(outside->parameters(), torch::optim::SGDOptions(0.125)),
+        {{"weight", outside->weight}, {"bias", outside->bias}});
+  }
+  GraphedParts graphed() {
+    return {.models = {&*model}, .optimizers = {optimizer.get(), outer_optimizer.get()}};
+  }
+  at::Tensor run(const at::Tensor& batch, const StepScalars& scalars) {
+    ++num_calls;
+    model->zero_grad();
+    outside(model->forward(batch.add_(1))).square().mean().backward();
+    optimizer->step(scalars);
+    outer_optimizer->step();
+    outer_optimizer->zero_grad();
+    return batch.clone();
+  }
+  std::vector<at::Tensor> tensors() const {
+    std::vector<at::Tensor> all;
+    add_clones(all, net->parameters());
+    add_clones(all, net->buffers());
+    add_clones(all, outside->parameters());
+    return all;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a step with several models is checked up to the end of its first backward") {
+  require_equal(train_parts<Gan<false>>(1, 8), train_parts<Gan<false>>(0, 8));
+  require_equal(train_parts<Gan<true>>(1, 8), train_parts<Gan<true>>(0, 8));
+}
+
+TEST_CASE("a rehearsal leaves ignored buffers, outer gradients and inputs as they were") {
+  require_equal(train_parts<Outsider>(1, 8), train_parts<Outsider>(0, 8));
+}
+
+TEST_CASE("gradients that accumulate over several calls are checked where they are reduced") {
+  for (const bool inside : {false, true}) {
+    for (const int64_t every : {4, 5, 6}) {
+      CAPTURE(inside, every);
+      const auto train = [&](int64_t check_every, int64_t spoiled_step) {
+        Trainer trainer({.name = "accumulated"}, 0);
+        int64_t i = 0;
+        int64_t num_calls_of_step = 0;
+        GraphedStep step(
+            context(), {.models = {&*trainer.model}, .optimizers = {trainer.optimizer.get()}},
+            [&](const at::Tensor& batch, const StepScalars& scalars) {
+              // The step runs behind its rehearsal.
+              trainer.module->spoils_gradient = i == spoiled_step && ++num_calls_of_step == 2;
+              std::optional<NoSync> no_sync;
+              if (inside && i % 3 != 2) {
+                no_sync.emplace(*trainer.model);
+              }
+              trainer.model->forward(batch).square().mean().backward();
+              if (i % 3 == 2) {
+                trainer.optimizer->step(scalars);
+                trainer.model->zero_grad();
+              }
+              return at::zeros({1});
+            },
+            GraphedStepOptions{.mode = CudaGraph::Off, .replay_check_every = check_every});
+        for (; i < 24; ++i) {
+          std::optional<NoSync> no_sync;
+          if (!inside && i % 3 != 2) {
+            no_sync.emplace(*trainer.model);
+          }
+          step(batch_of(rank(), i, 4, 6), {.lr = 0.0625, .step = i});
+        }
+        return trainer.tensors();
+      };
+      require_equal(train(every, -1), train(0, -1));
+      const int64_t due = 3 * every;  // calls, of which the last is counted as due
+      const int64_t checked = due % 3 == 0 ? due - 1 : due;
+      CHECK_FALSE(message_of<MismatchError>([&] { train(every, checked); }).empty());
+    }
+  }
 }

@@ -8,6 +8,7 @@
 #include "ddp/reduce/join.hpp"
 #include "ddp/train/graphed_step.hpp"
 #include "distributed/optim/zero_test_utils.hpp"
+#include "support/fuse.hpp"
 #include "support/message_of.hpp"
 #include "support/stderr_of.hpp"
 
@@ -107,6 +108,20 @@ bool are_replicas(const at::Tensor& tensor) {
   return all.eq(all[0]).all().item<bool>();
 }
 
+/// Its backward throws half way.
+struct FusedMlpImpl : MlpImpl {
+  torch::Tensor forward(torch::Tensor x) {
+    return third(Fuse::apply(torch::relu(second(torch::relu(first(x))))));
+  }
+};
+TORCH_MODULE(FusedMlp);
+
+void train_step(DistributedDataParallel<Mlp>& model, Optimizer& optimizer, int64_t step) {
+  model.zero_grad();
+  loss_of(model, step).backward();
+  optimizer.step(0.0625);
+}
+
 }  // namespace
 
 TEST_CASE("each of 1,000 planted bits is found at the next check and named") {
@@ -163,6 +178,8 @@ TEST_CASE("a bit that survives its update is found within as many steps as the s
         REQUIRE(message.empty() == (are_equal || step % kEvery != 0));
         if (!message.empty()) {
           CHECK(step < planted_at + kEvery);
+          CHECK(contains(message, concat("(equal in step ", step - kEvery, ")")) ==
+                (step > kEvery));
           ++found;
           break;
         }
@@ -283,11 +300,7 @@ TEST_CASE("frozen parameters are compared, ignored ones are not") {
   options.parameters_to_ignore = {"third.bias"};
   DistributedDataParallel model(module, group(), options);
   auto optimizer = make_optimizer(model, {.momentum = 0.5});
-  const auto train = [&](int64_t step) {
-    model.zero_grad();
-    loss_of(model, step).backward();
-    optimizer->step(0.0625);
-  };
+  const auto train = [&](int64_t step) { train_step(model, *optimizer, step); };
   {
     const torch::NoGradGuard no_grad;
     module->third->bias.fill_(rank());
@@ -355,11 +368,7 @@ TEST_CASE("steps of a join, in which ranks make different numbers of them, are n
   Mlp module;
   DistributedDataParallel model(module, group(), checked(2));
   auto optimizer = make_optimizer(model, {});
-  const auto train = [&](int64_t step) {
-    model.zero_grad();
-    loss_of(model, step).backward();
-    optimizer->step(0.0625);
-  };
+  const auto train = [&](int64_t step) { train_step(model, *optimizer, step); };
   train(0);
   join(model, [&] {
     for (int64_t step = 1; step < 2 + rank(); ++step) {
@@ -391,4 +400,96 @@ TEST_CASE("a GraphedStep checks after the same steps") {
   run(1);
   const auto message = message_of<MismatchError>([&] { run(2); });
   CHECK(contains(message, "second.weight") == (world() > 1));
+}
+
+TEST_CASE("state of parameters that are not the model's is not compared") {
+  Mlp module;
+  auto options = checked(1);
+  options.parameters_to_ignore = {"third.bias"};
+  DistributedDataParallel model(module, group(), options);
+  auto own = torch::zeros({3}, on_device().requires_grad(true));
+  NamedParameters parameters{{"own", own}};
+  std::vector<at::Tensor> tensors{own};
+  for (const auto& entry : module->named_parameters()) {
+    parameters.push_back({entry.key(), entry.value()});
+    tensors.push_back(entry.value());
+  }
+  const auto optimizer = wrap_optimizer(
+      std::make_shared<torch::optim::Adam>(tensors, torch::optim::AdamOptions(0.125)), parameters);
+  const auto train = [&](int64_t step) {
+    optimizer->zero_grad();
+    (loss_of(model, step) + (own * (1 + rank())).sum()).backward();
+    module->third->bias.mutable_grad() = torch::full_like(module->third->bias, rank());
+    optimizer->step();
+  };
+  for (int64_t step = 0; step < 3; ++step) {
+    train(step);
+  }
+  const Plant plant{optimizer->replicated_state().tensors.at({"third.weight", "exp_avg"}), 0, 20};
+  plant.flip();
+  CHECK(contains(message_of<MismatchError>([&] { train(3); }), "exp_avg of third.weight"));
+}
+
+TEST_CASE("an Ema that some ranks have is not compared") {
+  Mlp module;
+  DistributedDataParallel model(module, group(), checked(1));
+  auto optimizer = make_optimizer(model, {.momentum = 0.5});
+  std::optional<Ema> ema;
+  if (rank() == 0) {
+    ema.emplace(model);
+  }
+  const auto train = [&](int64_t step) { train_step(model, *optimizer, step); };
+  train(0);
+  train(1);
+  Plant{module->second->weight, 1, 9}.flip();
+  CHECK(contains(message_of<MismatchError>([&] { train(2); }),
+                 expected_message("parameter second.weight", 1)));
+}
+
+TEST_CASE("a warning about different state lets the run go on and compares the rest") {
+  Mlp module;
+  DistributedDataParallel model(module, group(), checked(1, DesyncPolicy::Warn));
+  auto optimizer = make_optimizer(model, {.momentum = 0.5});
+  const auto train = [&](int64_t step) {
+    model.zero_grad();
+    loss_of(model, step).backward();
+    if (rank() == 1) {
+      module->second->bias.mutable_grad().reset();
+    }
+    optimizer->step(0.0);
+  };
+  const auto log = ::testing::stderr_of([&] {
+    for (int64_t step = 0; step < 4; ++step) {
+      train(step);
+    }
+    Plant{module->third->weight, 1, 9}.flip();
+    train(4);
+  });
+  CHECK(::testing::num_found(log, "different optimizer state") == (rank() == 0 ? 1 : 0));
+  CHECK(::testing::num_found(log, "parameter third.weight differs") == (rank() == 0 ? 1 : 0));
+}
+
+TEST_CASE("a step behind a backward that threw is not checked, because its reductions come first") {
+  auto options = checked(1);
+  options.bucket_cap_mb = 1.0 / (1 << 20);
+  FusedMlp module;
+  DistributedDataParallel model(module, group(), options);
+  auto optimizer = make_optimizer(model, {.momentum = 0.5});
+  for (int64_t step = 0; step < 6; ++step) {
+    model.zero_grad();
+    const auto loss = model.forward(batch_of(rank(), step, 4)).sum();
+    if (step % 3 == 2) {
+      Fuse::blows = true;
+      REQUIRE_THROWS_WITH(loss.backward(), Catch::Contains("the fuse blew"));
+      Fuse::blows = false;
+      model.zero_grad();
+      const Plant plant{module->first->bias, world() - 1, 9};
+      plant.flip();
+      optimizer->step(0.0625);
+      plant.flip();
+    } else {
+      loss.backward();
+      optimizer->step(0.0625);
+    }
+  }
 }

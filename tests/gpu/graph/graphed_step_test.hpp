@@ -57,6 +57,7 @@ struct Setup {
   int64_t micro_batches = 1;
   bool weighted = false;
   bool ema = false;
+  bool zeroes_outside = false;  ///< gradients are zeroed before the call, not in it
   int64_t refuse_host_waits_after = -1;
   int64_t replay_check_every = 0;
   std::function<void(const at::Tensor& loss)> before_backward = {};
@@ -97,6 +98,9 @@ class Trainer {
   }
 
   StepResult<std::vector<at::Tensor>> step(const std::vector<Batch>& batches, int64_t i) {
+    if (setup_.zeroes_outside) {
+      model_->zero_grad();
+    }
     return (*step_)(batches, {.lr = 0.05 / static_cast<double>(1 + i % 5), .step = i});
   }
 
@@ -137,7 +141,9 @@ class Trainer {
 
  private:
   std::vector<at::Tensor> run(const std::vector<Batch>& batches, const StepScalars& scalars) {
-    model_->zero_grad();
+    if (!setup_.zeroes_outside) {
+      model_->zero_grad();
+    }
     at::Tensor sum;
     for (size_t micro = 0; micro < batches.size(); ++micro) {
       std::optional<NoSync> no_sync;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -114,6 +115,24 @@ TEST_CASE("the end of a pass may begin the next one") {
     sequencer.flush();
   }
   CHECK(ends == 3);
+}
+
+TEST_CASE("all passes end although one throws, and the first exception is passed on") {
+  LaunchSequencer sequencer;
+  int num_ends = 0;
+  for (int i = 0; i < 3; ++i) {
+    const auto model = sequencer.register_model();
+    sequencer.begin_pass(
+        model, 1, [](int) {},
+        [&] {
+          if (++num_ends < 3) {
+            throw std::runtime_error(std::to_string(num_ends));
+          }
+        });
+    sequencer.bucket_ready(model, 0);
+  }
+  CHECK_THROWS_WITH(sequencer.flush(), "1");
+  CHECK(num_ends == 3);
 }
 
 TEST_CASE("threads that race make no difference to the order") {

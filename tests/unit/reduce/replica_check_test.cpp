@@ -28,14 +28,20 @@ TEST_CASE("a difference names the minority, or all groups") {
     return describe_difference("parameter w", {.tensor = 0, .groups = std::move(groups)},
                                {.world_size = world_size, .hosts = std::move(hosts)});
   };
-  CHECK(text({{0, 2, 3}, {1}}, 4) == "parameter w differs on rank 1 from the other 3 ranks");
-  CHECK(text({{0, 1}, {2}}, 3, {"a", "a", "b"}) ==
-        "parameter w differs on rank 2 (b) from the other 2 ranks");
-  CHECK(text({{1, 2, 4}, {3}, {0}}, 5) ==
+  const std::vector<std::string> hosts{"a", "a", "b", "b", "c"};
+  CHECK(text({{0, 2, 3}, {1}}, 4, hosts) ==
+        "parameter w differs on rank 1 (a) from the other 3 ranks");
+  CHECK(text({{1, 2, 4}, {3}, {0}}, 5, hosts) ==
         "parameter w differs on ranks 0, 3 from the other 3 ranks");
-  CHECK(text({{0}, {1}}, 2) == "parameter w differs between rank 0 and rank 1");
-  CHECK(text({{0, 3}, {1, 2}}, 4) == "parameter w differs between ranks 0, 3 and ranks 1, 2");
-  CHECK(text({{0}, {1}, {2}}, 3) == "parameter w differs between rank 0, rank 1 and rank 2");
+  CHECK(text({{0}, {1}}, 2, hosts) == "parameter w differs between rank 0 (a) and rank 1 (a)");
+  CHECK(text({{0, 3}, {1, 2}}, 4, hosts) ==
+        "parameter w differs between ranks 0, 3 and ranks 1, 2");
+  // A group of split() has its own ranks and no hosts.
+  CHECK(text({{0, 1}, {2}}, 3) ==
+        "parameter w differs on rank 2 of its group from the other 2 ranks");
+  CHECK(text({{0}, {1}, {2, 3}}, 4) ==
+        "parameter w differs between rank 0 of its group, rank 1 of its group and ranks 2, 3 of "
+        "their group");
 }
 
 TEST_CASE("a check is made only where replicas exist, and two are not repaired") {

@@ -6,6 +6,9 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <sstream>
+#include <unordered_set>
 #include <utility>
 
 #include "comm/string_collectives.hpp"
@@ -25,14 +28,33 @@ constexpr const char* kFix =
     "; fix: change this tensor on all ranks alike; if the program did not change it, the memory or "
     "the GPU of a rank is faulty (docs/wrong_bits.md)";
 
-// "rank 2", "rank 2 (node1)" or "ranks 0, 1".
+// "rank 2 (node1)" or "ranks 0, 1". A group of split() has ranks of its own, and no hosts.
 std::string text_of(const std::vector<int>& ranks, const Membership& membership) {
+  const auto& hosts = membership.hosts;
   if (ranks.size() > 1) {
-    return "ranks " + list_ranks(ranks);
+    return concat("ranks ", list_ranks(ranks), hosts.empty() ? " of their group" : "");
   }
-  const auto rank = static_cast<size_t>(ranks.front());
-  return membership.hosts.size() > rank ? concat("rank ", rank, " (", membership.hosts[rank], ")")
-                                        : concat("rank ", rank);
+  const int rank = ranks.front();
+  return concat("rank ", rank,
+                hosts.empty() ? " of its group" : " (" + hosts.at(static_cast<size_t>(rank)) + ")");
+}
+
+// How often each line occurs.
+std::map<std::string, int> count_lines(const std::string& text) {
+  std::map<std::string, int> counts;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    ++counts[line];
+  }
+  return counts;
+}
+
+std::string names_of(const NamedParameters& tensors) {
+  std::string names;
+  for (const auto& [name, tensor] : tensors) {
+    names += name + '\n';
+  }
+  return names;
 }
 
 // One row for each rank.
@@ -125,16 +147,32 @@ std::shared_ptr<const ReplicaCheck::Source> ReplicaCheck::add_source(Source sour
 }
 
 // The names are those of messages.
-NamedParameters ReplicaCheck::tensors(const States& states) const {
+NamedParameters ReplicaCheck::weights_and_state(const States& states) const {
   NamedParameters all;
+  std::unordered_set<const void*> own;
   for (const auto& [name, tensor] : weights_) {
     all.push_back({"parameter " + name, tensor.detach()});
+    own.insert(tensor.unsafeGetTensorImpl());
   }
-  for (const StateDict& state : states()) {
+  for (const auto& [state, parameters] : states()) {
+    std::set<std::string> others;
+    for (const auto& [name, tensor] : parameters) {
+      if (!own.contains(tensor.unsafeGetTensorImpl())) {
+        others.insert(name);
+      }
+    }
     for (const auto& [key, tensor] : state.tensors) {
-      all.push_back({key.slot.empty() ? key.parameter : key.slot + " of " + key.parameter, tensor});
+      if (!others.contains(key.parameter)) {
+        all.push_back(
+            {key.slot.empty() ? key.parameter : key.slot + " of " + key.parameter, tensor});
+      }
     }
   }
+  return all;
+}
+
+NamedParameters ReplicaCheck::tensors(const States& states) const {
+  auto all = weights_and_state(states);
   for (const auto& weak : sources_) {
     if (const auto source = weak.lock()) {
       const auto more = (*source)();
@@ -157,62 +195,109 @@ bool ReplicaCheck::are_equal(const at::Tensor& hashes) const {
   return all.eq(all[0]).all().item<bool>();
 }
 
-void ReplicaCheck::require_same_names(const NamedParameters& tensors) const {
-  std::string names;
-  for (const auto& [name, tensor] : tensors) {
-    names += name + '\n';
-  }
-  const auto all = all_gather_string(*communicator_, names);
+// Throws if ranks keep different state, or warns once. Sources may differ.
+void ReplicaCheck::check_names(const NamedParameters& compared) {
+  const auto all = all_gather_string(*communicator_, names_of(compared));
   for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (const auto lines = first_different_lines(all[0], all[rank])) {
-      throw MismatchError(concat("the ranks keep different optimizer state: rank 0 has \"",
-                                 lines->first, "\", rank ", rank, " has \"", lines->second,
-                                 "\"; fix: make the same optimizers on every rank, and give the "
-                                 "same parameters a gradient"));
+    const auto lines = first_different_lines(all[0], all[rank]);
+    if (!lines) {
+      continue;
+    }
+    const auto message = concat(
+        "the ranks", of_model_, " keep different optimizer state: rank 0 has \"", lines->first,
+        "\", rank ", rank, " has \"", lines->second,
+        "\"; fix: make the same optimizers on every rank, and give the same parameters a gradient");
+    if (options_.desync_policy != DesyncPolicy::Warn) {
+      throw MismatchError(message);
+    }
+    if (!std::exchange(has_warned_of_names_, true) && communicator_->rank() == 0) {
+      log_warning(message + " (compared are the tensors that all ranks have)");
+    }
+    return;
+  }
+}
+
+// In rank 0's order. Several tensors may have one name (two optimizers, two averages).
+void ReplicaCheck::keep_common(NamedParameters& tensors) const {
+  const auto texts = all_gather_string(*communicator_, names_of(tensors));
+  if (std::all_of(texts.begin(), texts.end(), [&](const auto& text) { return text == texts[0]; })) {
+    return;
+  }
+  auto counts = count_lines(texts[0]);
+  for (const std::string& text : texts) {
+    auto others = count_lines(text);
+    for (auto& [name, count] : counts) {
+      count = std::min(count, others[name]);
+    }
+  }
+  std::multimap<std::string, at::Tensor> own;
+  for (const auto& [name, tensor] : tensors) {
+    own.emplace(name, tensor);
+  }
+  tensors.clear();
+  std::istringstream lines(texts[0]);
+  for (std::string name; std::getline(lines, name);) {
+    if (counts[name]-- > 0) {
+      const auto first = own.lower_bound(name);
+      tensors.push_back({name, first->second});
+      own.erase(first);
     }
   }
 }
 
 // Returns whether the ranks are equal now. A count that an optimizer keeps on the host (LibTorch's
 // optimizers) is given as a copy and stays different.
-bool ReplicaCheck::repair(const States& states, const std::vector<ReplicaDifference>& all) const {
-  const auto tensors_now = tensors(states);
+bool ReplicaCheck::repair(const NamedParameters& compared, const States& states,
+                          const std::vector<ReplicaDifference>& all) const {
   for (const auto& difference : all) {
-    const at::Tensor& tensor = tensors_now[difference.tensor].tensor;
+    const at::Tensor& tensor = compared[difference.tensor].tensor;
     const at::Tensor sent = tensor.to(communicator_->device());
     broadcast_coalesced(*communicator_, {sent}, difference.groups.front().front());
     if (!sent.is_same(tensor)) {
       tensor.copy_(sent);
     }
   }
-  return are_equal(hash(tensors(states)));
+  auto now = tensors(states);
+  keep_common(now);
+  return are_equal(hash(now));
 }
 
-void ReplicaCheck::run(const States& states, int64_t num_steps) const {
+void ReplicaCheck::run(const States& states, int64_t num_steps) {
   const at::NoGradGuard no_grad;
-  const auto all = tensors(states);
+  auto all = tensors(states);
   const auto hashes = hash(all);
   if (are_equal(hashes)) {
+    last_equal_step_ = num_steps;
     return;
   }
-  require_same_names(all);
-  const auto rows = rows_of(gather(*communicator_, hashes), communicator_->world_size());
-  const auto differences = find_differences(rows);
-  const auto& first = differences.front();
-  const auto num_more = differences.size() - 1;
-  resolve(states, differences,
-          concat("the replicas", of_model_, " differ in step ", num_steps, " of the optimizer: ",
-                 describe_difference(all[first.tensor].name, first, communicator_->membership()),
-                 num_more > 0 ? concat(" (", num_more, " more tensors differ)") : ""));
+  check_names(weights_and_state(states));
+  keep_common(all);
+  const auto differences =
+      find_differences(rows_of(gather(*communicator_, hash(all)), communicator_->world_size()));
+  if (!differences.empty()) {
+    const auto& first = differences.front();
+    const auto num_more = differences.size() - 1;
+    const auto message =
+        concat("the replicas", of_model_, " differ in step ", num_steps, " of the optimizer",
+               last_equal_step_ > 0 ? concat(" (equal in step ", last_equal_step_, ")") : "", ": ",
+               describe_difference(all[first.tensor].name, first, communicator_->membership()),
+               num_more > 0 ? concat(" (", num_more, " more tensors differ)") : "");
+    if (!resolve(all, states, differences, message)) {
+      return;
+    }
+  }
+  last_equal_step_ = num_steps;
 }
 
-void ReplicaCheck::resolve(const States& states, const std::vector<ReplicaDifference>& all,
+// Returns whether the ranks are equal now.
+bool ReplicaCheck::resolve(const NamedParameters& compared, const States& states,
+                           const std::vector<ReplicaDifference>& all,
                            const std::string& message) const {
   const bool repairs = options_.desync_policy == DesyncPolicy::Repair;
   const bool have_majorities = std::all_of(all.begin(), all.end(), [this](const auto& difference) {
     return difference.has_majority(communicator_->world_size());
   });
-  const bool is_repaired = repairs && have_majorities && repair(states, all);
+  const bool is_repaired = repairs && have_majorities && repair(compared, states, all);
   if (options_.desync_policy == DesyncPolicy::Error || (repairs && !is_repaired)) {
     const char* why = !repairs          ? ""
                       : have_majorities ? "; it could not be repaired"
@@ -223,6 +308,7 @@ void ReplicaCheck::resolve(const States& states, const std::vector<ReplicaDiffer
   if (communicator_->rank() == 0) {
     log_warning(message + (is_repaired ? "; repaired from the majority" : kFix));
   }
+  return is_repaired;
 }
 
 ReplicaCheck::Hold::Hold() {

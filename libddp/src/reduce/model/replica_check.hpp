@@ -38,6 +38,12 @@ std::vector<ReplicaDifference> find_differences(const std::vector<std::vector<in
 std::string describe_difference(const std::string& what, const ReplicaDifference& difference,
                                 const Membership& membership);
 
+/// What an optimizer keeps, and the parameters that it updates.
+struct OptimizerState {
+  StateDict state;
+  NamedParameters parameters;
+};
+
 class ReplicaCheck {
  public:
   /// `weights` are all parameters that ranks have in common; `of_model` is for messages. Throws
@@ -48,13 +54,14 @@ class ReplicaCheck {
 
   /// Whether the `num_steps`-th step of an optimizer is checked.
   bool is_due(int64_t num_steps) const { return num_steps % options_.desync_check_every == 0; }
-  /// Compares the weights, the tensors that `states` returns and those of all sources. Collective,
-  /// and the host waits. A difference is an error (MismatchError on all ranks), a warning, or
-  /// repaired.
-  using States = std::function<std::vector<StateDict>()>;
-  void run(const States& states, int64_t num_steps) const;
+  /// Compares the weights, the tensors that `states` returns and those of all sources. State of
+  /// parameters that are not among the weights is left out. Collective, and the host waits. A
+  /// difference is an error (MismatchError on all ranks), a warning, or repaired.
+  using States = std::function<std::vector<OptimizerState>()>;
+  void run(const States& states, int64_t num_steps);
 
-  /// Further tensors that ranks have in common, as long as the result lives.
+  /// Further tensors that ranks have in common, as long as the result lives. Those that only some
+  /// ranks have are not compared.
   using Source = std::function<NamedParameters()>;
   [[nodiscard]] std::shared_ptr<const Source> add_source(Source source);
 
@@ -69,19 +76,24 @@ class ReplicaCheck {
   static bool is_held();
 
  private:
+  NamedParameters weights_and_state(const States& states) const;
   NamedParameters tensors(const States& states) const;
   at::Tensor hash(const NamedParameters& tensors) const;
   bool are_equal(const at::Tensor& hashes) const;
-  void require_same_names(const NamedParameters& tensors) const;
-  bool repair(const States& states, const std::vector<ReplicaDifference>& all) const;
-  void resolve(const States& states, const std::vector<ReplicaDifference>& all,
-               const std::string& message) const;
+  void check_names(const NamedParameters& compared);
+  void keep_common(NamedParameters& tensors) const;
+  bool repair(const NamedParameters& compared, const States& states,
+              const std::vector<ReplicaDifference>& all) const;
+  bool resolve(const NamedParameters& compared, const States& states,
+               const std::vector<ReplicaDifference>& all, const std::string& message) const;
 
   const NamedParameters weights_;
   const CommunicatorPtr communicator_;
   const DdpOptions options_;
   const std::string of_model_;
   std::vector<std::weak_ptr<const Source>> sources_;
+  int64_t last_equal_step_ = 0;  // 0: none
+  bool has_warned_of_names_ = false;
 };
 
 /// nullptr if nothing is to be compared: the check is off, or there is one rank.

@@ -111,6 +111,13 @@ class CudaStepRunner final : public StepRunner {
 
   StepDone run(StepCall& call) override {
     (*check_job_)();
+    // Before other collectives, because a backward that threw is completed here. Finishes pending
+    // buffer broadcasts too: a replay does not wait for them, and a capture must not contain the
+    // wait.
+    for (auto* model : parts_.models) {
+      model->reducer().join_broken_backward();
+      model->reducer().finish_pending();
+    }
     check_replicas();
     const ReplicaCheck::Hold hold;  // replays run no Optimizer::step, so no rank checks in there
     is_checked_ = replay_check_ != nullptr && replay_check_->begin_step();
@@ -124,15 +131,11 @@ class CudaStepRunner final : public StepRunner {
           *input = input->contiguous();
         }
       }
-      for (auto* model : parts_.models) {
-        model->reducer().join_broken_backward();
-        // Finishes pending buffer broadcasts: a replay does not wait for them, and a capture must
-        // not contain the wait.
-        model->reducer().finish_pending();
-      }
       return run_fed(call);
     } catch (...) {
-      --sequence_;  // nothing is published under this number, so no reader may wait for it
+      // Nothing is published under this number, so no reader may wait for it. A step that failed
+      // its replay check published, and the next step overwrites its numbers.
+      --sequence_;
       throw;
     }
   }
@@ -166,11 +169,11 @@ class CudaStepRunner final : public StepRunner {
     }
   }
 
-  std::vector<StateDict> states_of(const DataParallelModel& model) const {
-    std::vector<StateDict> states;
+  std::vector<OptimizerState> states_of(const DataParallelModel& model) const {
+    std::vector<OptimizerState> states;
     for (const auto* optimizer : parts_.optimizers) {
       if (model.reducer().guard().owns_any(optimizer->named_parameters())) {
-        states.push_back(optimizer->replicated_state());
+        states.push_back({optimizer->replicated_state(), optimizer->named_parameters()});
       }
     }
     return states;
@@ -196,9 +199,11 @@ class CudaStepRunner final : public StepRunner {
         disable_captures(reason, /*logs=*/true);
         return run_eager(call);
       }
+      const auto before = is_checked_ ? reducer_states() : ReducerStates();
       if (!may_capture(*kind) || !capture(*kind, call)) {
         return captures_enabled_ ? warm_up(*kind, call) : run_eager(call);
       }
+      restore(before);  // the capture left other gradients than a check's graphs begin with
       return replay(*kind, call);
     }
     if (!kind->graph->gradients_match()) {
@@ -232,7 +237,9 @@ class CudaStepRunner final : public StepRunner {
     }
     const PeakBytes peak(device_);
     auto done = run_eager(call);
-    kind.step_bytes = peak.bytes();
+    if (!is_checked_) {  // a check takes more
+      kind.step_bytes = peak.bytes();
+    }
     // This step ran with the changed parts, so they must not restart the warm-up.
     cache_.drop_stale_parts();
     ++kind.eager_steps;  // a step that threw does not count
@@ -256,21 +263,32 @@ class CudaStepRunner final : public StepRunner {
 
   /// Captures them for the kind's first check. They share the memory of the kind's own graph.
   bool has_checked_graphs(StepCache::Kind& kind, StepCall& call) {
-    if (kind.rehearsal == nullptr || kind.recorded == nullptr) {
-      std::vector<Reducer::State> before;
-      for (auto* model : parts_.models) {
-        before.push_back(model->reducer().state());
-      }
+    if (!std::exchange(kind.has_tried_checked, true)) {
+      const auto before = reducer_states();
       kind.rehearsal = capture_checked(call, /*is_rehearsal=*/true);
-      kind.recorded = capture_checked(call, /*is_rehearsal=*/false);
-      for (size_t i = 0; i < before.size(); ++i) {
-        parts_.models[i]->reducer().restore(before[i]);
+      if (kind.rehearsal != nullptr) {
+        kind.recorded = capture_checked(call, /*is_rehearsal=*/false);
       }
+      restore(before);
     }
     const auto fits = [](const auto& graph) {
       return graph != nullptr && graph->gradients_match();
     };
     return fits(kind.rehearsal) && fits(kind.recorded);
+  }
+
+  using ReducerStates = std::vector<Reducer::State>;  // one per model
+  ReducerStates reducer_states() const {
+    ReducerStates states;
+    for (auto* model : parts_.models) {
+      states.push_back(model->reducer().state());
+    }
+    return states;
+  }
+  void restore(const ReducerStates& states) const {
+    for (size_t i = 0; i < states.size(); ++i) {
+      parts_.models[i]->reducer().restore(states[i]);
+    }
   }
 
   std::unique_ptr<StepGraph> capture_checked(StepCall& call, bool is_rehearsal) {

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "train/graph/replay_check.hpp"
 
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -32,22 +35,25 @@ void copy_back(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>&
   }
 }
 
-std::vector<at::Tensor> gradients_of(const DataParallelModel& model) {
-  std::vector<at::Tensor> gradients;
-  for (const auto& entry : model.named_parameters()) {
-    if (entry.tensor.grad().defined()) {
-      gradients.push_back(entry.tensor.grad());
-    }
-  }
-  return gradients;
-}
-
+// With those of ddp.parameters_to_ignore.
 std::vector<at::Tensor> buffers_of(const DataParallelModel& model) {
+  const auto& tensors = all_tensors(model);
   std::vector<at::Tensor> buffers;
-  for (const auto& entry : model.named_buffers()) {
+  for (const auto& entry : tensors.read_buffers ? tensors.read_buffers() : tensors.buffers) {
     buffers.push_back(entry.tensor);
   }
   return buffers;
+}
+
+bool can_be_written(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.is_inference() &&
+         at::has_internal_overlap(tensor) != at::MemOverlap::Yes;
+}
+
+// Then two runs of a step differ only on a device that is faulty.
+bool is_deterministic() {
+  const auto& torch = at::globalContext();
+  return torch.deterministicAlgorithms() && !torch.deterministicAlgorithmsWarnOnly();
 }
 
 // Whether the next forward begins with rank 0's buffers, which change what it computes.
@@ -63,33 +69,52 @@ struct ReplayCheck::Saved {
   struct Model {
     DataParallelModel* model;
     Reducer::State state;
-    std::vector<at::Tensor> gradients;
-    std::vector<at::Tensor> gradient_values;
     std::vector<at::Tensor> buffer_values;
+  };
+  struct Gradient {
+    at::Tensor parameter;
+    at::Tensor grad;
+    at::Tensor values;
   };
   using Generator = std::pair<at::Generator, at::Tensor>;  // and its state
 
-  Saved(const GraphedParts& parts, at::Device device)
+  Saved(const GraphedParts& parts, const std::vector<at::Tensor>& inputs_in, at::Device device)
       : random(ops::detail::RandomStates::of_devices(
             {at::empty({0}, at::TensorOptions().device(device))})) {
     for (auto* model : parts.models) {
-      auto gradients = gradients_of(*model);
-      auto values = copies_of(gradients);
-      models.push_back({model, model->reducer().state(), std::move(gradients), std::move(values),
-                        copies_of(buffers_of(*model))});
+      models.push_back({model, model->reducer().state(), copies_of(buffers_of(*model))});
+      add_gradients(model->named_parameters());
     }
+    for (const auto* optimizer : parts.optimizers) {  // of modules that are not wrapped
+      add_gradients(optimizer->named_parameters());
+    }
+    std::copy_if(inputs_in.begin(), inputs_in.end(), std::back_inserter(inputs), can_be_written);
+    input_values = copies_of(inputs);
     for (at::Generator generator : parts.generators) {
       const std::lock_guard lock(generator.mutex());
       generators.emplace_back(generator, generator.get_state());
     }
   }
 
+  void add_gradients(const NamedParameters& parameters) {
+    for (const auto& [name, parameter] : parameters) {
+      const at::Tensor& grad = parameter.grad();
+      gradients.push_back({parameter, grad, grad.defined() ? grad.clone() : at::Tensor()});
+    }
+  }
+
   void restore() {
     for (const Model& saved : models) {
       saved.model->reducer().restore(saved.state);
-      copy_back(saved.gradients, saved.gradient_values);
       copy_back(buffers_of(*saved.model), saved.buffer_values);
     }
+    for (const Gradient& saved : gradients) {
+      saved.parameter.mutable_grad() = saved.grad;
+      if (saved.grad.defined()) {
+        saved.grad.copy_(saved.values);
+      }
+    }
+    copy_back(inputs, input_values);
     random.restore();
     for (auto& [generator, state] : generators) {
       const std::lock_guard lock(generator.mutex());
@@ -98,6 +123,9 @@ struct ReplayCheck::Saved {
   }
 
   std::vector<Model> models = {};
+  std::vector<Gradient> gradients = {};
+  std::vector<at::Tensor> inputs = {};
+  std::vector<at::Tensor> input_values = {};
   ops::detail::RandomStates random;
   std::vector<Generator> generators = {};
 };
@@ -105,6 +133,8 @@ struct ReplayCheck::Saved {
 ReplayCheck::ReplayCheck(Context& context, const GraphedParts& parts,
                          const GraphedStepOptions& options)
     : context_(context), parts_(parts), every_(options.replay_check_every), name_(options.name) {
+  const auto rehearsal_is_open = std::make_shared<bool>(false);
+  const auto step_is_open = std::make_shared<bool>(false);
   for (auto* model : parts_.models) {
     const auto& gradients = model->reducer().gradients();
     if (!sparse_indices(gradients).empty()) {
@@ -116,7 +146,9 @@ ReplayCheck::ReplayCheck(Context& context, const GraphedParts& parts,
     const size_t max_buckets = gradients.parameters().size();
     for (const bool is_rehearsal : {true, false}) {
       (is_rehearsal ? rehearsed_ : real_)
-          .push_back(std::make_unique<GradientProbe>(is_rehearsal, max_buckets, context.device()));
+          .push_back(
+              std::make_unique<GradientProbe>(is_rehearsal, max_buckets, context.device(),
+                                              is_rehearsal ? rehearsal_is_open : step_is_open));
     }
   }
 }
@@ -125,7 +157,9 @@ ReplayCheck::~ReplayCheck() = default;
 
 ReplayCheck::Recording::Recording(const ReplayCheck& check, bool is_rehearsal) : check_(check) {
   for (size_t i = 0; i < check_.parts_.models.size(); ++i) {
-    check_.parts_.models[i]->reducer().gradients().probe() = check_.probes(is_rehearsal)[i].get();
+    const auto& probe = check_.probes(is_rehearsal)[i];
+    probe->open();
+    check_.parts_.models[i]->reducer().gradients().probe() = probe.get();
   }
 }
 
@@ -141,23 +175,28 @@ std::unique_ptr<ReplayCheck> make_replay_check(Context& context, const GraphedPa
                                          : std::make_unique<ReplayCheck>(context, parts, options);
 }
 
-// A rehearsal must not begin what is once done on all ranks (a new bucket layout), and gradients
-// that wait for a later backward would be in it twice.
+// A rehearsal must not begin what is once done on all ranks (a new bucket layout). Under no_sync()
+// nothing is reduced, and so nothing is hashed.
 bool ReplayCheck::can_check() const {
-  return std::all_of(parts_.models.begin(), parts_.models.end(), [](DataParallelModel* model) {
-    auto& reducer = model->reducer();
-    return reducer.is_settled() && reducer.mean().counts().is_none() && !awaits_buffers(*model);
-  });
+  const auto& models = parts_.models;
+  return std::all_of(models.begin(), models.end(),
+                     [](DataParallelModel* model) {
+                       return model->reducer().is_settled() && !awaits_buffers(*model);
+                     }) &&
+         std::any_of(models.begin(), models.end(), [](const DataParallelModel* model) {
+           return model->require_backward_grad_sync();
+         });
 }
 
 bool ReplayCheck::begin_step() {
   const bool is_joining =
       std::any_of(parts_.models.begin(), parts_.models.end(),
                   [](const DataParallelModel* model) { return model->is_joining(); });
-  if (!repeats_ || is_joining || parts_.models.empty() || !at::GradMode::is_enabled()) {
+  if (is_joining || parts_.models.empty() || !at::GradMode::is_enabled()) {
     return false;
   }
-  return ++num_steps_ % every_ == 0 && can_check();
+  is_due_ = ++num_steps_ % every_ == 0 || is_due_;
+  return is_due_ && can_check();
 }
 
 void ReplayCheck::clear(const Probes& probes) const {
@@ -174,13 +213,13 @@ at::Tensor ReplayCheck::hashes(const Probes& probes) const {
   return at::cat(all).cpu();
 }
 
-at::Tensor ReplayCheck::rehearse(const Function& rehearsal) {
+at::Tensor ReplayCheck::rehearse(const Function& rehearsal, const std::vector<at::Tensor>& inputs) {
   const at::NoGradGuard no_grad;
   for (auto* model : parts_.models) {
     model->reducer().join_broken_backward();
     model->reducer().finish_pending();
   }
-  Saved saved(parts_, context_.device());
+  Saved saved(parts_, inputs, context_.device());
   clear(rehearsed_);
   {
     const Recording recording(*this, /*is_rehearsal=*/true);
@@ -208,21 +247,49 @@ bool ReplayCheck::agree_any(bool mine) const {
   return any.item<int>() != 0;
 }
 
-void ReplayCheck::run(const Function& rehearsal, const Function& step) {
-  const auto rehearsed = rehearse(rehearsal);
-  if (num_checks_++ == 0) {
-    const bool differs = !at::equal(rehearsed, rehearse(rehearsal));
-    if (differs) {
-      log_warning(
-          concat("rank ", context_.rank(), ": ", name_,
-                 " gives other gradients when it runs again on the same inputs, so "
-                 "train.replay_check_every checks nothing; fix: set train.deterministic=true"));
-    }
-    repeats_ = !agree_any(differs);
-    if (!repeats_) {
-      step();
-      return;
-    }
+// Micro-batches under no_sync() inside the lambda reduce nothing, so a later call is rehearsed. All
+// ranks agree on this without a collective, because they reduce in the same calls.
+bool ReplayCheck::has_gradients(const at::Tensor& rehearsed) {
+  constexpr int64_t kMaxEmpty = 64;
+  if (rehearsed.any().item<bool>()) {
+    num_empty_ = 0;
+    is_due_ = false;
+    return true;
+  }
+  if (++num_empty_ == kMaxEmpty && context_.is_main()) {
+    log_warning(concat("train.replay_check_every=", every_, " checks nothing: ", kMaxEmpty,
+                       " calls of ", name_,
+                       " reduced no gradients; fix: list the models that it "
+                       "trains in GraphedParts::models, or set train.replay_check_every=0"));
+  }
+  is_due_ = num_empty_ < kMaxEmpty;
+  return false;
+}
+
+bool ReplayCheck::repeats(const at::Tensor& rehearsed, const at::Tensor& again) {
+  const bool differs = !at::equal(rehearsed, again);
+  if (differs && is_deterministic()) {
+    fail(rehearsed, again);
+  }
+  if (differs && !std::exchange(has_warned_, true)) {
+    log_warning(concat(
+        "rank ", context_.rank(), ": ", name_, " gives other gradients when it runs again on the ",
+        "same inputs. A kernel may add in another order, so train.replay_check_every=", every_,
+        " finds no faulty device; fix: set train.deterministic=true"));
+  }
+  return !agree_any(differs);
+}
+
+void ReplayCheck::run(const Function& rehearsal, const Function& step,
+                      const std::vector<at::Tensor>& inputs) {
+  const auto rehearsed = rehearse(rehearsal, inputs);
+  const bool is_checked = has_gradients(rehearsed);
+  if (is_checked && !has_repeated_) {
+    has_repeated_ = repeats(rehearsed, rehearse(rehearsal, inputs));
+  }
+  if (!is_checked || !has_repeated_) {
+    step();
+    return;
   }
   clear(real_);
   {
@@ -233,11 +300,16 @@ void ReplayCheck::run(const Function& rehearsal, const Function& step) {
   if (!at::equal(rehearsed, real)) {
     fail(rehearsed, real);
   }
+  last_equal_step_ = num_steps_;
 }
 
 StepOutput ReplayCheck::run_eager(const StepCall& call, const StepScalars& scalars) {
+  std::vector<at::Tensor> inputs;
+  for (const at::Tensor* input : call.inputs) {
+    inputs.push_back(*input);
+  }
   StepOutput output;
-  run([&] { call.run(scalars); }, [&] { output = call.run(scalars); });
+  run([&] { call.run(scalars); }, [&] { output = call.run(scalars); }, inputs);
   return output;
 }
 
@@ -261,10 +333,16 @@ void ReplayCheck::fail(const at::Tensor& rehearsed, const at::Tensor& real) cons
       "rank ", context_.rank(), " (",
       context_.membership().hosts.at(static_cast<size_t>(context_.rank())), ", ", context_.device(),
       ") computed other gradients when ", name_,
-      " ran twice on the same inputs (train.replay_check_every=", every_, "): ", bucket_text(first),
-      " differs; fix: leave this device out, because it or its memory is faulty. With "
-      "train.deterministic=false first set it to true: a kernel may add in another order "
-      "(docs/wrong_bits.md)"));
+      " ran twice on the same inputs (train.replay_check_every=", every_,
+      last_equal_step_ > 0 ? concat(", equal in call ", last_equal_step_) : "",
+      "): ", bucket_text(first), " differs; ",
+      is_deterministic()
+          ? "fix: leave this device out, because it or its memory is faulty. Only a step that "
+            "reads "
+            "what changes between two runs (a counter, the clock) differs without a fault"
+          : "either this device or its memory is faulty, or a kernel adds in another order; fix: "
+            "resume with train.deterministic=true, with which only a faulty device differs",
+      " (docs/wrong_bits.md)"));
 }
 
 }  // namespace ddp::detail

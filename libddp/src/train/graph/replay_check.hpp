@@ -27,15 +27,18 @@ class ReplayCheck {
   ~ReplayCheck();
 
   /// Call at the start of each step. Returns whether it is checked, the same on all ranks, because
-  /// a rehearsed forward may call collectives.
+  /// a rehearsed forward may call collectives. A check that a step does not allow stays due.
   bool begin_step();
 
   using Function = std::function<void()>;
   /// Runs `rehearsal`, which RehearsalEnd ends, and restores what it changed. Then runs `step`
-  /// and compares. Throws MismatchError if this device gave different gradients. If two rehearsals
-  /// of the first check differ on any rank, the step does not repeat: this is logged, and no rank
-  /// checks it again.
-  void run(const Function& rehearsal, const Function& step);
+  /// and compares. Throws MismatchError if this device gave different gradients.
+  ///
+  /// Checks rehearse twice until two rehearsals agree on all ranks. If they differ, that is an
+  /// error with deterministic algorithms. Without them it is logged once, and a later step is
+  /// checked. A check stays due if the rehearsal reduced nothing. `inputs` are restored too.
+  void run(const Function& rehearsal, const Function& step,
+           const std::vector<at::Tensor>& inputs = {});
   /// The same of a call that runs eagerly.
   StepOutput run_eager(const StepCall& call, const StepScalars& scalars);
 
@@ -58,7 +61,9 @@ class ReplayCheck {
   const Probes& probes(bool is_rehearsal) const { return is_rehearsal ? rehearsed_ : real_; }
   bool can_check() const;
   bool agree_any(bool mine) const;
-  at::Tensor rehearse(const Function& rehearsal);
+  bool has_gradients(const at::Tensor& rehearsed);
+  bool repeats(const at::Tensor& rehearsed, const at::Tensor& again);
+  at::Tensor rehearse(const Function& rehearsal, const std::vector<at::Tensor>& inputs);
   at::Tensor hashes(const Probes& probes) const;
   void clear(const Probes& probes) const;
   [[noreturn]] void fail(const at::Tensor& rehearsed, const at::Tensor& real) const;
@@ -70,8 +75,11 @@ class ReplayCheck {
   const std::string name_;
   Probes rehearsed_, real_;
   int64_t num_steps_ = 0;
-  int64_t num_checks_ = 0;
-  bool repeats_ = true;  // as far as known
+  int64_t last_equal_step_ = 0;  // 0: none
+  int64_t num_empty_ = 0;        // rehearsals in a row that reduced nothing
+  bool is_due_ = false;          // since some step
+  bool has_repeated_ = false;    // two rehearsals agreed on all ranks
+  bool has_warned_ = false;      // of rehearsals that differ
 };
 
 /// nullptr if options.replay_check_every is 0.

@@ -135,6 +135,7 @@ void StepCache::drop_graphs(bool evaluations) {
       kind.graph.reset();
       kind.rehearsal.reset();
       kind.recorded.reset();
+      kind.has_tried_checked = false;
     }
   }
 }

@@ -45,6 +45,7 @@ class StepCache {
     // For ReplayCheck, made by the first check: forward and backward alone, and a recorded step.
     std::unique_ptr<StepGraph> rehearsal = nullptr;
     std::unique_ptr<StepGraph> recorded = nullptr;
+    bool has_tried_checked = false;  ///< their captures were tried since the graph was made
 
     int64_t all_steps() const { return steps_before + eager_steps; }
   };
