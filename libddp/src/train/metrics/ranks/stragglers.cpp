@@ -84,9 +84,9 @@ struct Numbers {
     return clocks.own < kThrottledClock * clocks.others;
   }
   bool is_slow(std::size_t rank) const {
-    const auto [own, others] = busy.of(rank);
+    const auto times = busy.of(rank);
     const auto exceeds = [&](double factor, double share) {
-      return own > factor * others && own - others > share * step_ms;
+      return times.own > factor * times.others && times.own - times.others > share * step_ms;
     };
     return exceeds(kSlowFactor, kSlowShare) ||
            (exceeds(kThrottledFactor, kThrottledShare) && is_throttled(rank));
