@@ -59,7 +59,7 @@ if(DDP_HAS_MPI)
   ddp_add_host(leaves_split_checked "leave;split;check" "*:70" ${_left} "0: in the check of all_reduce #"
                "2:left in time")
   ddp_add_host(dies "die;split" "1:137,*:76" "0:first cause: rank 1 ("
-               "0:failed at an unknown step (call Context::set_progress): its connection closed")
+               "0:failed at an unknown step (call Context::set_progress) in code after backward: its connection closed")
   ddp_add_host(dies_early "die_early;split" "1:137,*:76" "0:failed before the first step: its connection closed")
   # Ranks that leave, while the others meet again and go on training.
   add_executable(generations_program comm/generations_program.cpp)

@@ -2,9 +2,9 @@
 #include "comm/launch_sequencer.hpp"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
+#include "comm/first_problem.hpp"
 #include "ddp/detail/check.hpp"
 
 namespace ddp {
@@ -59,17 +59,11 @@ void LaunchSequencer::flush() {
     }
     std::erase_if(passes_, [](const Pass& pass) { return pass.complete(); });
   }
-  std::exception_ptr first_problem;
+  detail::FirstProblem problem;
   for (const auto& finish : finishes) {
-    try {
-      finish();
-    } catch (...) {
-      first_problem = first_problem ? first_problem : std::current_exception();
-    }
+    problem.attempt(finish);
   }
-  if (first_problem) {
-    std::rethrow_exception(first_problem);
-  }
+  problem.rethrow();
 }
 
 void LaunchSequencer::end_pass(ModelId model) {

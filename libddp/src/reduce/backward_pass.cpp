@@ -378,7 +378,7 @@ void BackwardPass::launch(int index) {
     parts_.timing.record_first_reduction();
   }
   parts_.reductions.start(first, last);
-  if (last + 1 == buckets.size() && !is_rehearsal(parts_.gradients.probe())) {
+  if (last + 1 == buckets.size() && !parts_.reductions.are_rehearsed()) {
     parts_.unused.start_map();
   }
 }
@@ -419,7 +419,7 @@ void BackwardPass::run_with_zeros() {
       pass_.ready_order.push_back(i);
     }
     for (int b = 0; b < static_cast<int>(parts_.layout().buckets.size()); ++b) {
-      parts_.gradients.bucket_buffer(b).zero_();
+      parts_.gradients.bucket(b).buffer.zero_();
       sequencer().bucket_ready(model_id_, b);
     }
   }

@@ -21,7 +21,7 @@ namespace {
 std::vector<int64_t> bucket_bytes(const detail::GradientArena& gradients) {
   std::vector<int64_t> bytes;
   for (size_t b = 0; b < gradients.layout().buckets.size(); ++b) {
-    bytes.push_back(static_cast<int64_t>(gradients.bucket_buffer(static_cast<int>(b)).nbytes()));
+    bytes.push_back(static_cast<int64_t>(gradients.bucket(static_cast<int>(b)).buffer.nbytes()));
   }
   return bytes;
 }

@@ -92,11 +92,9 @@ class Reducer {
   /// Called after the buckets were laid out again.
   detail::Listeners& layout_listeners() { return layout_listeners_; }
 
-  /// " of model 'generator'" in messages of a program with several models; empty at first.
-  std::string of_model() const { return parts_.of_model(); }
-
   detail::GradientArena& gradients() { return parts_.gradients; }
   const detail::GradientArena& gradients() const { return parts_.gradients; }
+  detail::BucketReductions& reductions() { return parts_.reductions; }
   detail::WeightedMean& mean() { return parts_.mean; }
   detail::PassTiming& timing() { return parts_.timing; }
   detail::BufferBroadcast& buffers() { return parts_.buffers; }

@@ -81,7 +81,7 @@ std::vector<std::shared_ptr<ReplicaCheck>> StepGuard::check_all(const NamedParam
   std::vector<std::shared_ptr<ReplicaCheck>> replicas;
   ask_owners(updated, [&](StepGuard& guard) {
     auto& parts = guard.parts_;
-    if (is_rehearsal(parts.gradients.probe())) {
+    if (parts.reductions.are_rehearsed()) {
       throw RehearsalEnd();
     }
     guard.check_used();

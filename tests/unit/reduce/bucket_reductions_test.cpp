@@ -26,7 +26,7 @@ struct ThreeBuckets {
   void begin_pass() {
     reductions.begin_pass();
     for (int b = 0; b < 3; ++b) {
-      gradients.bucket_buffer(b).fill_(1);
+      gradients.bucket(b).buffer.fill_(1);
     }
   }
   void start_all() {
@@ -36,7 +36,7 @@ struct ThreeBuckets {
     }
   }
   bool all_are(int bucket, double value) const {
-    return gradients.bucket_buffer(bucket).eq(value).all().item<bool>();
+    return gradients.bucket(bucket).buffer.eq(value).all().item<bool>();
   }
   const auto& calls() const { return communicator->calls; }
 
@@ -163,7 +163,7 @@ TEST_CASE("sharded buckets are reduced in this rank's part") {
   for (int b = 0; b < 3; ++b) {
     CHECK(three.calls()[static_cast<size_t>(b)].operation == "reduce_scatter");
     CHECK(three.gradients.bucket_shard(b).eq(2).all().item<bool>());
-    CHECK(three.gradients.bucket_buffer(b)[-1].item<double>() == 1);
+    CHECK(three.gradients.bucket(b).buffer[-1].item<double>() == 1);
   }
 }
 
@@ -179,7 +179,7 @@ TEST_CASE("a hook may assign another buffer") {
   for (int b = 0; b < 3; ++b) {
     CHECK(three.all_are(b, 5));
     CHECK(three.gradients.buckets()[static_cast<size_t>(b)].buffer.is_same(
-        three.gradients.bucket_buffer(b)));
+        three.gradients.bucket(b).buffer));
   }
 }
 
@@ -196,7 +196,7 @@ TEST_CASE("a buffer of another shape is refused, and the next pass begins with t
   CHECK_THAT(message, Catch::Contains(is_defined ? "Float [1] on cpu" : "an undefined tensor"));
   three.start_all();
   three.reductions.begin_pass();
-  CHECK(three.gradients.buckets()[2].buffer.is_same(three.gradients.bucket_buffer(2)));
+  CHECK(three.gradients.buckets()[2].buffer.is_same(three.gradients.bucket(2).buffer));
 }
 
 TEST_CASE("all reductions are waited for where one throws, and its error is thrown") {

@@ -297,8 +297,8 @@ TEST_CASE("set_layout moves the gradients that lie in slots") {
   CHECK(two.lies_in_slot(0));
   CHECK(all_are(two.grad(0), 1));
   CHECK(two.grad(1).is_same(own));
-  CHECK(all_are(two.arena.bucket_buffer(0), 0));  // of "b": the mean at its old place is gone
-  CHECK(two.arena.bucket_buffer(1).sum().item<double>() == 6);
+  CHECK(all_are(two.arena.bucket(0).buffer, 0));  // of "b": the mean at its old place is gone
+  CHECK(two.arena.bucket(1).buffer.sum().item<double>() == 6);
 }
 
 TEST_CASE("parts of means do not move: another rank has the rest") {
@@ -357,7 +357,7 @@ TEST_CASE("saved copies survive overwritten buckets") {
   two.reduce_1_and_2();
   const auto saved = two.arena.save(/*copies=*/true);
   for (int b = 0; b < static_cast<int>(two.arena.layout().buckets.size()); ++b) {
-    two.arena.bucket_buffer(b).zero_();
+    two.arena.bucket(b).buffer.zero_();
   }
   CHECK(all_are(two.slot(1), 0));
   two.arena.restore(saved);
@@ -441,7 +441,7 @@ TEST_CASE("what is left in an unused .grad outlives the reduction, unless anothe
     two.arena.set_reduced_aside();
   }
   two.arena.gather(0, {true, false});
-  two.arena.bucket_buffer(0).fill_(5);  // as a reduction does
+  two.arena.bucket(0).buffer.fill_(5);  // as a reduction does
   two.arena.add_set_aside();
   two.arena.publish({true, is_used_elsewhere});
   CHECK(two.lies_in_slot(1));
@@ -457,12 +457,12 @@ TEST_CASE("a sharded arena reduces this rank's half of each bucket") {
   GradientArena& arena = *of_two;
   arena.publish({});
   CHECK(arena.bucket_shard(0).is_same(arena.buckets()[0].shard));
-  CHECK(arena.bucket_shard(0).numel() == arena.bucket_buffer(0).numel());
+  CHECK(arena.bucket_shard(0).numel() == arena.bucket(0).buffer.numel());
   CHECK_FALSE(ddp::ops::has_sharded_gradient(tensor));
   arena.shard();
   CHECK(arena.is_sharded());
-  CHECK(arena.bucket_shard(0).numel() * 2 == arena.bucket_buffer(0).numel());
-  CHECK(arena.bucket_shard(0).data_ptr() == arena.bucket_buffer(0).data_ptr());  // rank 0
+  CHECK(arena.bucket_shard(0).numel() * 2 == arena.bucket(0).buffer.numel());
+  CHECK(arena.bucket_shard(0).data_ptr() == arena.bucket(0).buffer.data_ptr());  // rank 0
   CHECK(ddp::ops::has_sharded_gradient(tensor));
   arena.restore(arena.save(/*copies=*/true));
   CHECK(ddp::ops::has_sharded_gradient(tensor));

@@ -35,7 +35,7 @@ std::vector<at::Tensor> own_gradients(const GradientArena& gradients,
   std::vector<at::Tensor> own;
   for (size_t b = 0; b < gradients.layout().buckets.size(); ++b) {
     const Bucket& bucket = gradients.layout().buckets[b];
-    const at::Tensor& buffer = gradients.bucket_buffer(static_cast<int>(b));
+    const at::Tensor& buffer = gradients.bucket(static_cast<int>(b)).buffer;
     const int64_t part = gradients.bucket_shard(static_cast<int>(b)).numel();
     const at::Tensor none = buffer.narrow(0, 0, 0);
     for (size_t i = 0; i < bucket.parameters.size(); ++i) {
@@ -58,8 +58,8 @@ std::vector<ZeroBucket> shard_buckets(const GradientArena& gradients,
   for (size_t b = 0; b < layout.buckets.size(); ++b) {
     const Bucket& bucket = layout.buckets[b];
     ZeroBucket& next = cut.emplace_back();
-    next.label = make_label("weights of " + *gradients.label(b));
-    next.buffer = gradients.bucket_buffer(static_cast<int>(b));
+    next.label = make_label("weights of " + *gradients.bucket(static_cast<int>(b)).label);
+    next.buffer = gradients.bucket(static_cast<int>(b)).buffer;
     next.shard = gradients.bucket_shard(static_cast<int>(b));
     const int64_t part = next.shard.numel();
     const int64_t begin = part * communicator.rank();

@@ -5,11 +5,11 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
-#include <exception>
 #include <iterator>
 #include <utility>
 
 #include "comm/collective_label.hpp"
+#include "comm/first_problem.hpp"
 #include "ddp/core/error.hpp"
 #include "ops/shared/autocast_off.hpp"
 #include "ops/shared/flop_counter.hpp"
@@ -47,7 +47,7 @@ void BucketReductions::begin_pass() {
   reductions_.assign(gradients_.buckets().size(), {});
   for (auto& bucket : gradients_.buckets()) {
     bucket.buffer =
-        gradients_.bucket_buffer(bucket.index);  // a hook that threw may have replaced it
+        gradients_.bucket(bucket.index).buffer;  // a hook that threw may have replaced it
   }
 }
 
@@ -98,12 +98,11 @@ c10::Stream BucketReductions::stream_behind_gradients(size_t first, size_t last)
 
 // Returns whether the backward is rehearsed: nothing is sent.
 bool BucketReductions::record_hashes(size_t first, size_t last) const {
-  const GradientProbe* probe = gradients_.probe();
-  for (size_t b = first; b <= last && probe != nullptr; ++b) {
+  for (size_t b = first; b <= last && probe_ != nullptr; ++b) {
     const auto index = static_cast<int>(b);
-    probe->record(index, gradients_.bucket_buffer(index));
+    probe_->record(index, gradients_.bucket(index).buffer);
   }
-  return is_rehearsal(probe);
+  return is_rehearsal(probe_);
 }
 
 void BucketReductions::start(size_t first, size_t last) {
@@ -130,7 +129,7 @@ void BucketReductions::start(size_t first, size_t last) {
   }
   const auto op = mean_.reduce_op();
   for (size_t b = first; b <= last; ++b) {
-    const LabelScope label(gradients_.label(b));
+    const LabelScope label(gradients_.bucket(static_cast<int>(b)).label);
     auto& bucket = gradients_.buckets()[b];
     mean_.set_bucket_divisor(bucket);
     bucket.loss_scale = loss_scale_;
@@ -153,7 +152,7 @@ void BucketReductions::finish_bucket(size_t index) {
     return;  // an exception ended start()
   }
   if (hook_) {
-    const LabelScope label(gradients_.label(index));
+    const LabelScope label(gradients_.bucket(bucket.index).label);
     const ops::detail::UncountedOps uncounted;
     hook_->finish(bucket);
     copy_hook_result(bucket);
@@ -165,7 +164,7 @@ void BucketReductions::finish_bucket(size_t index) {
 
 // A hook may assign another tensor to bucket.buffer instead of writing into it.
 void BucketReductions::copy_hook_result(GradBucket& bucket) const {
-  const at::Tensor& buffer = gradients_.bucket_buffer(bucket.index);
+  const at::Tensor& buffer = gradients_.bucket(bucket.index).buffer;
   const at::Tensor result = std::exchange(bucket.buffer, buffer);
   if (result.is_same(buffer)) {
     return;
@@ -181,26 +180,17 @@ void BucketReductions::copy_hook_result(GradBucket& bucket) const {
 }
 
 void BucketReductions::finish() {
-  std::exception_ptr first_problem;
-  const auto attempt = [&](const auto& finish_one) {
-    try {
-      finish_one();
-    } catch (...) {
-      first_problem = first_problem ? first_problem : std::current_exception();
-    }
-  };
-  attempt([&] { mean_.finish(); });
+  FirstProblem problem;
+  problem.attempt([&] { mean_.finish(); });
   for (size_t b = 0; b < reductions_.size(); ++b) {
-    attempt([&] { finish_bucket(b); });
+    problem.attempt([&] { finish_bucket(b); });
   }
-  if (first_problem) {
-    std::rethrow_exception(first_problem);
-  }
+  problem.rethrow();
   if (std::exchange(uses_launch_stream_, false)) {  // a captured stream has to be joined
     wait_for(*launch_stream_, current_stream(device()));
   }
-  if (const auto* probe = gradients_.probe()) {
-    probe->end_backward();
+  if (probe_ != nullptr) {
+    probe_->end_backward();
   }
 }
 

@@ -20,6 +20,7 @@
 #include "ddp/comm/communicator.hpp"
 #include "ddp/reduce/comm_hook.hpp"
 #include "reduce/buckets/gradient_arena.hpp"
+#include "reduce/buckets/gradient_probe.hpp"
 #include "reduce/weighted_mean.hpp"
 
 namespace ddp::detail {
@@ -30,6 +31,10 @@ class BucketReductions {
 
   const std::shared_ptr<CommHook>& hook() const { return hook_; }
   void set_hook(std::shared_ptr<CommHook> hook) { hook_ = std::move(hook); }
+  /// Records the backwards from now on; nullptr: none. It outlives them.
+  void set_probe(const GradientProbe* probe) { probe_ = probe; }
+  /// Whether these backwards send nothing (GradientProbe).
+  bool are_rehearsed() const { return is_rehearsal(probe_); }
 
   /// Forgets the streams and works of the previous pass. The buckets are those of the current
   /// layout.
@@ -73,6 +78,7 @@ class BucketReductions {
   GradientArena& gradients_;
   WeightedMean& mean_;
   std::shared_ptr<CommHook> hook_;
+  const GradientProbe* probe_ = nullptr;
   at::Tensor loss_scale_;
   std::vector<Reduction> reductions_;         // by bucket
   std::optional<c10::Stream> launch_stream_;  // see stream_behind_gradients

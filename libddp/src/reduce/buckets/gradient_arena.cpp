@@ -148,17 +148,15 @@ void GradientArena::allocate(const DdpOptions& options) {
 void GradientArena::cut(BucketLayout layout) {
   layout_ = std::move(layout);
   buckets_.assign(layout_.buckets.size(), {});
-  buffers_.clear();
-  labels_.clear();
+  memory_.clear();
   for (size_t b = 0; b < buckets_.size(); ++b) {
     const Bucket& bucket = layout_.buckets[b];
     const at::Tensor& arena = arenas_[static_cast<size_t>(bucket.key)];
     auto& view = buckets_[b];
     view.index = static_cast<int>(b);
-    labels_.push_back(label_of(b, of_model_, bucket, parameters_));
     view.is_last = b + 1 == buckets_.size();
     view.buffer = arena.narrow(0, bucket.begin, bucket.numel);
-    buffers_.push_back(view.buffer);
+    memory_.push_back({view.buffer, label_of(b, of_model_, bucket, parameters_)});
     const int64_t part = is_sharded_ ? bucket.numel / communicator_->world_size() : bucket.numel;
     view.shard = view.buffer.narrow(0, is_sharded_ ? part * communicator_->rank() : 0, part);
     view.communicator = communicator_.get();

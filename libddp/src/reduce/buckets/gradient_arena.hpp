@@ -20,7 +20,6 @@
 #include "ddp/reduce/options.hpp"
 #include "ops/shared/grad_slot.hpp"
 #include "reduce/buckets/bucket_layout.hpp"
-#include "reduce/buckets/gradient_probe.hpp"
 
 namespace ddp {
 
@@ -65,22 +64,19 @@ class GradientArena {
 
   /// In launch order.
   std::vector<GradBucket>& buckets() { return buckets_; }
-  /// The flat gradients of bucket `index`.
-  const at::Tensor& bucket_buffer(int index) const {
-    return buffers_.at(static_cast<size_t>(index));
-  }
+  struct BucketMemory {
+    at::Tensor buffer;      ///< the flat gradients; a hook may replace GradBucket::buffer
+    CollectiveLabel label;  ///< "bucket 4: " and the names of its first and last parameter
+  };
+  const BucketMemory& bucket(int index) const { return memory_.at(static_cast<size_t>(index)); }
   /// The part of it that has the mean on this rank after a backward: all of it, or after shard()
   /// the rank-th of world_size equal parts.
   const at::Tensor& bucket_shard(int index) const {
     return buckets_.at(static_cast<size_t>(index)).shard;
   }
-  /// Names the bucket and its first and last parameter.
-  const CollectiveLabel& label(size_t index) const { return labels_[index]; }
   /// From now on each rank reduces only its part of each bucket.
   void shard();
   bool is_sharded() const { return is_sharded_; }
-  /// Records the backwards from when it is set on; nullptr: none. It outlives them.
-  const GradientProbe*& probe() { return probe_; }
   const ops::GradSlot& slot(int parameter) const {
     return gradients_[static_cast<size_t>(parameter)].slot;
   }
@@ -150,11 +146,9 @@ class GradientArena {
   std::vector<at::Tensor> arenas_;  // one per key
   BucketLayout layout_;
   std::vector<GradBucket> buckets_;
-  std::vector<CollectiveLabel> labels_;  // by bucket
-  std::vector<at::Tensor> buffers_;      // by bucket; a hook may replace GradBucket::buffer
-  std::vector<Gradient> gradients_;      // by parameter
+  std::vector<BucketMemory> memory_;  // by bucket
+  std::vector<Gradient> gradients_;   // by parameter
   bool is_sharded_ = false;
-  const GradientProbe* probe_ = nullptr;
 };
 
 }  // namespace ddp::detail

@@ -139,13 +139,13 @@ DataParallelModel::DataParallelModel(ModelTensors tensors, CommunicatorPtr commu
   parts_->reducer =
       std::make_unique<Reducer>(std::move(trained), parts_->communicator, options, sparse);
   parts_->reducer->guard().replicas() = detail::make_replica_check(
-      own.parameters, parts_->communicator, options, parts_->reducer->of_model());
+      own.parameters, parts_->communicator, options, detail::of_model(options));
   if (options.seed_ranks) {
     detail::seed_ranks_differently(parts_->communicator->rank());
   }
   if (options.logs_summary && parts_->communicator->rank() == 0) {
     const auto text = model_summary(*this);
-    log_info("summary" + parts_->reducer->of_model() + "\n" + text.substr(0, text.size() - 1));
+    log_info("summary" + detail::of_model(options) + "\n" + text.substr(0, text.size() - 1));
   }
 }
 
@@ -294,7 +294,7 @@ void DataParallelModel::after_forward(const std::vector<at::Tensor>& outputs, bo
   // Sends the next training forward's buffers during this one's backward. In a join the next
   // forward sends them, because ranks without inputs answer forwards only.
   if (reduces && parts_->join == nullptr && sends_buffers_in_training(*this) &&
-      !detail::is_rehearsal(parts_->reducer->gradients().probe())) {
+      !parts_->reducer->reductions().are_rehearsed()) {
     parts_->reducer->buffers().start(tensors_only(named_buffers()), /*root=*/0);
   }
   if (reduces) {

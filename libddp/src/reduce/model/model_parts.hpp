@@ -30,7 +30,7 @@ struct DataParallelModel::Parts {
 
   /// Collective, see FrozenParameters::update().
   void update_frozen() const {
-    frozen->update(join != nullptr, reducer->of_model(), reducer->runs_in_graphs());
+    frozen->update(join != nullptr, detail::of_model(options), reducer->runs_in_graphs());
   }
 };
 

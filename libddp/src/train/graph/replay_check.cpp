@@ -140,8 +140,7 @@ ReplayCheck::ReplayCheck(Context& context, const GraphedParts& parts,
     if (!sparse_indices(gradients).empty()) {
       throw SettingsError(
           "train.replay_check_every does not support ddp.sparse=gather, whose rows are in no "
-          "bucket; "
-          "fix: set train.replay_check_every=0, or sparse(false) in the embeddings");
+          "bucket; fix: set train.replay_check_every=0, or sparse(false) in the embeddings");
     }
     const size_t max_buckets = gradients.parameters().size();
     for (const bool is_rehearsal : {true, false}) {
@@ -159,13 +158,13 @@ ReplayCheck::Recording::Recording(const ReplayCheck& check, bool is_rehearsal) :
   for (size_t i = 0; i < check_.parts_.models.size(); ++i) {
     const auto& probe = check_.probes(is_rehearsal)[i];
     probe->open();
-    check_.parts_.models[i]->reducer().gradients().probe() = probe.get();
+    check_.parts_.models[i]->reducer().reductions().set_probe(probe.get());
   }
 }
 
 ReplayCheck::Recording::~Recording() {
   for (auto* model : check_.parts_.models) {
-    model->reducer().gradients().probe() = nullptr;
+    model->reducer().reductions().set_probe(nullptr);
   }
 }
 
@@ -259,8 +258,8 @@ bool ReplayCheck::has_gradients(const at::Tensor& rehearsed) {
   if (++num_empty_ == kMaxEmpty && context_.is_main()) {
     log_warning(concat("train.replay_check_every=", every_, " checks nothing: ", kMaxEmpty,
                        " calls of ", name_,
-                       " reduced no gradients; fix: list the models that it "
-                       "trains in GraphedParts::models, or set train.replay_check_every=0"));
+                       " reduced no gradients; fix: list the models that it trains in "
+                       "GraphedParts::models, or set train.replay_check_every=0"));
   }
   is_due_ = num_empty_ < kMaxEmpty;
   return false;
@@ -318,13 +317,10 @@ std::string ReplayCheck::bucket_text(int64_t index) const {
   while (index >= real_[model]->hashes().numel()) {
     index -= real_[model++]->hashes().numel();
   }
-  auto& reducer = parts_.models[model]->reducer();
-  const auto& bucket = reducer.gradients().layout().buckets.at(static_cast<size_t>(index));
-  const auto name = [&](int parameter) {
-    return reducer.gradients().parameters()[static_cast<size_t>(parameter)].name;
-  };
-  return concat("bucket ", index, reducer.of_model(), " (", name(bucket.parameters.front()),
-                bucket.parameters.size() > 1 ? " … " + name(bucket.parameters.back()) : "", ")");
+  const auto& gradients = parts_.models[model]->reducer().gradients();
+  const std::string& label = *gradients.bucket(static_cast<int>(index)).label;
+  const auto colon = label.find(": ");
+  return concat(label.substr(0, colon), " (", label.substr(colon + 2), ")");
 }
 
 void ReplayCheck::fail(const at::Tensor& rehearsed, const at::Tensor& real) const {
@@ -338,8 +334,7 @@ void ReplayCheck::fail(const at::Tensor& rehearsed, const at::Tensor& real) cons
       "): ", bucket_text(first), " differs; ",
       is_deterministic()
           ? "fix: leave this device out, because it or its memory is faulty. Only a step that "
-            "reads "
-            "what changes between two runs (a counter, the clock) differs without a fault"
+            "reads what changes between two runs (a counter, the clock) differs without a fault"
           : "either this device or its memory is faulty, or a kernel adds in another order; fix: "
             "resume with train.deterministic=true, with which only a faulty device differs",
       " (docs/wrong_bits.md)"));
