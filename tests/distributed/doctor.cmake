@@ -2,6 +2,7 @@
 # What the hang doctor says of ranks that wait for one another.
 add_executable(doctor_program comm/doctor_program.cpp)
 target_link_libraries(doctor_program PRIVATE ddp ddp_warnings)
+target_include_directories(doctor_program PRIVATE ${PROJECT_SOURCE_DIR}/tests)
 ddp_use_pch(doctor_program TEST)
 # ddp_add_doctor(fault exit-codes arguments expected-output…)
 function(ddp_add_doctor fault codes arguments)

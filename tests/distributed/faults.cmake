@@ -2,7 +2,7 @@
 # Ranks that fail on purpose: exit codes of all ranks, and what rank 0 prints.
 add_executable(fault_program comm/fault_program.cpp)
 target_link_libraries(fault_program PRIVATE ddp ddp_warnings)
-target_include_directories(fault_program PRIVATE ${PROJECT_SOURCE_DIR}/libddp/src)
+target_include_directories(fault_program PRIVATE ${PROJECT_SOURCE_DIR}/tests ${PROJECT_SOURCE_DIR}/libddp/src)
 ddp_use_pch(fault_program TEST)
 add_executable(rendezvous_program comm/rendezvous_program.cpp)
 target_link_libraries(rendezvous_program PRIVATE ddp_core ddp_warnings)

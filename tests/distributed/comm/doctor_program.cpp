@@ -23,6 +23,7 @@
 
 #include "ddp/data/data_loader.hpp"
 #include "ddp/ddp.hpp"
+#include "distributed/comm/stop_for.hpp"
 
 namespace {
 
@@ -69,15 +70,6 @@ void compute_for(Clock::duration time) {
   for (const auto start = Clock::now(); Clock::now() - start < time;) {
     sum = sum + 1;
   }
-}
-
-void stop_for(std::chrono::milliseconds time) {
-  if (fork() == 0) {  // the child wakes its parent
-    std::this_thread::sleep_for(time);
-    kill(getppid(), SIGCONT);
-    std::_Exit(0);
-  }
-  raise(SIGSTOP);
 }
 
 void do_the_deed(const ddp::Context& context, const std::string& fault) {

@@ -25,6 +25,7 @@
 #include "ddp/comm/context.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
+#include "distributed/comm/stop_for.hpp"
 
 namespace {
 
@@ -64,15 +65,6 @@ struct Farewell {
   }
 };
 const Farewell farewell;
-
-void stop_for(std::chrono::milliseconds time) {
-  if (fork() == 0) {  // the child wakes its parent
-    std::this_thread::sleep_for(time);
-    kill(getppid(), SIGCONT);
-    std::_Exit(0);
-  }
-  raise(SIGSTOP);
-}
 
 void do_the_deed(const std::string& fault) {
   record_the_deed();

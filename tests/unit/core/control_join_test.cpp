@@ -9,14 +9,11 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
-#include <sstream>
 
-#include "core/control/control_leaf.hpp"
-#include "core/control/wire/authentication.hpp"
 #include "core/control/wire/message_codec.hpp"
 #include "core/launch/rendezvous.hpp"
 #include "support/catch.hpp"
-#include "unit/core/plane_ranks.hpp"
+#include "unit/core/join_by_hand.hpp"
 
 namespace ddp::test {
 namespace {
@@ -25,37 +22,6 @@ using detail::FrameType;
 
 constexpr int kPeerLost = static_cast<int>(ExitCode::PeerLost);
 constexpr int kSettings = static_cast<int>(ExitCode::Settings);
-
-struct Address {
-  std::string host;
-  int port = 0;
-  std::string secret;
-};
-
-Address address_of(LocalRendezvous& rendezvous) {
-  Address address;
-  std::istringstream(rendezvous.contact()) >> address.host >> address.port >> address.secret;
-  return address;
-}
-
-// A process that joins correctly and is then driven by the test.
-detail::JoinedHub join_by_hand(const Address& address, const LaunchEnvironment& launch,
-                               const std::string& host = "node9", uint32_t pid = 4711,
-                               const std::string& generation_secret = {}) {
-  const auto mac_input = "generation " + launch.job_id + " " + launch.step_id + " " +
-                         std::to_string(launch.restart_count) + " 0";
-  detail::Hello hello;
-  hello.generation =
-      detail::ByteReader(
-          detail::hmac_sha256(generation_secret.empty() ? address.secret : generation_secret,
-                              mac_input))
-          .number<uint64_t>();
-  hello.rank = static_cast<uint32_t>(launch.rank);
-  hello.world_size = static_cast<uint32_t>(launch.world_size);
-  hello.pid = pid;
-  hello.host = host;
-  return detail::join_hub(address.host, address.port, address.secret, hello, Clock::now() + 10s);
-}
 
 int connect_raw(const Address& address) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -6,20 +6,17 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
-#include <sstream>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "core/control/control_leaf.hpp"
 #include "core/control/hub/exchange_rounds.hpp"
 #include "core/control/hub/peer_table.hpp"
 #include "core/control/plane_interfaces.hpp"
 #include "core/control/rank_position.hpp"
-#include "core/control/wire/authentication.hpp"
 #include "core/control/wire/message_codec.hpp"
 #include "support/catch.hpp"
-#include "unit/core/plane_ranks.hpp"
+#include "unit/core/join_by_hand.hpp"
 
 namespace ddp::test {
 namespace {
@@ -155,28 +152,6 @@ std::vector<Misuse> misuses_of_a_rank() {
   return all;
 }
 
-Hello hello_of_rank(int rank, int world_size, const std::string& secret) {
-  Hello hello;
-  hello.generation =
-      detail::ByteReader(detail::hmac_sha256(secret, "generation   0 0")).number<uint64_t>();
-  hello.rank = static_cast<uint32_t>(rank);
-  hello.world_size = static_cast<uint32_t>(world_size);
-  hello.pid = 4711;
-  hello.host = "node9";
-  return hello;
-}
-
-struct Contact {
-  std::string host, secret;
-  int port = 0;
-};
-
-Contact contact_of(LocalRendezvous& rendezvous) {
-  Contact contact;
-  std::istringstream(rendezvous.contact()) >> contact.host >> contact.port >> contact.secret;
-  return contact;
-}
-
 // Every rank has joined then.
 void wait_for_welcome(detail::JoinedHub& hub) {
   const auto is_welcome = [](const detail::Frame& frame) {
@@ -212,9 +187,7 @@ void send_all(ControlChannel& channel, const std::vector<Sent>& all) {
 
 // Rank 1 without a control plane.
 detail::JoinedHub join_as_rank_1(LocalRendezvous& rendezvous, int world_size) {
-  const auto contact = contact_of(rendezvous);
-  return detail::join_hub(contact.host, contact.port, contact.secret,
-                          hello_of_rank(1, world_size, contact.secret), Clock::now() + 10s);
+  return join_by_hand(address_of(rendezvous), launch_of(1, world_size));
 }
 
 TEST_CASE("control plane: a rank that sends what libddp never sends is named", "[control_plane]") {
@@ -308,7 +281,7 @@ TEST_CASE("control plane: a rank 0 that sends what libddp never sends is named",
 
 TEST_CASE("control plane: a hello without a process id or with a long host is refused",
           "[control_plane]") {
-  auto hello = hello_of_rank(1, 2, "secret");
+  auto hello = hello_from(launch_of(1, 2), "secret");
   hello.nonce = text_of(detail::kNonceBytes);
   REQUIRE(detail::try_decode_message<Hello>(encode_message(hello)));
   detail::RankState state(launch_of(0, 2).membership(), fast_options());

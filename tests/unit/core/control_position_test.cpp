@@ -3,17 +3,14 @@
 // collectives of the control plane send.
 #include <atomic>
 #include <future>
-#include <sstream>
 
-#include "core/control/control_leaf.hpp"
 #include "core/control/hub/wait_monitor.hpp"
 #include "core/control/rank_position.hpp"
 #include "core/control/running_clock.hpp"
-#include "core/control/wire/authentication.hpp"
 #include "core/control/wire/message_codec.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
-#include "unit/core/plane_ranks.hpp"
+#include "unit/core/join_by_hand.hpp"
 
 namespace ddp::test {
 namespace {
@@ -355,16 +352,7 @@ TEST_CASE("control plane: an all_gather is one message a rank", "[control_plane]
   const auto rendezvous = std::make_shared<LocalRendezvous>();
   int num_results = 0;
   const auto by_hand = [&] {
-    std::string host, secret;
-    int port = 0;
-    std::istringstream(rendezvous->contact()) >> host >> port >> secret;
-    detail::Hello hello;
-    hello.generation =
-        detail::ByteReader(detail::hmac_sha256(secret, "generation   0 0")).number<uint64_t>();
-    hello.rank = kWorldSize - 1;
-    hello.world_size = kWorldSize;
-    hello.pid = 1;
-    auto hub = detail::join_hub(host, port, secret, hello, Clock::now() + 10s);
+    auto hub = join_by_hand(address_of(*rendezvous), launch_of(kWorldSize - 1, kWorldSize));
     hub.channel.queue(detail::FrameType::Contribution,
                       detail::encode_message(detail::Contribution{
                           0, detail::CollectiveKind::AllGather, 0, {}, std::string(100, 'x')}));

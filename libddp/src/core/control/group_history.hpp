@@ -58,8 +58,8 @@ struct CollectiveEntry {
   }
 };
 
-/// A CUDA graph with collectives of the communicator. Graphs are numbered by capture, equally on
-/// all ranks.
+/// A CUDA graph with collectives of the communicator. Each rank numbers its graphs by capture, and
+/// decides by itself which steps it captures.
 struct GraphHistory {
   uint64_t graph = 0;
   uint64_t num_replays = 0;  ///< started on the device; counters of 32 bits wrap

@@ -11,16 +11,13 @@
 #include <mutex>
 #include <sstream>
 
-#include "core/control/control_leaf.hpp"
 #include "core/control/doctor/report_writer.hpp"
 #include "core/control/rank_position.hpp"
-#include "core/control/wire/authentication.hpp"
-#include "core/control/wire/message_codec.hpp"
 #include "core/launch/place_in_loop.hpp"
 #include "ddp/core/stop_signal.hpp"
 #include "support/catch.hpp"
 #include "support/stderr_of.hpp"
-#include "unit/core/plane_ranks.hpp"
+#include "unit/core/join_by_hand.hpp"
 
 namespace ddp::test {
 namespace {
@@ -238,17 +235,7 @@ TEST_CASE("report: a rank that does not answer is reported as such") {
   std::string text;
   int num_requests = 0;
   const auto by_hand = [&] {
-    std::string host, secret;
-    int port = 0;
-    std::istringstream(rendezvous->contact()) >> host >> port >> secret;
-    detail::Hello hello;
-    hello.generation =
-        detail::ByteReader(detail::hmac_sha256(secret, "generation   0 0")).number<uint64_t>();
-    hello.rank = 2;
-    hello.world_size = 3;
-    hello.pid = 4711;
-    hello.host = "node2";
-    auto hub = detail::join_hub(host, port, secret, hello, Clock::now() + 10s);
+    auto hub = join_by_hand(address_of(*rendezvous), launch_of(2, 3), "node2");
     for (const auto start = Clock::now(); Clock::now() - start < 2s && num_requests == 0;) {
       for (const auto& frame : std::exchange(hub.frames, {})) {
         num_requests += frame.type == detail::FrameType::ReportRequest ? 1 : 0;

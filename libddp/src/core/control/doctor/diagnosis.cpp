@@ -17,10 +17,6 @@ namespace {
 // A rank that waits uses less of a core, one that computes more.
 constexpr uint32_t kComputesPercent = 50;
 
-std::string place_words(int64_t step, const std::string& where) {
-  return concat(step_words(step), where.empty() ? "" : " in " + where);
-}
-
 std::string name_of(const std::string& operation) {
   return operation.substr(0, operation.find(' '));
 }
@@ -91,10 +87,7 @@ class Diagnosis {
 
  private:
   const RankEvidence& at(int rank) const { return evidence_[static_cast<std::size_t>(rank)]; }
-  std::string name(int rank) const {
-    return at(rank).host.empty() ? concat("rank ", rank)
-                                 : concat("rank ", rank, " (", at(rank).host, ")");
-  }
+  std::string name(int rank) const { return rank_words(rank, at(rank).host); }
   // "rank 3 (node2) (and ranks 4-7)"
   std::string names(const std::vector<int>& ranks) const {
     return concat(name(ranks.front()),

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/control/doctor/group_members.hpp"
+#include "core/control/failure/failure_cause.hpp"
 #include "ddp/core/logging.hpp"
 #include "ddp/detail/files.hpp"
 
@@ -116,15 +117,13 @@ Json rank_json(int rank, const RankEvidence& evidence) {
 // "rank 2 (node1) is at step 5 in backward; world: 811 called, in all_reduce #812 (…) since 31 s"
 std::string rank_line(int rank, const RankEvidence& evidence) {
   const auto& report = evidence.report;
-  auto line = concat("rank ", rank, " (", evidence.host, ")");
+  auto line = rank_words(rank, evidence.host);
   if (!report) {
     return concat(line, " did not answer; last seen ", seconds_words(evidence.silence.count()),
-                  " ago", step_words(evidence.last.step),
-                  evidence.last.where.empty() ? "" : " in " + evidence.last.where);
+                  " ago", place_words(evidence.last.step, evidence.last.where));
   }
   const auto& position = report->position;
-  line += concat(" is", step_words(position.step),
-                 position.where.empty() ? "" : " in " + position.where);
+  line += " is" + place_words(position.step, position.where);
   for (std::size_t i = 0; i < position.groups.size(); ++i) {
     const auto& group = position.groups[i];
     const GroupMember member(rank, group, report->histories[i], evidence.waited,

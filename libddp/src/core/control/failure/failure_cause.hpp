@@ -12,6 +12,10 @@ namespace detail {
 /// " at step 41", " before the first step" (-1), " at an unknown step (call
 /// Context::set_progress)" (kUnknownStep).
 std::string step_words(int64_t step);
+/// " at step 41 in backward"; without a place only the step.
+std::string place_words(int64_t step, const std::string& where);
+/// "rank 2 (node3)"; without a host "rank 2".
+std::string rank_words(int64_t rank, const std::string& host);
 
 }  // namespace detail
 

@@ -25,6 +25,14 @@ std::string detail::step_words(int64_t step) {
                                 : " before the first step";
 }
 
+std::string detail::place_words(int64_t step, const std::string& where) {
+  return concat(step_words(step), where.empty() ? "" : " in " + where);
+}
+
+std::string detail::rank_words(int64_t rank, const std::string& host) {
+  return concat("rank ", rank, host.empty() ? "" : " (" + host + ")");
+}
+
 bool FailureCause::is_valid() const {
   const int code = static_cast<int>(exit_code);
   return code >= 1 && code <= 255 && host.size() <= detail::kMaxHostBytes &&
@@ -35,16 +43,9 @@ std::string FailureCause::to_line() const {
   if (rank < 0) {
     return generation == 0 ? message : concat("generation ", generation, ": ", message);
   }
-  std::string line = concat("rank ", rank);
-  if (!host.empty()) {
-    line += " (" + host + ")";
-  }
-  line += generation == 0 ? " failed" : concat(" of generation ", generation, " failed");
-  line += detail::step_words(step);
-  if (!where.empty()) {
-    line += " in " + where;
-  }
-  return line + ": " + message;
+  return concat(detail::rank_words(rank, host),
+                generation == 0 ? "" : concat(" of generation ", generation), " failed",
+                detail::place_words(step, where), ": ", message);
 }
 
 namespace detail {

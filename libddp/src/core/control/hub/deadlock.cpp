@@ -18,13 +18,11 @@ constexpr const char* kFix =
     "DistributedSampler";
 
 std::string describe(const std::vector<RankSnapshot>& ranks, std::size_t rank) {
-  return ranks[rank].host.empty() ? concat("rank ", rank)
-                                  : concat("rank ", rank, " (", ranks[rank].host, ")");
+  return rank_words(static_cast<int64_t>(rank), ranks[rank].host);
 }
 
 std::string place_of(const RankPosition& position) {
-  const auto step = step_words(position.step);
-  return position.where.empty() ? step : concat(step, " in ", position.where);
+  return place_words(position.step, position.where);
 }
 
 // "all_reduce #12 (sum of 1000 Float)". Only the pending collective's text is known.

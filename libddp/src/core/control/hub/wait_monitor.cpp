@@ -73,8 +73,7 @@ std::string WaitMonitor::describe_busy(const std::vector<int>& except) const {
     }
     if (++num_busy <= kMaxNamed) {
       const auto [step, where] = peers_.progress(rank);
-      text += concat(num_busy == 1 ? "" : ", ", peers_.name(rank), " is", step_words(step),
-                     where.empty() ? "" : " in " + where);
+      text += concat(num_busy == 1 ? "" : ", ", peers_.name(rank), " is", place_words(step, where));
     }
   }
   return num_busy > kMaxNamed ? concat(text, ", … (", num_busy, " ranks in all)") : text;
