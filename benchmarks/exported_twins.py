@@ -61,12 +61,12 @@ def vit_b_16(tiny=False):
 
 
 def gpt2(vocab_size, tiny=False):
+    import pytorch_lm
     import transformers
 
-    sizes = dict(n_embd=64, n_layer=2, n_head=4) if tiny else {}
+    sizes = dict(pytorch_lm.GPT2["gpt2-tiny" if tiny else "gpt2"], vocab_size=vocab_size)
     dropout = dict(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-    config = transformers.GPT2Config(vocab_size=vocab_size, use_cache=False, **sizes, **dropout)
-    return transformers.GPT2LMHeadModel(config)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes, **dropout))
 
 
 def bert(vocab_size, tiny=False):
@@ -80,15 +80,9 @@ def bert(vocab_size, tiny=False):
 
 
 def qwen2(vocab_size, tiny=False):
+    import pytorch_lm
     import transformers
 
-    small = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=160)
-    half_b = dict(hidden_size=896, num_hidden_layers=24, num_attention_heads=14, intermediate_size=4864)
-    config = transformers.Qwen2Config(
-        vocab_size=vocab_size,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        use_cache=False,
-        **(small if tiny else half_b),
-    )
-    return transformers.Qwen2ForCausalLM(config)
+    sizes = dict(pytorch_lm.QWEN2["qwen2-tiny" if tiny else "qwen2-0.5b"], vocab_size=vocab_size)
+    sizes["tie_word_embeddings"] = True
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(use_cache=False, **sizes))

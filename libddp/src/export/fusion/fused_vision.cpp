@@ -116,13 +116,13 @@ void two_batch_norms_add_relu(Stack& stack) {
   const bool in_place = stack[2 + 2 * kNorm].toBool(), x_first = stack[3 + 2 * kNorm].toBool();
   if (x.is_cuda() && fits_batch_norm(x, norm) && fits_batch_norm(z, norm_z) && is_alike(x, z)) {
     push(stack, ops::batch_norm_add_relu(x, norm, z, norm_z));
-    return;
+  } else if (x_first) {  // in this order the backward sums the gradients of a shared input
+    const auto normed = normalised(x, norm);
+    push(stack, sum(normed, normalised(z, norm_z), in_place).relu());
+  } else {
+    const auto normed_z = normalised(z, norm_z);
+    push(stack, sum(normalised(x, norm), normed_z, in_place).relu());
   }
-  // In the program's order, in which the backward sums the gradients of a shared input.
-  auto normed = x_first ? normalised(x, norm) : at::Tensor();
-  const auto normed_z = normalised(z, norm_z);
-  normed = x_first ? normed : normalised(x, norm);
-  push(stack, sum(normed, normed_z, in_place).relu());
 }
 
 void convolution(Stack& stack) {
