@@ -35,6 +35,7 @@ struct FaultOptions {
   int64_t step = 8;      // of the phases inside a step
   int64_t save = 10;     // the save of the other phases, by its number of steps
   int64_t step_ms = 10;  // pause in each step
+  int64_t load_ms = 0;   // longest pause in each load of a batch
 };
 void describe_fields(FaultOptions& options, ddp::FieldVisitor& visitor) {
   visitor.field(
@@ -50,6 +51,8 @@ void describe_fields(FaultOptions& options, ddp::FieldVisitor& visitor) {
   visitor.field({.name = "step", .doc = "of phases inside a step"}, options.step);
   visitor.field({.name = "save", .doc = "steps of the save of the other phases"}, options.save);
   visitor.field({.name = "step_ms", .doc = "pause in each step"}, options.step_ms);
+  visitor.field({.name = "load_ms", .doc = "longest pause in each load of a batch"},
+                options.load_ms);
 }
 
 /// Sends the signal when the victim comes to the phase.
@@ -236,12 +239,32 @@ class FaultHook : public ddp::CommHook {
   std::map<int, ddp::WorkPtr> works_;
 };
 
-std::shared_ptr<ddp::TensorDataset> make_data() {
+/// Some batches take long to load.
+class SlowDataset {
+ public:
+  SlowDataset(ddp::TensorDataset data, int64_t most_ms)
+      : data_(std::move(data)), most_ms_(most_ms) {}
+  int64_t size() const { return data_.size(); }
+  ddp::Example get(int64_t index) const { return data_.get(index); }
+  ddp::Batch get_batch(const std::vector<int64_t>& indices) const {
+    if (most_ms_ > 0) {
+      // No generator: a few of the samples stand for chance.
+      std::this_thread::sleep_for(std::chrono::milliseconds(indices.front() % 8 * most_ms_ / 7));
+    }
+    return data_.get_batch(indices);
+  }
+
+ private:
+  const ddp::TensorDataset data_;
+  const int64_t most_ms_;
+};
+
+std::shared_ptr<SlowDataset> make_data(int64_t load_ms) {
   const at::NoGradGuard no_grad;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(7);
   const auto inputs = torch::randn({200, NetImpl::kWidth}, generator);
   const auto targets = torch::randint(NetImpl::kClasses, {200}, generator);
-  return std::make_shared<ddp::TensorDataset>(inputs, targets);
+  return std::make_shared<SlowDataset>(ddp::TensorDataset(inputs, targets), load_ms);
 }
 
 // Over parameters, buffers, the optimizer's state and the position in the data.
@@ -268,7 +291,7 @@ class Run {
         fault_(fault),
         ops_(fault, context.rank()),
         sampler_(200, context.communicator(), config.sampler),
-        loader_(make_data(), sampler_, context.device(), config.loader),
+        loader_(make_data(fault.options().load_ms), sampler_, context.device(), config.loader),
         hook_(std::make_shared<FaultHook>(fault)) {}
 
   void train() {
@@ -360,7 +383,7 @@ class Run {
   Fault& fault_;
   FaultFileOps ops_;
   ddp::DistributedSampler sampler_;
-  ddp::DataLoader<ddp::TensorDataset> loader_;
+  ddp::DataLoader<SlowDataset> loader_;
   std::shared_ptr<FaultHook> hook_;
   std::optional<ddp::DistributedDataParallel<Net>> model_;
   int64_t step_ = 0, saving_ = 0;
