@@ -154,7 +154,12 @@ def main(arguments):
         print_text(
             json.dumps(as_json(report), allow_nan=False) + "\n"
             if options.json
-            else doctor.text_of(file, report, time.time())
+            else doctor.text_of(
+                file,
+                report,
+                time.time(),
+                shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else None,
+            )
         )
         return 0
     is_live = not options.once and not options.json

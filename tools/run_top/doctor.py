@@ -9,6 +9,7 @@ import time
 
 from scaling.numbers import DataError
 
+from . import view
 from .folder import Owner, find_run, machine, read_json
 
 ANSWER_SECONDS = 10
@@ -104,19 +105,21 @@ def wait_for_another(file, before):
         time.sleep(LOOK_SECONDS)
 
 
-def text_of(file, report, now):
-    """The verdict, and one line a rank."""
+def text_of(file, report, now, width=None):
+    """The first cause of a job that failed, the verdict, and one line a rank; wrapped at `width` cells."""
     verdict = report["verdict"]
     certain = ", certain" if verdict.get("certain") is True else ""
     age = now - report["time"] if isinstance(report.get("time"), (int, float)) else 0
-    lines = [f"doctor: {verdict.get('text', '?')}", f"        ({verdict.get('kind', '?')}{certain})"]
-    if "first_cause" in report:
-        lines.append(f"first cause: {report['first_cause']}")
-    lines.append("")
+    # The cause comes first: where the program failed, the verdict only says who waited at that moment.
+    lines = [f"first cause: {report['first_cause']}"] if "first_cause" in report else []
+    lines += [f"doctor: {verdict.get('text', '?')}", f"        ({verdict.get('kind', '?')}{certain})", ""]
     ranks = report.get("ranks")
     lines += [rank_line(rank) for rank in ranks if isinstance(rank, dict)] if isinstance(ranks, list) else []
     lines += ["", f"every rank's last collectives: {file} ({max(0, age):.0f} s old)", ""]
-    return os.linesep.join(lines)
+    parts = [
+        part for line in lines for part in (view.wrapped(line, width) if width else [view.visible(line)])
+    ]
+    return os.linesep.join(parts)
 
 
 def rank_line(rank):

@@ -272,9 +272,18 @@ class Doctor(Top):
         self.make_run()
         self.assertIn("there is none, and the run has ended", self.top("run", "--doctor", code=65))
         self.write("run/doctor.json", json.dumps({**REPORT, "first_cause": "rank 0 failed"}))
-        text = self.top("run", "--doctor")
-        self.assertIn("rank 1 (n1) did not enter it", text)
-        self.assertIn("first cause: rank 0 failed", text)
+        self.assertEqual(
+            self.top("run", "--doctor").splitlines()[:3],
+            ["first cause: rank 0 failed", "doctor: rank 1 (n1) did not enter it", "        (absent)"],
+        )
+
+    def test_a_terminal_cuts_no_word_and_obeys_no_report(self):
+        words = "rank 1 (n1) did not enter all_reduce #12 (avg of 48 Float, 192 bytes; bucket 0: second.bias)"
+        report = {**REPORT, "verdict": {"kind": "absent", "text": f"{words}; \x1b[2Jcode"}}
+        lines = doctor.text_of("doctor.json", report, 2.0, 80).splitlines()
+        self.assertEqual(" ".join(line.strip() for line in lines[:2]), f"doctor: {words};  [2Jcode")
+        self.assertLessEqual(max(map(len, lines)), 80)
+        self.assertNotIn("\x1b", doctor.text_of("doctor.json", report, 2.0))
 
     def test_whom_it_does_not_ask(self):
         self.make_run(owner={"host": "n9", "machine": "other", "process": 4711})
