@@ -67,6 +67,7 @@ JOBS = {
             *COMMON,
             "fault.folder={folder}",
             "fault.load_ms=300",
+            "ddp.bucket_cap_mb=0.06",
             "checkpoint.dir={folder}/checkpoint",
             "train.batch_size=8",
             "train.max_steps=300",
