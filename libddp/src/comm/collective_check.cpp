@@ -73,6 +73,8 @@ class CollectiveCheck::Calls {
 
 namespace {
 
+constexpr size_t kMaxLabelBytes = 200;  // of the GroupExchange::kMaxExchangeBytes
+
 // "all_to_all (Float, uneven)\n2 4:5 0:3 ": the rank, then sent:expected of each other rank. Pairs
 // that do not fit are left out.
 std::string with_sizes(const std::string& call, const std::optional<ExchangeSizes>& sizes) {
@@ -174,6 +176,8 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
                                  const std::optional<ExchangeSizes>& sizes) {
   const Calls::Waiting waiting(*calls_, call);
   const auto number = waiting.number;
+  const auto label = LabelScope::current_text();
+  const auto labeled = with_label(call, label.substr(0, kMaxLabelBytes));
   const auto exchange = exchange_.lock();
   if (exchange == nullptr || num_ranks_ == 1) {
     return number;  // the context was closed, which the call itself will report
@@ -183,12 +187,12 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
     poll();
     if (running_limit.is_over()) {
       throw PeerLostError(concat("collective #", number, " of ", group_, ": this rank called ",
-                                 call, ", and not all of the ", num_ranks_,
+                                 labeled, ", and not all of the ", num_ranks_,
                                  " ranks called a collective within ", limit.count(), " ms"));
     }
   };
   const auto calls = exchange->exchange(xxh3(concat(group_, " #", number)), num_ranks_,
-                                        with_sizes(call, sizes), check_limit);
+                                        with_sizes(labeled, sizes), check_limit);
   const int first_rank = calls.begin()->first;
   const auto first_call = without_sizes(calls.begin()->second);
   for (const auto& [rank, text] : calls) {
@@ -201,7 +205,8 @@ int64_t CollectiveCheck::compare(const std::string& call, std::chrono::milliseco
     }
   }
   if (const auto difference = sizes ? find_different_sizes(calls) : ""; !difference.empty()) {
-    throw MismatchError(concat("collective #", number, " of ", group_, ", ", call, ": ", difference,
+    throw MismatchError(concat("collective #", number, " of ", group_, ", ", labeled, ": ",
+                               difference,
                                "; fix: each rank's sizes must fit those of the others"));
   }
   return number;

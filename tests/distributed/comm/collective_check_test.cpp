@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/collective_label.hpp"
 #include "ddp/core/error.hpp"
 #include "distributed/comm/communicator_test_utils.hpp"
 #include "support/catch.hpp"
@@ -78,6 +79,15 @@ TEST_CASE("calls that differ between ranks throw on all of them, and nothing was
       sum, sum_called, [] { comm().broadcast(ones(8), 0)->wait(); }, "broadcast (8 Float, root 0)");
   expect_mismatch(
       sum, sum_called, [] { comm().barrier(); }, "barrier");
+  const auto labeled = [&](const std::string& text) {
+    return [&, text] {
+      const auto label = ddp::detail::make_label(text);
+      const ddp::detail::LabelScope scope(label);
+      sum();
+    };
+  };
+  expect_mismatch(labeled("bucket 0: a"), "all_reduce (sum of 8 Float; bucket 0: a)", sum,
+                  sum_called);
   expect_mismatch([] { comm().broadcast(ones(8), 0)->wait(); }, "broadcast (8 Float, root 0)",
                   [] { comm().broadcast(ones(8), 1)->wait(); }, "broadcast (8 Float, root 1)");
   const auto gather = [&](int64_t numel) {

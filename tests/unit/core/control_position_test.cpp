@@ -437,6 +437,11 @@ TEST_CASE("running clock: a suspension does not count", "[control_plane]") {
   clock.tick(start + 1min);
   REQUIRE(clock.at(start + 1min) == start + 160ms);
   REQUIRE(clock.at(start + 1min + 30ms) == start + 190ms);
+  // It is remembered for a while.
+  REQUIRE(clock.recent_loss(1s) == 1min - 160ms);
+  clock.tick(start + 1min + 90ms);
+  REQUIRE(clock.recent_loss(1s) == 1min - 160ms);
+  REQUIRE(clock.recent_loss(80ms) == 0ms);
 }
 
 TEST_CASE("running limit: a suspension does not count", "[control_plane]") {

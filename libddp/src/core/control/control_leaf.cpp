@@ -234,7 +234,7 @@ void ControlLeaf::declare_hub_lost(const std::string& why) {
   cause.step = reached.step;
   cause.where = reached.where;
   cause.message = why + "; step and place are those of the rank that noticed";
-  state_.monitor.set_failure(cause, /*found_here=*/true);
+  state_.monitor.set_failure(state_.cause_of_loss(cause), /*found_here=*/true);
 }
 
 void ControlLeaf::wait_for_peers_to_leave(JobMonitor::Lock&) {

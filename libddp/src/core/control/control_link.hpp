@@ -101,6 +101,23 @@ struct RankState {
     return with_failing_code(std::move(cause));
   }
 
+  /// What ended the job if a peer's connection is lost with `cause`. A process that was stopped for
+  /// long finds all connections closed when it runs again, because the others have given it up.
+  FailureCause cause_of_loss(const FailureCause& cause) const {
+    const auto stopped = monitor.recent_stop();
+    if (stopped < dead_after() / 2) {
+      return cause;
+    }
+    FailureCause own;
+    own.message =
+        concat("this process was stopped for ", stopped.count() / 1000, " s, and rank ", cause.rank,
+               " closed its connection meanwhile: ranks give up one that is "
+               "silent for ",
+               dead_after().count(), " ms");
+    own.exit_code = cause.exit_code;
+    return complete(std::move(own));
+  }
+
   Membership membership;  ///< the link sets the hosts before wait_for_all() returns
   const ControlPlaneOptions options;
   const std::string host = host_name();

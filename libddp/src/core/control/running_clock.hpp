@@ -19,8 +19,16 @@ class RunningClock {
       : longest_turn_(longest_turn), last_tick_(start) {}
 
   void tick(TimePoint steady) {
-    lost_ += std::max(Duration::zero(), steady - last_tick_ - longest_turn_);
+    if (const auto lost = steady - last_tick_ - longest_turn_; lost > Duration::zero()) {
+      lost_ += lost;
+      last_loss_ = lost;
+      last_loss_end_ = steady;
+    }
     last_tick_ = steady;
+  }
+  /// The time that the last suspension took, if it ended at most `since` before the last tick.
+  Duration recent_loss(Duration since) const {
+    return last_tick_ - last_loss_end_ <= since ? last_loss_ : Duration::zero();
   }
   /// Equals the steady clock if the process was never suspended. Never goes back.
   TimePoint at(TimePoint steady) const {
@@ -32,6 +40,8 @@ class RunningClock {
   const Duration longest_turn_;
   TimePoint last_tick_;
   Duration lost_{0};
+  Duration last_loss_{0};
+  TimePoint last_loss_end_;
 };
 
 /// A limit on a wait for other ranks. The waiting loop must query it at least once a second.

@@ -215,6 +215,27 @@ TEST_CASE("doctor: processes that do not run, and links that are down") {
                                Catch::Contains(", and rank 1 (node) did not"));
 }
 
+TEST_CASE("doctor: data on their way are no dead link") {
+  auto short_wait = pending(12);
+  short_wait.enqueued_ms = 900;
+  const auto waits_briefly = rank_with({ended(11), short_wait});
+  check(diagnose({rank_with({ended(12)}), waits_briefly}), VerdictKind::NothingCertain, {},
+        "rank 0 ended all_reduce #12 (sum of 8 Float, 32 bytes; bucket 4: conv2.weight … "
+        "bn1.bias), and rank 1 (node) not yet; rank 1 waits since 0.9 s");
+}
+
+TEST_CASE("doctor: an earlier call for another purpose is named") {
+  const auto of = [](uint64_t number, const std::string& label) {
+    return call(number, CollectiveState::Ended, kSum, label);
+  };
+  const auto usual = rank_with({of(10, "a"), of(11, "b"), of(12, "a"), pending(13, kSum, "b")});
+  const auto shifted = rank_with({of(10, "a"), of(11, ""), of(12, "b")});
+  check(diagnose({usual, shifted, usual}), VerdictKind::OtherOperation, {1},
+        "rank 0 (node) and rank 1 (node) call one operation for different purposes: rank 0 "
+        "all_reduce #11 (sum of 8 Float, 32 bytes; b), rank 1 all_reduce #11 (sum of 8 Float, 32 "
+        "bytes); ranks 0, 2 wait since 31 s in all_reduce #13 (sum of 8 Float, 32 bytes; b)");
+}
+
 TEST_CASE("doctor: what must not be a verdict") {
   // All ranks are in one collective.
   auto verdict = diagnose({waiting(), waiting()});

@@ -98,6 +98,16 @@ TEST_CASE("only known numbers are named") {
   REQUIRE_THAT(warning({busy(10, NAN), busy(28, 18.5)}), Contains("18.5 ms a step (others 0.0)"));
 }
 
+TEST_CASE("a slow rank of short steps is named once the job lost a noticeable time") {
+  const auto brief = [](double busy_ms) {
+    return RankNumbers{.seconds = 0.03, .steps = 10, .exposed_comm_ms = 3 - busy_ms};
+  };
+  Stragglers stragglers;
+  const std::vector<RankNumbers> ranks = {brief(1), brief(2.2), brief(1)};
+  REQUIRE(warnings(stragglers, ranks, 4).empty());  // 48 ms
+  REQUIRE_THAT(warnings(stragglers, ranks, 1, 50).at(0), Contains("since step 10"));
+}
+
 TEST_CASE("each of two stragglers has its line") {
   Stragglers stragglers;
   const auto all = warnings(stragglers, {busy(10), busy(30), busy(10), busy(29), busy(10)});

@@ -16,6 +16,8 @@ namespace {
 
 // A rank that waits uses less of a core, one that computes more.
 constexpr uint32_t kComputesPercent = 50;
+// Data that ranks wait for since less may still be on its way.
+constexpr int64_t kLinkWaitMs = 1000;
 
 std::string name_of(const std::string& operation) {
   return operation.substr(0, operation.find(' '));
@@ -221,6 +223,23 @@ class Diagnosis {
           }
         }
       }
+      if (auto earlier = find_other_earlier_call(members, waiting)) {
+        return earlier;
+      }
+    }
+    return std::nullopt;
+  }
+
+  // Calls that differ only in their purpose end, with wrong numbers, and shift all that follow.
+  std::optional<Verdict> find_other_earlier_call(const GroupMembers& members,
+                                                 const GroupMember& waiting) const {
+    for (const auto& [number, mine] : waiting.calls) {
+      for (const auto& other : members) {
+        const auto* theirs = other.is_counted ? other.find_call(number) : nullptr;
+        if (theirs != nullptr && !theirs->fits(mine)) {
+          return differing_calls(members, {waiting, mine}, {other, *theirs});
+        }
+      }
     }
     return std::nullopt;
   }
@@ -252,7 +271,7 @@ class Diagnosis {
             .ranks = minority_of(members, mine.number),
             .text = concat(name(first), " and ", name(second), " ", what, ": rank ", first, " ",
                            mine.words(), ", rank ", second, " ", theirs.words(),
-                           waiting_words(members, mine))};
+                           mine.has_ended ? any_waiting_words() : waiting_words(members, mine))};
   }
 
   // Where ranks replay graphs, they wait in different calls, and neither can have passed the other.
@@ -353,6 +372,10 @@ class Diagnosis {
       } else if (member.entered(*waiting) == Entered::Unknown) {
         unknown.push_back(member.rank);
       }
+    }
+    if (!ended.empty() && call.waited_ms < kLinkWaitMs) {
+      return Verdict{.text = concat(rank_words(ended), " ended ", call.words(), ", and ",
+                                    names(pending), " not yet", waiting_words(members, call))};
     }
     if (!ended.empty()) {
       return Verdict{

@@ -147,7 +147,7 @@ bool adds_to_cause(const JobReport& report) {
     case VerdictKind::Lost:
       return false;
     case VerdictKind::Stopped:
-      return true;
+      return report.verdict.text != cause.to_line();
     case VerdictKind::OtherOperation:
     case VerdictKind::OtherSize:
     case VerdictKind::OtherOrder:

@@ -35,6 +35,12 @@ class JobMonitor {
     return clock_.at(steady);
   }
 
+  /// How long this process was stopped, if it runs again since less than a second.
+  std::chrono::milliseconds recent_stop() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+        clock_.recent_loss(std::chrono::seconds(1)));
+  }
+
   /// Waits for `condition` or a failure.
   template <typename Condition>
   void wait(Lock& lock, Condition condition) {

@@ -328,6 +328,12 @@ JobReport ControlHub::make_report(SteadyTime now) {
   if (state_.monitor.failed()) {
     report.cause = state_.monitor.first_cause();
   }
+  if (was_stopped_) {  // the others have ended, and nothing is known of them
+    report.verdict = {.kind = VerdictKind::Stopped,
+                      .ranks = {state_.membership.rank},
+                      .text = report.cause->to_line()};
+    return report;
+  }
   report.verdict = diagnose(
       report.evidence, {.min_wait = report.cause ? std::chrono::milliseconds(0) : kMinReportedWait,
                         .min_silence = state_.options.heartbeat_interval * kSilentHeartbeats});
@@ -353,6 +359,8 @@ void ControlHub::declare_lost(int rank, const std::string& why) {
   cause.step = reached.step;
   cause.where = reached.where;
   cause.message = why;
+  cause = state_.cause_of_loss(cause);
+  was_stopped_ = cause.rank == state_.membership.rank;
   fail(cause);
 }
 

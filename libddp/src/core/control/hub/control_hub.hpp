@@ -64,6 +64,7 @@ class ControlHub final : public ControlLink {
   ExchangeRounds exchanges_;
   ReportCollector reports_;
   std::optional<JobReport> ready_report_;
+  bool was_stopped_ = false;     // this process, so long that the others ended
   SteadyTime next_heartbeat_{};  // steady clock: due at once after a suspension
 };
 

@@ -13,6 +13,7 @@ namespace {
 constexpr double kSlowFactor = 1.5, kSlowShare = 0.1;
 constexpr double kThrottledFactor = 1.1, kThrottledShare = 0.05, kThrottledClock = 0.9;
 constexpr int kStreak = 3;
+constexpr double kLeastExcessMs = 50;
 
 struct Comparison {
   double own = NAN;
@@ -157,7 +158,7 @@ Stragglers::Messages Stragglers::add(int64_t step, const std::vector<RankNumbers
   const Numbers numbers(ranks);
   Messages messages;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
-    auto& [num_slow, num_usual, first_slow_step] = streaks_[i];
+    auto& [num_slow, num_usual, first_slow_step, excess_ms] = streaks_[i];
     auto& straggler = stragglers_[i];
     const auto busy = numbers.busy.of(i);
     if (!busy.is_known()) {
@@ -168,9 +169,11 @@ Stragglers::Messages Stragglers::add(int64_t step, const std::vector<RankNumbers
     num_usual = is_slow ? 0 : num_usual + 1;
     if (num_slow == 1) {
       first_slow_step = step;
+      excess_ms = 0;
     }
+    excess_ms += (busy.own - busy.others) * ranks[i].steps;
     const bool was_straggler = straggler.since_step >= 0;
-    if (num_slow >= kStreak || (is_slow && was_straggler)) {
+    if ((num_slow >= kStreak && excess_ms >= kLeastExcessMs) || (is_slow && was_straggler)) {
       straggler.since_step = was_straggler ? straggler.since_step : first_slow_step;
       straggler.cause = find_cause(numbers, i, Numbers::gpu_of(ranks[i]));
     }
@@ -178,10 +181,10 @@ Stragglers::Messages Stragglers::add(int64_t step, const std::vector<RankNumbers
     const auto name =
         concat("rank ", i, device ? concat(" (", device->host, ", ", device->name, ")") : "");
     if (straggler.since_step >= 0 && !was_straggler) {
-      messages.warnings.push_back(
-          concat(name, " has slowed the job down since step ", straggler.since_step,
-                 ": it is busy ", rounded(busy.own, 1), " of ", rounded(numbers.step_ms, 1),
-                 " ms a step, the others ", rounded(busy.others, 1), "; ", straggler.cause));
+      messages.warnings.push_back(concat(
+          name, " has slowed the job down since step ", straggler.since_step, ": it is busy ",
+          rounded(busy.own, 1), " of ", rounded(numbers.step_ms, 1), " ms a step, the others ",
+          busy.others < 0.05 ? "less than 0.1" : rounded(busy.others, 1), "; ", straggler.cause));
     } else if (was_straggler && num_usual >= kStreak) {
       straggler = {};
       messages.infos.push_back(concat(name, " no longer slows the job down (step ", step, ")"));

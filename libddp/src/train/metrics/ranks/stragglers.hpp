@@ -17,7 +17,9 @@ namespace ddp::detail {
 /// A rank is slow in a logging step in which it is busy 1.5 times as long as the median of the
 /// others and a tenth of the step longer, or with a GPU at less than 0.9 times their clock 1.1
 /// times as long and a twentieth of the step longer. After three such logging steps in a row it is
-/// a straggler, and after three others in a row no longer. Steps with an unknown time do not count.
+/// a straggler, if it was busy 50 ms longer in all of their steps together: a host that was busy
+/// elsewhere for a moment slows short steps down. After three others in a row it is no longer one.
+/// Steps with an unknown time do not count.
 class Stragglers {
  public:
   /// What the log says of ranks that became or ceased to be stragglers; one line a rank.
@@ -34,6 +36,7 @@ class Stragglers {
   struct Streak {
     int num_slow = 0, num_usual = 0;
     int64_t first_slow_step = -1;
+    double excess_ms = 0;  // of all steps since then
   };
 
   std::vector<Straggler> stragglers_;
