@@ -88,8 +88,9 @@ struct Graph {
   std::vector<Argument> outputs;
   std::map<std::string, std::vector<Dimension>> input_sizes;  ///< of tensors; of a number its value
   std::map<std::string, at::ScalarType> input_dtypes;  ///< of tensors, where the archive says it
-  std::set<std::string> number_inputs;  ///< names of the inputs that are symbolic integers
-  std::set<std::string> buffers;        ///< of a checkpointed block: inputs that are buffers
+  std::map<std::string, int64_t> ranks;  ///< dimensions of tensors, where the archive says them
+  std::set<std::string> number_inputs;   ///< names of the inputs that are symbolic integers
+  std::set<std::string> buffers;         ///< of a checkpointed block: inputs that are buffers
 };
 
 enum class InputKind { User, Constant, Parameter, Buffer, TensorConstant };

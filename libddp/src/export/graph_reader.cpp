@@ -242,6 +242,11 @@ Graph read_graph(const Json& json) {
   for (const auto& output : json.at("outputs")) {
     graph.outputs.push_back(read_argument(output));
   }
+  for (const auto& [name, meta] : json.at("tensor_values").items()) {
+    if (meta.contains("sizes")) {
+      graph.ranks.emplace(name, static_cast<int64_t>(meta["sizes"].size()));
+    }
+  }
   return graph;
 }
 

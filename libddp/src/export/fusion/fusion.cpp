@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "export/fusion/early_selection.hpp"
 #include "export/fusion/graph_memory.hpp"
+#include "export/fusion/joined_selections.hpp"
 #include "export/fusion/pattern_arguments.hpp"
 #include "export/fusion/patterns.hpp"
 
@@ -43,7 +45,11 @@ std::map<std::string, int> fuse_graph(Graph& graph, const GraphMemory& memory) {
           fuse_norm(fusion, i) || fuse_language(fusion, i) || fuse_decoder(fusion, i);
     }
   }
-  return fusion.finish();
+  auto counts = fusion.finish();
+  if (const int joined = join_selections(graph, memory); joined > 0) {
+    counts["select_each"] = joined;
+  }
+  return counts;
 }
 
 // The ops' results may be channels last where the export recorded contiguous ones.
@@ -74,8 +80,14 @@ std::map<std::string, int> fuse(ExportedProgram& program) {
   if (std::any_of(graphs.begin(), graphs.end(), reads_strides)) {
     return {};  // the ops choose strides of their own
   }
-  const auto memory = memory_of(program.graph, state);
+  auto memory = memory_of(program.graph, state);
   std::map<std::string, int> counts;
+  for (auto* graph : graphs) {
+    if (const int moved = select_rows_early(*graph, memory.at(graph)); moved > 0) {
+      counts["select_row"] += moved;
+    }
+  }
+  memory = counts.empty() ? std::move(memory) : memory_of(program.graph, state);
   for (auto* graph : graphs) {
     for (const auto& [name, count] : fuse_graph(*graph, memory.at(graph))) {
       counts[name] += count;

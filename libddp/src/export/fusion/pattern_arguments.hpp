@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -28,9 +29,10 @@ bool is_same_value(const Argument* a, const Argument* b);
 /// Whether both are lists of the same values and integers.
 bool are_same_sizes(const Argument& a, const Argument& b);
 
-/// `otherwise` for a missing argument, INT64_MIN for one that is no constant integer.
+inline constexpr int64_t kNoInteger = std::numeric_limits<int64_t>::min();
+/// `otherwise` for a missing argument, kNoInteger for one that is no constant integer.
 int64_t integer_of(const Argument* argument, int64_t otherwise);
-/// The same for a list of `size` integers, or one integer for all. INT64_MIN also for another
+/// The same for a list of `size` integers, or one integer for all. kNoInteger also for another
 /// length.
 Integers integers_of(const Argument* argument, std::size_t size, int64_t otherwise);
 /// `otherwise` for a missing argument, NaN for one that is no constant number.
