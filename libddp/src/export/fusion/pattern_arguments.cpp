@@ -7,7 +7,7 @@
 namespace ddp::detail {
 namespace {
 
-constexpr int64_t kUnknown = std::numeric_limits<int64_t>::min();
+constexpr int64_t kUnknownInteger = std::numeric_limits<int64_t>::min();
 
 }  // namespace
 
@@ -37,7 +37,8 @@ bool is_same_value(const Argument* a, const Argument* b) {
 bool are_same_sizes(const Argument& a, const Argument& b) {
   const auto is_same = [](const Argument& one, const Argument& other) {
     const auto integer = integer_of(&one, 0);
-    return is_same_value(&one, &other) || (integer != kUnknown && integer == integer_of(&other, 0));
+    return is_same_value(&one, &other) ||
+           (integer != kUnknownInteger && integer == integer_of(&other, 0));
   };
   return a.list() && b.list() &&
          std::equal(a.list()->begin(), a.list()->end(), b.list()->begin(), b.list()->end(),
@@ -49,7 +50,7 @@ int64_t integer_of(const Argument* argument, int64_t otherwise) {
     return otherwise;
   }
   const auto* constant = argument->constant();
-  return constant && constant->isInt() ? constant->toInt() : kUnknown;
+  return constant && constant->isInt() ? constant->toInt() : kUnknownInteger;
 }
 
 Integers integers_of(const Argument* argument, std::size_t size, int64_t otherwise) {
@@ -59,9 +60,9 @@ Integers integers_of(const Argument* argument, std::size_t size, int64_t otherwi
   }
   Integers values;
   for (const auto& item : *list) {
-    values.push_back(integer_of(&item, kUnknown));
+    values.push_back(integer_of(&item, kUnknownInteger));
   }
-  return values.size() == size ? values : Integers(size, kUnknown);
+  return values.size() == size ? values : Integers(size, kUnknownInteger);
 }
 
 double number_of(const Argument* argument, double otherwise) {
