@@ -28,15 +28,6 @@ NamedParameters copies_of(const NamedParameters& parameters) {
   return copies;
 }
 
-void require_same_state(const StateDict& a, const StateDict& b) {
-  CHECK((a.values == b.values));
-  REQUIRE(a.tensors.size() == b.tensors.size());
-  for (const auto& [key, tensor] : a.tensors) {
-    INFO(key);
-    CHECK(same_bits(tensor, b.tensors.at(key)));
-  }
-}
-
 // The state as two ranks have it that own a half of each tensor.
 StateDict in_halves(const StateDict& state) {
   StateDict halves{.tensors = {}, .values = state.values};
@@ -45,16 +36,14 @@ StateDict in_halves(const StateDict& state) {
       halves.tensors[key] = tensor;
       continue;
     }
-    const at::Tensor flat = tensor.contiguous().flatten();
-    const int64_t middle = flat.numel() / 2;
-    const at::Tensor like = tensor.contiguous();
-    const auto add = [&](int64_t begin, int64_t numel) {
+    const at::Tensor whole = tensor.contiguous();
+    const int64_t middle = whole.numel() / 2;
+    const std::pair<int64_t, int64_t> runs[] = {{middle, whole.numel() - middle}, {0, middle}};
+    for (const auto& [begin, numel] : runs) {
       halves.parts[key].push_back(
-          {{.sizes = like.sizes().vec(), .strides = like.strides().vec(), .begin = begin},
-           flat.narrow(0, begin, numel)});
-    };
-    add(middle, flat.numel() - middle);
-    add(0, middle);
+          {{.sizes = whole.sizes().vec(), .strides = whole.strides().vec(), .begin = begin},
+           whole.flatten().narrow(0, begin, numel)});
+    }
   }
   return halves;
 }

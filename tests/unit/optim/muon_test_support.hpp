@@ -11,6 +11,8 @@
 
 #include "optim/list_optimizer.hpp"
 #include "optim/muon/optimizer.hpp"
+#include "support/catch.hpp"
+#include "support/same_bits.hpp"
 #include "unit/optim/optim_test_support.hpp"
 
 namespace optim_test {
@@ -79,6 +81,15 @@ inline void require_same_bits(const ddp::NamedParameters& a, const ddp::NamedPar
   for (size_t k = 0; k < a.size(); ++k) {
     INFO(a[k].name);
     CHECK(testing::same_bits(a[k].tensor.detach(), b[k].tensor.detach()));
+  }
+}
+
+inline void require_same_state(const ddp::StateDict& a, const ddp::StateDict& b) {
+  CHECK((a.values == b.values));
+  REQUIRE(a.tensors.size() == b.tensors.size());
+  for (const auto& [key, tensor] : a.tensors) {
+    INFO(key);
+    CHECK(testing::same_bits(tensor, b.tensors.at(key)));
   }
 }
 

@@ -56,8 +56,8 @@ StatePart whole_part(const at::Tensor& view) {
 }
 
 // One tensor of each member with a gradient.
-template <typename Tensor>
-std::vector<at::Tensor> of_active(const MuonBatch& batch, Tensor tensor_of) {
+template <typename TensorOf>
+std::vector<at::Tensor> of_active(const MuonBatch& batch, TensorOf tensor_of) {
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < batch.members.size(); ++i) {
     if (has_gradient(batch.members[i])) {
