@@ -5,6 +5,7 @@
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "optim/flat/optimizer.hpp"
 #include "optim/list_optimizer.hpp"
+#include "optim/muon/optimizer.hpp"
 #include "optim/zero/optimizer.hpp"
 
 namespace ddp {
@@ -43,14 +44,38 @@ std::unique_ptr<Optimizer> make_zero(DataParallelModel& model, const OptimizerOp
   return std::make_unique<detail::ZeroOptimizer>(model, settings, options);
 }
 
-std::unique_ptr<Optimizer> make_flat_or_list(const NamedParameters& parameters,
+std::unique_ptr<Optimizer> make_flat_or_list(const SettingsList& settings,
                                              const OptimizerOptions& options,
                                              detail::Listeners* exact_syncs) {
-  const SettingsList settings = detail::settings_of_parameters(parameters, options);
   if (auto flat = make_flat(settings, options, exact_syncs)) {
     return flat;
   }
   return std::make_unique<detail::ListOptimizer>(settings, options, exact_syncs);
+}
+
+// `model` may be null.
+std::unique_ptr<Optimizer> make_muon(const SettingsList& settings, const OptimizerOptions& options,
+                                     DataParallelModel* model, detail::Listeners* exact_syncs) {
+  detail::MuonOptimizer::Parts parts{.parameters = settings,
+                                     .split = detail::split_for_muon(settings, options),
+                                     .rest = nullptr,
+                                     .model = model};
+  if (!parts.split.rest.empty()) {
+    OptimizerOptions of_rest = options;
+    of_rest.type = OptimizerType::AdamW;
+    parts.rest = make_flat_or_list(parts.split.rest, of_rest, exact_syncs);
+  }
+  return std::make_unique<detail::MuonOptimizer>(std::move(parts), options.muon);
+}
+
+// All but ZeRO-1. `model` may be null.
+std::unique_ptr<Optimizer> make_whole(const NamedParameters& parameters,
+                                      const OptimizerOptions& options, DataParallelModel* model) {
+  const SettingsList settings = detail::settings_of_parameters(parameters, options);
+  detail::Listeners* const exact_syncs =
+      model == nullptr ? nullptr : &detail::exact_sync_listeners(*model);
+  return options.type == OptimizerType::Muon ? make_muon(settings, options, model, exact_syncs)
+                                             : make_flat_or_list(settings, options, exact_syncs);
 }
 
 }  // namespace
@@ -61,15 +86,14 @@ std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
   if (options.zero1) {
     refuse_zero("the optimizer was given parameters, not a DistributedDataParallel");
   }
-  return make_flat_or_list(parameters, options, nullptr);
+  return make_whole(parameters, options, nullptr);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
                                           const OptimizerOptions& options) {
   options.usage.set();
   return options.zero1 ? make_zero(model, options)
-                       : make_flat_or_list(model.trained_parameters(), options,
-                                           &detail::exact_sync_listeners(model));
+                       : make_whole(model.trained_parameters(), options, &model);
 }
 
 }  // namespace ddp

@@ -126,18 +126,40 @@ void require_beta(const std::string& setting, double value) {
 
 }  // namespace
 
+void describe_fields(MuonOptions& o, FieldVisitor& v) {
+  v.field({.name = "momentum",
+           .doc = "Decay of the running mean of a matrix's gradients.",
+           .min = 0.0,
+           .max = 1.0},
+          o.momentum);
+  v.field({.name = "nesterov", .doc = "Use Nesterov momentum."}, o.nesterov);
+  v.field({.name = "ns_steps", .doc = "Newton-Schulz steps per update.", .min = 1, .max = 99},
+          o.ns_steps);
+  v.field({.name = "scale",
+           .doc = "Factor of the learning rate. match_rms_adamw: 0.2 sqrt(max(rows, cols)), for "
+                  "learning rates of AdamW. original: sqrt(max(1, rows / cols))."},
+          o.scale,
+          {{"match_rms_adamw", MuonScale::MatchRmsAdamW}, {"original", MuonScale::Original}});
+  v.field({.name = "adamw_parameters",
+           .doc = "Shell patterns of the names of matrices that AdamW updates: embeddings, first "
+                  "and last layers."},
+          o.adamw_parameters);
+}
+
 void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
   v.field({.name = "type",
-           .doc = "Update rule, as in torch.optim. lars: arXiv:1708.03888. lamb: arXiv:1904.00962.",
+           .doc = "Update rule, as in torch.optim. lars: arXiv:1708.03888. lamb: arXiv:1904.00962. "
+                  "muon: docs/muon.md.",
            .common = true},
           o.type,
           {{"sgd", OptimizerType::Sgd},
            {"adam", OptimizerType::Adam},
            {"adamw", OptimizerType::AdamW},
            {"lars", OptimizerType::Lars},
-           {"lamb", OptimizerType::Lamb}});
+           {"lamb", OptimizerType::Lamb},
+           {"muon", OptimizerType::Muon}});
   v.field({.name = "weight_decay",
-           .doc = "Weight decay. sgd, adam, lars: added to the gradient. adamw, lamb: decoupled.",
+           .doc = "Weight decay. sgd, adam, lars: added to the gradient. Others: decoupled.",
            .min = 0.0},
           o.weight_decay);
   v.field({.name = "decay_norm_and_bias",
@@ -147,19 +169,19 @@ void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
   v.field({.name = "dampening", .doc = "sgd: dampening of momentum."}, o.dampening);
   v.field({.name = "nesterov", .doc = "sgd: use Nesterov momentum; needs momentum."}, o.nesterov);
   v.field({.name = "beta1",
-           .doc = "adam, adamw, lamb: decay of the running mean.",
+           .doc = "adam, adamw, lamb, muon: decay of the running mean.",
            .min = 0.0,
            .max = 1.0},
           o.beta1);
   v.field({.name = "beta2",
-           .doc = "adam, adamw, lamb: decay of the running mean square.",
+           .doc = "adam, adamw, lamb, muon: decay of the running mean square.",
            .min = 0.0,
            .max = 1.0},
           o.beta2);
-  v.field({.name = "eps", .doc = "adam, adamw, lars, lamb: added to the denominator.", .min = 0.0},
-          o.eps);
-  v.field({.name = "amsgrad", .doc = "adam, adamw: divide by the largest mean square so far."},
-          o.amsgrad);
+  v.field({.name = "eps", .doc = "All but sgd: added to the denominator.", .min = 0.0}, o.eps);
+  v.field(
+      {.name = "amsgrad", .doc = "adam, adamw, muon: divide by the largest mean square so far."},
+      o.amsgrad);
   v.field({.name = "trust_coefficient",
            .doc = "lars: factor of the ratio between the norms of weight and gradient.",
            .min = 0.0},
@@ -167,6 +189,7 @@ void describe_fields(OptimizerOptions& o, FieldVisitor& v) {
   v.field({.name = "adapt_norm_and_bias",
            .doc = "lars, lamb: use a trust ratio also for parameters with one dimension."},
           o.adapt_norm_and_bias);
+  v.section("muon", o.muon);
   v.field({.name = "implementation",
            .doc = "flat: one kernel over all parameters. list: ATen's kernels over lists of "
                   "tensors. auto: flat on CUDA if it supports the parameters."},
@@ -190,6 +213,10 @@ void detail::validate(const OptimizerOptions& o) {
   if (o.nesterov && (o.momentum <= 0.0 || o.dampening != 0.0)) {
     throw SettingsError(concat("optimizer.nesterov needs optimizer.momentum > 0 (is ", o.momentum,
                                ") and optimizer.dampening = 0 (is ", o.dampening, ")"));
+  }
+  require_beta("muon.momentum", o.muon.momentum);
+  if (o.muon.ns_steps < 1 || o.muon.ns_steps > 99) {
+    fail_optimizer("muon.ns_steps", static_cast<double>(o.muon.ns_steps), "must be 1 to 99");
   }
   if (o.type == OptimizerType::Lars && !(o.trust_coefficient > 0.0)) {
     fail_optimizer("trust_coefficient", o.trust_coefficient, "must be more than 0");

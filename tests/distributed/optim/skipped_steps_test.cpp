@@ -48,6 +48,8 @@ std::vector<SkippingOptimizer> kinds() {
           {AdamW, kFlat, true},
           {Lars, kList},
           {Lars, kFlat},
+          {Muon, kList},
+          {Muon, kFlat},
           {Lamb, kList},
           {Lamb, kFlat}};
 }

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of ZeRO-1: every number of ranks loads the parts that other ranks saved.
+"""Checkpoints of ZeRO-1 and Muon: every number of ranks loads the parts that other ranks saved.
 
-usage: zero_checkpoint_test.py reshard|memory|damage LAUNCHER PROGRAM
+usage: zero_checkpoint_test.py reshard|memory|damage|muon LAUNCHER PROGRAM
   reshard  4 ranks save; 2, 1, 3 ranks, 2 unsharded ranks and 4 again load and save: every bit is kept
   memory   a save takes at most a rank's own part of the state and 64 MiB of host memory
   damage   a lost or cut file of parts makes all ranks fall back to the checkpoint before
+  muon     as reshard, with optimizer.type=muon: each matrix is in the file of one rank
 """
 
 import os
@@ -25,10 +26,10 @@ scenario, launcher, program = sys.argv[1:]
 sys.path.insert(0, str(pathlib.Path(__file__).parents[3] / "packaging/python"))
 import libddp.checkpoint  # noqa: E402
 
-ADAMW = ["optimizer.type=adamw", "checkpoint.async=false", "context.device=cpu"]
+SETTINGS = ["checkpoint.async=false", "context.device=cpu"]
 
 
-def run(ranks, *words, zero1=True, code=0):
+def run(ranks, *words, zero1=True, code=0, rule="adamw"):
     command = [
         launcher,
         "--ranks",
@@ -40,7 +41,8 @@ def run(ranks, *words, zero1=True, code=0):
         "--verbose",
         "--",
     ]
-    words = [program, *ADAMW, f"optimizer.zero1={str(zero1).lower()}", *words]
+    rules = [f"optimizer.type={rule}", f"optimizer.zero1={str(zero1).lower()}"]
+    words = [program, *SETTINGS, *rules, *words]
     done = subprocess.run(command + words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         sys.exit(f"{ranks} ranks, {' '.join(words)}: exit code {done.returncode}\n{done.stdout}")
@@ -95,6 +97,26 @@ def reshard(work):
         assert not list(pathlib.Path(newest(folders[6])).glob("optimizer.rank_*"))
 
 
+def muon(work):
+    for half in ("false", "true"):
+        folders = [f"{work}/{half}_{i}" for i in range(6)]
+        common = [f"program.half={half}", "program.elements=512"]
+        run(3, *common, "train.max_steps=3", f"checkpoint.dir={folders[0]}", zero1=False, rule="muon")
+        saved = state_in(folders[0])
+        slots = {key.removeprefix("state.") for key in saved["optimizer"] if key.startswith("state.")}
+        assert {"large.momentum_buffer", "turned.momentum_buffer", "bias.exp_avg"} <= slots, slots
+        assert "large.exp_avg" not in slots and ("large.master" in slots) == (half == "true"), slots
+        assert saved["optimizer"]["state.turned.momentum_buffer"].shape == (3, 5, 3, 3)
+        assert len(list(pathlib.Path(newest(folders[0])).glob("optimizer.rank_*"))) == 2  # two matrices
+        for i, ranks in enumerate((2, 1, 4, 1, 3)):
+            source, target = folders[i], folders[i + 1]
+            words = [*common, f"checkpoint.dir={source}", f"program.copy_to={target}"]
+            run(ranks, *words, zero1=False, rule="muon")
+            require_same(saved, state_in(target), f"half={half}, {ranks} ranks")
+            parts = list(pathlib.Path(newest(target)).glob("optimizer.rank_*"))
+            assert len(parts) == (0 if ranks == 1 else 2), parts
+
+
 def memory(work):
     elements = 24 << 20
     text = run(4, "train.max_steps=1", f"checkpoint.dir={work}/run", f"program.elements={elements}")
@@ -132,4 +154,4 @@ def damage(work):
 
 
 with tempfile.TemporaryDirectory() as work:
-    {"reshard": reshard, "memory": memory, "damage": damage}[scenario](work)
+    {"reshard": reshard, "memory": memory, "damage": damage, "muon": muon}[scenario](work)

@@ -38,7 +38,8 @@ std::vector<Kind> kinds() {
   constexpr auto kFlat = OptimizerImplementation::Flat;
   return {{Sgd, kList},   {Sgd, kFlat, torch::kBFloat16},
           {AdamW, kFlat}, {Adam, kList, torch::kHalf},
-          {Lamb, kFlat},  {AdamW, kFlat, torch::kBFloat16}};
+          {Lamb, kFlat},  {AdamW, kFlat, torch::kBFloat16},
+          {Muon, kFlat},  {Muon, kList, torch::kBFloat16}};
 }
 
 OptimizerOptions options_of(const Kind& kind) {

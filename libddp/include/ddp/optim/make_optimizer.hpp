@@ -19,7 +19,7 @@ class Optimizer;
 
 namespace ddp {
 
-enum class OptimizerType { Sgd, Adam, AdamW, Lars, Lamb };
+enum class OptimizerType { Sgd, Adam, AdamW, Lars, Lamb, Muon };
 
 /// How an optimizer is computed. Results agree within a few ulp, and the state is the same.
 enum class OptimizerImplementation {
@@ -27,6 +27,29 @@ enum class OptimizerImplementation {
   Flat,  ///< one kernel for all parameters; reads gradients in place, in their own dtype
   List   ///< ATen's fused kernels over lists of tensors
 };
+
+/// Factor of the learning rate for a matrix of `rows` x `cols`, of which Muon's update has singular
+/// values of about 1.
+enum class MuonScale {
+  MatchRmsAdamW,  ///< 0.2 sqrt(max(rows, cols)): AdamW's learning rates fit (arXiv:2502.16982)
+  Original        ///< sqrt(max(1, rows / cols)), Keller Jordan's
+};
+
+/// Settings of OptimizerType::Muon (docs/muon.md).
+struct MuonOptions {
+  double momentum = 0.95;                      ///< of the running mean of gradients
+  bool nesterov = true;                        ///< the update looks one gradient ahead
+  int64_t ns_steps = 5;                        ///< Newton-Schulz steps per update
+  MuonScale scale = MuonScale::MatchRmsAdamW;  ///< factor of the learning rate
+  /// Shell patterns of names that AdamW updates although they have two or more dimensions. The
+  /// default has first and last layers of libddp's, torchvision's, timm's and transformers' models.
+  std::vector<std::string> adamw_parameters{
+      "*embed*",        "*wte.weight",  "*wpe.weight",  "*_token",
+      "*shared.weight", "conv1.weight", "conv_proj.*",  "*stem*",
+      "fc.*",           "head.*",       "heads.*",      "*lm_head*",
+      "*classifier*",   "score.weight", "qa_outputs.*", "*predictions.decoder.*"};
+};
+void describe_fields(MuonOptions& options, FieldVisitor& visitor);
 
 /// A parameter belongs to the first group with a matching pattern.
 struct ParameterGroup {
@@ -37,20 +60,22 @@ struct ParameterGroup {
 };
 
 /// SGD, Adam and AdamW use the formulas of torch.optim with the same settings. LARS and LAMB use
-/// those of docs/semantics_training.md, "LARS and LAMB".
+/// those of docs/semantics_training.md, "LARS and LAMB". Muon updates matrices, and AdamW all other
+/// parameters, as docs/muon.md describes.
 struct OptimizerOptions {
   OptimizerType type = OptimizerType::Sgd;
-  double weight_decay = 0.0;         ///< SGD, Adam: added to the gradient; AdamW: decoupled
+  double weight_decay = 0.0;         ///< SGD, Adam: added to the gradient; AdamW, Muon: decoupled
   bool decay_norm_and_bias = true;   ///< false: no weight decay on parameters with one dimension
   double momentum = 0.0;             ///< SGD, LARS
   double dampening = 0.0;            ///< SGD
   bool nesterov = false;             ///< SGD; needs momentum > 0 and dampening = 0
-  double beta1 = 0.9;                ///< Adam, AdamW, LAMB
-  double beta2 = 0.999;              ///< Adam, AdamW, LAMB
-  double eps = 1e-8;                 ///< Adam, AdamW, LARS, LAMB
-  bool amsgrad = false;              ///< Adam, AdamW
+  double beta1 = 0.9;                ///< Adam, AdamW, LAMB, Muon's AdamW
+  double beta2 = 0.999;              ///< Adam, AdamW, LAMB, Muon's AdamW
+  double eps = 1e-8;                 ///< Adam, AdamW, LARS, LAMB, Muon's AdamW
+  bool amsgrad = false;              ///< Adam, AdamW, Muon's AdamW
   double trust_coefficient = 0.001;  ///< LARS
   bool adapt_norm_and_bias = false;  ///< LARS, LAMB: parameters with one dimension have a ratio too
+  MuonOptions muon{};                ///< Muon
   OptimizerImplementation implementation = OptimizerImplementation::Auto;
   bool zero1 = false;  ///< ZeRO-1 (Rajbhandari et al., arXiv:1910.02054); see make_optimizer
   /// In a settings file each group is a text: "PATTERN[,PATTERN…] lr_scale=0.1 weight_decay=0". On
@@ -75,7 +100,8 @@ class DataParallelModel;
 /// `state.<parameter name>.<slot>` with PyTorch's slots and `master`.
 ///
 /// Throws SettingsError for settings out of range, a group whose patterns match nothing, duplicate
-/// names, parameters that are not dense real floating-point tensors, and zero1.
+/// names, parameters that are not dense real floating-point tensors, zero1, and Muon without a
+/// matrix to update.
 std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
                                           const OptimizerOptions& options);
 
@@ -83,8 +109,12 @@ std::unique_ptr<Optimizer> make_optimizer(const NamedParameters& parameters,
 /// OptimizerOptions::zero1 each rank keeps and updates its part of every bucket, and `.grad` has
 /// the contents that docs/semantics_training.md, "ZeRO-1", lists. step() and scan_gradients() are
 /// then collective. state_dict() has this rank's parts.
-/// Throws SettingsError for LARS, LAMB, SGD with dampening, implementation=list, models that Flat
-/// does not support, models with a comm hook, and a second such optimizer of a model.
+/// With Muon and several ranks each rank keeps the momentum of its share of the matrices, updates
+/// those and sends them. step() is then collective, and found_inf must be equal on all ranks.
+/// state_dict() has this rank's matrices as parts. join(model, loop) throws SettingsError.
+/// With zero1 throws SettingsError for LARS, LAMB, Muon, SGD with dampening, implementation=list,
+/// models that Flat does not support, models with a comm hook, and a second such optimizer of a
+/// model.
 std::unique_ptr<Optimizer> make_optimizer(DataParallelModel& model,
                                           const OptimizerOptions& options);
 

@@ -27,6 +27,8 @@ namespace detail {
 class Listeners;
 const ModelTensors& all_tensors(const DataParallelModel& model);
 Listeners& exact_sync_listeners(const DataParallelModel& model);
+/// Called at the start of join(model, loop): an optimizer whose step is collective throws.
+Listeners& join_listeners(const DataParallelModel& model);
 }  // namespace detail
 
 /// Keeps the replicas on a communicator's ranks equal. You can also construct it from a list
@@ -121,6 +123,7 @@ class DataParallelModel : public Stateful {
   friend class NoSync;
   friend const ModelTensors& detail::all_tensors(const DataParallelModel& model);
   friend detail::Listeners& detail::exact_sync_listeners(const DataParallelModel& model);
+  friend detail::Listeners& detail::join_listeners(const DataParallelModel& model);
   friend class JoinScope;
   struct Parts;
   std::unique_ptr<Parts> parts_;

@@ -37,6 +37,9 @@ std::string reason_against_zero(const std::vector<ParameterSettings>& parameters
   if (options.type == OptimizerType::Lars || options.type == OptimizerType::Lamb) {
     return "the trust ratios of lars and lamb are of whole parameters, and ranks update parts";
   }
+  if (options.type == OptimizerType::Muon) {
+    return "with optimizer.type=muon each rank already keeps the momentum of its matrices only";
+  }
   if (options.implementation == OptimizerImplementation::List) {
     return "optimizer.implementation is list";
   }

@@ -201,6 +201,10 @@ detail::Listeners& detail::exact_sync_listeners(const DataParallelModel& model) 
   return model.parts_->exact_sync_listeners;
 }
 
+detail::Listeners& detail::join_listeners(const DataParallelModel& model) {
+  return model.parts_->join_listeners;
+}
+
 NamedParameters DataParallelModel::named_buffers() const {
   return parts_->tensors.read_buffers
              ? without_ignored(parts_->tensors.read_buffers(), parts_->options.parameters_to_ignore)

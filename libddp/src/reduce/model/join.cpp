@@ -155,6 +155,7 @@ void join(DataParallelModel& model, const std::function<void()>& loop, const Joi
         "still update their part of the weights; fix: use join(model, step, has_batch), or set "
         "optimizer.zero1=false");
   }
+  detail::join_listeners(model).notify();
   JoinScope scope(model, options);
   {
     std::optional<detail::UnevenLoop> uneven;

@@ -27,6 +27,7 @@ struct DataParallelModel::Parts {
   int no_sync_depth = 0;  // number of living NoSyncs
   JoinScope* join = nullptr;
   detail::Listeners exact_sync_listeners = {};
+  detail::Listeners join_listeners = {};
 
   /// Collective, see FrozenParameters::update().
   void update_frozen() const {
