@@ -187,6 +187,21 @@ TEST_CASE("report: the error of a program has a file and no verdict") {
   CHECK_THAT(file.text(), Catch::Contains("my bug"));
 }
 
+TEST_CASE("report: a deadlock's verdict is logged where it names an earlier call") {
+  const ReportFile file;
+  FailureCause cause;
+  cause.message = "ranks diverged";
+  cause.exit_code = ExitCode::Mismatch;
+  detail::JobReport report;
+  report.cause = cause;
+  report.verdict = {.kind = detail::VerdictKind::OtherOperation, .ranks = {1}, .text = "a verdict"};
+  CHECK(::testing::num_found(::testing::stderr_of([&] { publish_report(report); }),
+                             "doctor: a verdict") == 1);
+  report.verdict.is_certain = true;
+  CHECK(::testing::num_found(::testing::stderr_of([&] { publish_report(report); }), "doctor: ") ==
+        0);
+}
+
 TEST_CASE("report: a file system that hangs keeps nobody waiting") {
   std::promise<void> back;
   std::mutex mutex;

@@ -138,7 +138,8 @@ std::string rank_line(int rank, const RankEvidence& evidence) {
 }
 
 // Whether the verdict says more than the first cause. That of a deadlock (without a rank) names
-// both sides, and the errors of programs and the loss of a rank speak for themselves.
+// both sides, if not an earlier call that led to it. The errors of programs and the loss of a rank
+// speak for themselves.
 bool adds_to_cause(const JobReport& report) {
   const auto& cause = *report.cause;
   const auto& ranks = report.verdict.ranks;
@@ -152,8 +153,9 @@ bool adds_to_cause(const JobReport& report) {
     case VerdictKind::OtherSize:
     case VerdictKind::OtherOrder:
     case VerdictKind::OtherGraph:
-      return cause.rank >= 0 &&
-             (cause.exit_code == ExitCode::PeerLost || cause.exit_code == ExitCode::Mismatch);
+      return cause.rank < 0
+                 ? !report.verdict.is_certain
+                 : cause.exit_code == ExitCode::PeerLost || cause.exit_code == ExitCode::Mismatch;
     default:
       return cause.exit_code == ExitCode::PeerLost &&
              std::find(ranks.begin(), ranks.end(), cause.rank) == ranks.end();
