@@ -269,10 +269,25 @@ TEST_CASE("a row that does not exist is refused", "[export]") {
 TEST_CASE("a row does not take the name of an unused input", "[export]") {
   RowNetwork net;
   const auto x = net.of(net.unary("cos.default", "x"));
-  net.input(x + ".row", {symbol("s0")});
-  net.classifies(net.layer(x));
+  const auto y = net.layer(x);
+  net.input(x + ".row." + ddp::concat("v", net.nodes.size()), {symbol("s0")});
+  net.classifies(y);
   CHECK(fused(net)["select_row"] == 1);
   CHECK_NOTHROW(load(net, {.fuse = true}));
+}
+
+TEST_CASE("names of many rows of one value stay short", "[export]") {
+  RowNetwork net;
+  std::string row;
+  for (int64_t i = 0; i < 200; ++i) {
+    row = net.select(net.layer("x"), 1, i % kRows);
+  }
+  net.returns(row);
+  auto program = ddp::detail::read_program(net.program().dump());
+  CHECK(ddp::detail::fuse(program)["select_row"] == 200);
+  for (const auto& node : program.graph.nodes) {
+    CHECK(node.name.size() < 30);  // quadratic names would take hours in a hostile program
+  }
 }
 
 TEST_CASE("parts without names stay", "[export]") {

@@ -86,6 +86,7 @@ class Selector {
     }
     rows_.clear();
     num_rows_ = {c10::IValue(1)};
+    result_ = graph_.nodes[i].outputs[0].name()->name;
     for (const auto member : members) {
       narrow_arguments(member, members, *rows, *graph_.nodes[i].input("index"));
     }
@@ -249,8 +250,8 @@ class Selector {
     if (const auto found = rows_.find(whole); found != rows_.end()) {
       return found->second;
     }
-    const auto name = new_name(whole + ".row");
-    const Argument num_rows = {ValueName{new_name(whole + ".rows")}};
+    const auto name = new_name(whole + ".row." + result_);
+    const Argument num_rows = {ValueName{new_name(whole + ".rows." + result_)}};
     const auto& reader = graph_.nodes[member];
     narrows_[member].push_back({.name = name,
                                 .target = kNarrowToRow,
@@ -280,6 +281,7 @@ class Selector {
   // Of one selection:
   std::map<std::string, std::string> rows_;  // by the whole value
   Argument num_rows_;                        // that the values have so far
+  std::string result_;                       // makes names of its own: many rows of one value
 };
 
 TORCH_LIBRARY_FRAGMENT(libddp, library) {
