@@ -52,6 +52,10 @@ struct Network : ArchiveBuilder {
   std::string weight(const std::vector<int64_t>& sizes) {
     const auto name = ddp::concat("w", weights.size());
     parameter(name, (at::randn(sizes) * 0.5).to(type));
+    auto& dimensions = values["p_" + name]["sizes"] = Json::array();
+    for (const auto size : sizes) {
+      dimensions.push_back(integer(size));
+    }
     return "p_" + name;
   }
   std::string statistics(const at::Tensor& value) {

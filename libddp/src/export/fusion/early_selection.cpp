@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,12 +21,19 @@
 namespace ddp::detail {
 namespace {
 
-// One row of `x`, whose dimension stays. A size of 1 serves all rows.
-at::Tensor narrow_to_row(const at::Tensor& x, int64_t dim, int64_t index) {
-  return x.is_cuda() && x.size(dim) > 1 ? x.narrow(dim, index, 1) : x;
+// One row of `x`, whose dimension stays, and the number of rows that the whole values have. `rows`
+// is that of the values before. A size of 1 serves all rows.
+std::tuple<at::Tensor, int64_t> narrow_to_row(const at::Tensor& x, int64_t dim, int64_t index,
+                                              int64_t rows) {
+  const auto size = x.size(dim);
+  TORCH_CHECK(size == rows || size == 1 || rows == 1, "a value has ", size, " rows in dimension ",
+              dim, ", and another one ", rows);
+  return {x.is_cuda() && size > 1 ? x.narrow(dim, index, 1) : x, size == 1 ? rows : size};
 }
 
-at::Tensor select_row(const at::Tensor& x, int64_t dim, int64_t index) {
+at::Tensor select_row(const at::Tensor& x, int64_t dim, int64_t index, int64_t rows) {
+  TORCH_CHECK_INDEX(-rows <= index && index < rows, "row ", index, " of dimension ", dim,
+                    " is selected, which has ", rows);
   return x.select(dim, x.size(dim) == 1 ? 0 : index);
 }
 
@@ -77,10 +85,13 @@ class Selector {
       return false;
     }
     rows_.clear();
+    num_rows_ = {c10::IValue(1)};
+    result_ = graph_.nodes[i].outputs[0].name()->name;
     for (const auto member : members) {
       narrow_arguments(member, members, *rows, *graph_.nodes[i].input("index"));
     }
     graph_.nodes[i].target = "torch.ops.libddp.select_row.default";
+    graph_.nodes[i].inputs.push_back({"rows", num_rows_});
     return true;
   }
 
@@ -109,7 +120,14 @@ class Selector {
     dim += dim < 0 && dim != kNoInteger ? rank : 0;
     const bool is_known = is_call_of(node, "select.int") && node.outputs.size() == 1 &&
                           integer_of(node.input("index"), kNoInteger) != kNoInteger;
-    return is_known && dim >= 0 && dim < rank - 1 ? std::optional(Rows{dim, rank}) : std::nullopt;
+    return is_known && dim >= 0 && dim < rank - 1 && !has_fixed_strides(node.outputs[0])
+               ? std::optional(Rows{dim, rank})
+               : std::nullopt;
+  }
+
+  // A later reshape would be a view of a row that is computed alone, and is a copy of one of many.
+  bool has_fixed_strides(const Argument& value) const {
+    return !is_value(&value) || memory_.of(value.name()->name).has_fixed_strides;
   }
 
   // The nodes before the selection i, and itself, whose results only they read. A node is looked at
@@ -129,7 +147,7 @@ class Selector {
       const auto candidate = *candidates.begin();
       candidates.erase(candidates.begin());
       const auto values = row_values(candidate, rows);
-      if (!values.empty() && is_read_only_by(candidate, members)) {
+      if (!values.empty() && is_read_only_by(candidate, members, rows)) {
         members.insert(candidate);
         add_sources(values);
       }
@@ -140,6 +158,10 @@ class Selector {
   // The operands of which the node needs one row. Empty: it may need more.
   std::vector<const Argument*> row_values(std::size_t i, const Rows& rows) const {
     const auto& node = graph_.nodes[i];
+    const auto* bias = node.input("bias");
+    if (is_call_of(node, "linear.default") && !is_none(bias) && rank_of(bias) != 1) {
+      return {};  // PyTorch also adds matrices
+    }
     std::vector<const Argument*> values;
     for (const char* name : row_arguments(node, rows)) {
       const auto* value = node.input(name);
@@ -157,11 +179,32 @@ class Selector {
     return fits ? values : std::vector<const Argument*>();
   }
 
-  bool is_read_only_by(std::size_t i, const std::set<std::size_t>& members) const {
-    const auto& uses = uses_.at(graph_.nodes[i].outputs[0].name()->name);
+  bool is_read_only_by(std::size_t i, const std::set<std::size_t>& members,
+                       const Rows& rows) const {
+    const auto& name = graph_.nodes[i].outputs[0].name()->name;
+    const auto selection = *members.rbegin();
+    const auto& uses = uses_.at(name);
     return !uses.is_result &&
-           std::all_of(uses.readers.begin(), uses.readers.end(),
-                       [&](std::size_t reader) { return members.contains(reader); });
+           std::all_of(uses.readers.begin(), uses.readers.end(), [&](std::size_t reader) {
+             return reader == selection ||
+                    (members.contains(reader) && reads_only_rows(graph_.nodes[reader], name, rows));
+           });
+  }
+
+  // A linear layer may read the value also as its weight.
+  static bool reads_only_rows(const Node& node, const std::string& name, const Rows& rows) {
+    return std::all_of(node.inputs.begin(), node.inputs.end(), [&](const NamedArgument& input) {
+      return !is_named(input.value, name) || is_row_argument(node, input.name, rows);
+    });
+  }
+
+  static bool is_named(const Argument& value, const std::string& name) {
+    return value.name() && value.name()->name == name;
+  }
+
+  static bool is_row_argument(const Node& node, const std::string& argument, const Rows& rows) {
+    const auto arguments = row_arguments(node, rows);
+    return std::find(arguments.begin(), arguments.end(), argument) != arguments.end();
   }
 
   std::vector<const Argument*> values_to_narrow(std::size_t member,
@@ -193,7 +236,8 @@ class Selector {
     }
     for (const auto& whole : names) {
       for (auto& input : graph_.nodes[member].inputs) {
-        if (input.value.name() && input.value.name()->name == whole) {
+        if (is_named(input.value, whole) &&
+            is_row_argument(graph_.nodes[member], input.name, rows)) {
           input.value.value = ValueName{row_of(whole, member, rows, index)};
         }
       }
@@ -206,32 +250,44 @@ class Selector {
     if (const auto found = rows_.find(whole); found != rows_.end()) {
       return found->second;
     }
-    std::string name = whole + ".row";
+    const auto name = new_name(whole + ".row." + result_);
+    const Argument num_rows = {ValueName{new_name(whole + ".rows." + result_)}};
+    const auto& reader = graph_.nodes[member];
+    narrows_[member].push_back({.name = name,
+                                .target = kNarrowToRow,
+                                .inputs = {{"x", {ValueName{whole}}},
+                                           {"dim", {c10::IValue(rows.dim)}},
+                                           {"index", index},
+                                           {"rows", num_rows_}},
+                                .outputs = {{ValueName{name}}, num_rows},
+                                .python_line = reader.python_line,
+                                .module = reader.module});
+    num_rows_ = num_rows;
+    return rows_[whole] = name;
+  }
+
+  std::string new_name(std::string name) {
     while (uses_.contains(name)) {
       name += '.';
     }
     uses_[name];
-    const auto& reader = graph_.nodes[member];
-    narrows_[member].push_back(
-        {.name = name,
-         .target = "torch.ops.libddp.narrow_to_row.default",
-         .inputs = {{"x", {ValueName{whole}}}, {"dim", {c10::IValue(rows.dim)}}, {"index", index}},
-         .outputs = {{ValueName{name}}},
-         .python_line = reader.python_line,
-         .module = reader.module});
-    return rows_[whole] = name;
+    return name;
   }
 
   Graph& graph_;
   const GraphMemory& memory_;
   std::map<std::string, ValueUses> uses_;
   std::map<std::size_t, std::vector<Node>> narrows_;  // by the node that they stand before
-  std::map<std::string, std::string> rows_;           // of one selection, by the whole value
+  // Of one selection:
+  std::map<std::string, std::string> rows_;  // by the whole value
+  Argument num_rows_;                        // that the values have so far
+  std::string result_;                       // makes names of its own: many rows of one value
 };
 
 TORCH_LIBRARY_FRAGMENT(libddp, library) {
-  library.def("narrow_to_row(Tensor x, int dim, int index) -> Tensor", narrow_to_row);
-  library.def("select_row(Tensor(a) self, int dim, int index) -> Tensor(a)", select_row);
+  library.def("narrow_to_row(Tensor x, int dim, int index, int rows) -> (Tensor, int)",
+              narrow_to_row);
+  library.def("select_row(Tensor(a) self, int dim, int index, int rows) -> Tensor(a)", select_row);
 }
 
 }  // namespace

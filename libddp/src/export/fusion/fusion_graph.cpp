@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "export/buffer_aliases.hpp"
+#include "export/fusion/early_selection.hpp"
 #include "export/fusion/pattern_arguments.hpp"
 #include "export/graph_plan.hpp"
 
@@ -31,8 +32,11 @@ void add_names(const Node& node, std::set<std::string>& names) {
   }
 }
 
-// What a dropout that drops nothing returns; nullptr: the node is none.
+// What a dropout that drops nothing returns, or a row of the CPU; nullptr: the node is neither.
 const ValueName* returned_input(const Node& node) {
+  if (node.target == kNarrowToRow) {
+    return node.input("x")->name();
+  }
   const bool is_plain = is_call_of(node, "dropout.default");
   if (!is_plain && !is_call_of(node, "dropout_.default")) {
     return nullptr;
@@ -137,7 +141,7 @@ bool FusionGraph::are_independent(std::size_t a, std::size_t b) const {
   return !meet(memory_.written[a], used_by(b)) && !meet(memory_.written[b], used_by(a));
 }
 
-// A dropout that drops nothing returns its input, and autograd does not see it.
+// Autograd does not see an operator that returns its input.
 std::set<std::string> FusionGraph::tensors_read(std::size_t i) const {
   std::set<std::string> names, tensors;
   if (returned_input(graph_.nodes[i]) == nullptr) {

@@ -42,7 +42,7 @@ std::map<int64_t, std::size_t> selections_of(const Graph& graph, const ValueUses
     const auto& node = graph.nodes[i];
     const auto index = integer_of(node.input("index"), kNoInteger);
     if (node.fused != nullptr || !is_call_of(node, "select.int") || node.outputs.size() != 1 ||
-        !nodes.emplace(index, i).second) {
+        !is_value(&node.outputs[0]) || !nodes.emplace(index, i).second) {
       return {};
     }
     dims.insert(integer_of(node.input("dim"), kNoInteger));
@@ -53,22 +53,33 @@ std::map<int64_t, std::size_t> selections_of(const Graph& graph, const ValueUses
   return are_all && is_one_dim && !uses.is_result ? nodes : std::map<int64_t, std::size_t>();
 }
 
-// Autograd refuses to write views that one call made together.
-bool are_written(const Graph& graph, const std::map<int64_t, std::size_t>& nodes,
-                 const GraphMemory& memory) {
+// Autograd refuses to write views that one call made together. Who gets a result may write it.
+bool may_be_written(const Graph& graph, const std::map<int64_t, std::size_t>& nodes,
+                    const GraphMemory& memory, const std::set<std::size_t>& returned) {
   return std::any_of(nodes.begin(), nodes.end(), [&](const auto& selected) {
-    return memory.of(graph.nodes[selected.second].outputs[0].name()->name).is_written_later;
+    const auto part = memory.of(graph.nodes[selected.second].outputs[0].name()->name);
+    return part.is_written_later || returned.contains(part.group);
   });
+}
+
+// The memory of the graph's results, in groups.
+std::set<std::size_t> returned_groups(const Graph& graph, const GraphMemory& memory) {
+  std::set<std::size_t> groups;
+  for (const auto& output : graph.outputs) {
+    visit_names(output, [&](const std::string& name) { groups.insert(memory.of(name).group); });
+  }
+  return groups;
 }
 
 }  // namespace
 
 int join_selections(Graph& graph, const GraphMemory& memory) {
+  const auto returned = returned_groups(graph, memory);
   std::set<std::size_t> removed;
   int joined = 0;
   for (const auto& [name, uses] : uses_of(graph)) {
     const auto selections = selections_of(graph, uses);
-    if (selections.empty() || are_written(graph, selections, memory)) {
+    if (selections.empty() || may_be_written(graph, selections, memory, returned)) {
       continue;
     }
     Argument::List parts;

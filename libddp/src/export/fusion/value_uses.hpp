@@ -20,6 +20,9 @@ struct ValueUses {
 
 inline std::map<std::string, ValueUses> uses_of(const Graph& graph) {
   std::map<std::string, ValueUses> uses;
+  for (const auto& input : graph.inputs) {
+    visit_names(input, [&](const std::string& name) { uses[name]; });
+  }
   for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
     for (const auto& input : graph.nodes[i].inputs) {
       visit_names(input.value, [&](const std::string& name) { uses[name].readers.push_back(i); });
