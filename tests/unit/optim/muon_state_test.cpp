@@ -175,6 +175,19 @@ TEST_CASE("Muon refuses a matrix that was replaced", "[optim]") {
                  "parameter tall was replaced"));
 }
 
+TEST_CASE("A load that Muon refuses for a replaced matrix changes nothing", "[optim]") {
+  const NamedParameters saved = muon_layers();
+  auto of_saved = ddp::make_optimizer(saved, muon_options());
+  run_muon(*of_saved, 0, 1, {.lr = kLr});
+  const NamedParameters parameters = muon_layers();
+  auto optimizer = ddp::make_optimizer(parameters, muon_options());
+  parameters[2].tensor.set_data(parameters[2].tensor.detach().to(at::kDouble));
+  CHECK(contains(
+      message_of<ddp::SettingsError>([&] { optimizer->load_state_dict(of_saved->state_dict()); }),
+      "parameter square was replaced"));
+  CHECK(optimizer->state_dict().tensors.empty());
+}
+
 TEST_CASE("Muon's settings are checked", "[optim]") {
   const auto message = [](const OptimizerOptions& options,
                           const NamedParameters& parameters = muon_layers()) {

@@ -29,6 +29,15 @@ bool has_gradient(const ParameterState& member) {
   return member.leaf.grad().defined();
 }
 
+// Throws if no state can be made for the member.
+void require_stateable(const ParameterState& member) {
+  refuse_to_make_while_capturing(concat("optimizer state of ", member.name));
+  check_leaf(member);
+  if (member.leaf.sizes() != member.memory.layout.sizes()) {
+    refuse_replaced(member.name);
+  }
+}
+
 // The slots of one matrix.
 Tensors tensors_of(const ParameterState& member) {
   Tensors tensors;
@@ -179,11 +188,7 @@ void MuonOptimizer::prepare_members() {
 // gets the layout that its leaf must keep.
 void MuonOptimizer::make_state(MuonBatch& batch, size_t index) const {
   ParameterState& member = batch.members[index];
-  refuse_to_make_while_capturing(concat("optimizer state of ", member.name));
-  check_leaf(member);
-  if (member.leaf.sizes() != member.memory.layout.sizes()) {
-    refuse_replaced(member.name);
-  }
+  require_stateable(member);
   member.memory = memory_of(member.leaf);
   member.updated = member.leaf;
   if (!owns(batch)) {
@@ -365,6 +370,9 @@ void MuonOptimizer::load_state_dict(const StateDict& state) {
     for (const ParameterState& member : batch.members) {
       if (check.all_or_none(expected_of(member), /*needs_all_parts=*/owns(batch))) {
         found.insert(member.name);
+        if (!member.updated.defined()) {
+          require_stateable(member);  // on all ranks, not only where load_member() makes its state
+        }
       }
     }
   }
