@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <exception>
 #include <set>
 #include <utility>
 
@@ -231,16 +232,28 @@ void MuonOptimizer::step(const StepScalars& scalars) {
   for (Exchange& exchange : exchanges_) {
     start(exchange);
   }
+  std::exception_ptr refusal;
+  try {
+    step_rest(scalars);
+  } catch (...) {
+    refusal = std::current_exception();
+  }
+  for (Exchange& exchange : exchanges_) {  // a refusal, too, leaves equal matrices on all ranks
+    finish(exchange);
+  }
+  bump_versions(matrices_);
+  if (refusal) {
+    std::rethrow_exception(refusal);
+  }
+}
+
+void MuonOptimizer::step_rest(const StepScalars& scalars) {
   if (rest_) {
     const ReplicaCheck::Hold hold;  // require_means() checked all parameters
     const int64_t version = rest_->capture_version();
     rest_->step(scalars);
     capture_version_ += rest_->capture_version() - version;
   }
-  for (Exchange& exchange : exchanges_) {
-    finish(exchange);
-  }
-  bump_versions(matrices_);
 }
 
 // The order of operations is that of torch.optim.Muon. Rates are tensors in eager and in captured
