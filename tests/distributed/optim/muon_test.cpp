@@ -328,6 +328,18 @@ TEST_CASE("what a collective step of Muon does not allow is refused") {
         }).find("each rank already keeps the momentum") != std::string::npos);
 }
 
+TEST_CASE("a model's shared weight is left to AdamW if any of its names is") {
+  Tied module(/*sparse=*/false);
+  DistributedDataParallel<Tied> model(module, group());
+  REQUIRE(model.trained_parameters().size() == 2);
+  const auto optimizer = make_optimizer(model, {.type = OptimizerType::Muon});
+  model.forward(seed_of(0)).backward();
+  optimizer->step(kLr);
+  const auto state = copy_of(optimizer->state_dict());
+  CHECK(state.contains("state.hidden.momentum_buffer"));
+  CHECK(state.contains("state.output.exp_avg"));
+}
+
 TEST_CASE("a step that AdamW refuses leaves equal matrices on all ranks") {
   Tied module(/*sparse=*/true);
   DdpOptions options;

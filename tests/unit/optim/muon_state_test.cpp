@@ -264,6 +264,24 @@ TEST_CASE("Embeddings, first and last layers are left to AdamW", "[optim]") {
   CHECK_FALSE(is_left_to_adamw("lm_head.weight", options));
 }
 
+TEST_CASE("A shared weight is left to AdamW if any of its names is", "[optim]") {
+  const at::Tensor shared = at::zeros({4, 4});
+  const at::Tensor hidden = at::zeros({4, 4});
+  for (const bool embedding_first : {true, false}) {
+    NamedParameters parameters{{"embed.weight", shared}, {"output.weight", shared}};
+    if (!embedding_first) {
+      std::swap(parameters[0], parameters[1]);
+    }
+    parameters.insert(parameters.end(), {{"hidden", hidden}, {"hidden_again", hidden}});
+    const auto settings = ddp::detail::settings_of_parameters(parameters, muon_options());
+    const auto split = ddp::detail::split_for_muon(settings, muon_options());
+    REQUIRE(split.matrices.size() == 1);
+    CHECK(split.matrices[0].parameter.name == "hidden");
+    REQUIRE(split.rest.size() == 1);
+    CHECK(split.rest[0].parameter.name == parameters[0].name);
+  }
+}
+
 TEST_CASE("The log names the matrices that are left to AdamW", "[optim]") {
   const auto settings = ddp::detail::settings_of_parameters(muon_layers(), muon_options());
   const auto text = describe(ddp::detail::split_for_muon(settings, muon_options()));
