@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ddp/optim/make_optimizer.hpp"
 
+#include <map>
+
 #include "ddp/core/error.hpp"
 #include "ddp/reduce/data_parallel_model.hpp"
 #include "optim/flat/optimizer.hpp"
@@ -53,9 +55,30 @@ std::unique_ptr<Optimizer> make_flat_or_list(const SettingsList& settings,
   return std::make_unique<detail::ListOptimizer>(settings, options, exact_syncs);
 }
 
+// A model's list has a shared weight under its first name only.
+void add_other_names(SettingsList& settings, const DataParallelModel& model) {
+  const auto& read_parameters = detail::all_tensors(model).read_parameters;
+  if (!read_parameters) {
+    return;
+  }
+  std::map<const c10::TensorImpl*, detail::ParameterSettings*> by_tensor;
+  for (detail::ParameterSettings& each : settings) {
+    by_tensor[each.parameter.tensor.unsafeGetTensorImpl()] = &each;
+  }
+  for (const auto& [name, tensor] : read_parameters()) {
+    const auto found = by_tensor.find(tensor.unsafeGetTensorImpl());
+    if (found != by_tensor.end() && found->second->parameter.name != name) {
+      found->second->other_names.push_back(name);
+    }
+  }
+}
+
 // `model` may be null.
-std::unique_ptr<Optimizer> make_muon(const SettingsList& settings, const OptimizerOptions& options,
+std::unique_ptr<Optimizer> make_muon(SettingsList settings, const OptimizerOptions& options,
                                      DataParallelModel* model, detail::Listeners* exact_syncs) {
+  if (model != nullptr) {
+    add_other_names(settings, *model);
+  }
   detail::MuonOptimizer::Parts parts{.parameters = settings,
                                      .split = detail::split_for_muon(settings, options),
                                      .rest = nullptr,

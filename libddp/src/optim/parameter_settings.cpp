@@ -61,7 +61,11 @@ std::vector<ParameterSettings> settings_of_parameters(const NamedParameters& par
   validate(options);
   std::vector<ParameterSettings> settings;
   std::set<std::string> names;
-  std::map<const c10::TensorImpl*, std::pair<std::string, const ParameterGroup*>> tensors;
+  struct First {
+    size_t index;  // in `settings`
+    const ParameterGroup* group;
+  };
+  std::map<const c10::TensorImpl*, First> tensors;
   std::set<const ParameterGroup*> used_groups;
   for (const NamedParameter& parameter : parameters) {
     check_parameter(parameter);
@@ -71,9 +75,11 @@ std::vector<ParameterSettings> settings_of_parameters(const NamedParameters& par
     const ParameterGroup* group = find_group(parameter.name, options);
     used_groups.insert(group);
     const auto [first, is_new] =
-        tensors.try_emplace(parameter.tensor.unsafeGetTensorImpl(), parameter.name, group);
+        tensors.try_emplace(parameter.tensor.unsafeGetTensorImpl(), First{settings.size(), group});
     if (!is_new) {  // a shared weight is updated once, under its first name
-      check_same_group(first->second.first, first->second.second, parameter.name, group);
+      ParameterSettings& shared = settings[first->second.index];
+      check_same_group(shared.parameter.name, first->second.group, parameter.name, group);
+      shared.other_names.push_back(parameter.name);
       continue;
     }
     double weight_decay = options.weight_decay;

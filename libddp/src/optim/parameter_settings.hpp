@@ -16,7 +16,8 @@ struct ParameterSettings {
   NamedParameter parameter;
   double lr_scale = 1.0;
   double weight_decay = 0.0;
-  bool adapts = true;  ///< LARS, LAMB: it has a trust ratio
+  bool adapts = true;                         ///< LARS, LAMB: it has a trust ratio
+  std::vector<std::string> other_names = {};  ///< of a shared weight
 };
 
 /// Checks `options` and assigns every parameter its settings. A shared weight is listed once, under

@@ -53,6 +53,29 @@ struct MatricesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Matrices);
 
+// A head, listed before its submodules, that shares the weight of an embedding with sparse
+// gradients.
+struct TiedImpl : torch::nn::Module {
+  explicit TiedImpl(bool sparse) {
+    hidden = register_parameter("hidden", integers({4, 4}, 2));
+    embed = register_module("embed",
+                            torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 4).sparse(sparse)));
+    embed->to(context().device());
+    {
+      const torch::NoGradGuard no_grad;
+      embed->weight.copy_(integers({5, 4}, 1));
+    }
+    register_parameter("output", embed->weight);
+  }
+  torch::Tensor forward(int64_t seed) {
+    const auto ids = torch::tensor({1, 3}, on_device().dtype(torch::kLong));
+    return (embed(ids).matmul(hidden) * integers({2, 4}, seed)).sum();
+  }
+  torch::Tensor hidden;
+  torch::nn::Embedding embed{nullptr};
+};
+TORCH_MODULE(Tied);
+
 OptimizerOptions muon_options() {
   OptimizerOptions options;
   options.type = OptimizerType::Muon;
@@ -303,4 +326,31 @@ TEST_CASE("what a collective step of Muon does not allow is refused") {
   CHECK(message_of<SettingsError>([&] {
           make_optimizer(trainer.model, options);
         }).find("each rank already keeps the momentum") != std::string::npos);
+}
+
+TEST_CASE("a model's shared weight is left to AdamW if any of its names is") {
+  Tied module(/*sparse=*/false);
+  DistributedDataParallel<Tied> model(module, group());
+  REQUIRE(model.trained_parameters().size() == 2);
+  const auto optimizer = make_optimizer(model, {.type = OptimizerType::Muon});
+  model.forward(seed_of(0)).backward();
+  optimizer->step(kLr);
+  const auto state = copy_of(optimizer->state_dict());
+  CHECK(state.contains("state.hidden.momentum_buffer"));
+  CHECK(state.contains("state.output.exp_avg"));
+}
+
+TEST_CASE("a step that AdamW refuses leaves equal matrices on all ranks") {
+  Tied module(/*sparse=*/true);
+  DdpOptions options;
+  options.sparse = SparseGradients::Gather;
+  DistributedDataParallel<Tied> model(module, group(), options);
+  const auto optimizer = make_optimizer(model, {.type = OptimizerType::Muon});
+  model.forward(seed_of(0)).backward();
+  CHECK(message_of<SettingsError>([&] { optimizer->step(kLr); }).find("is sparse") !=
+        std::string::npos);
+  const auto mine = module->hidden.detach().reshape({1, 4, 4});
+  auto all = torch::empty({world(), 4, 4}, mine.options());
+  group()->all_gather(all, mine)->wait();
+  CHECK(torch::equal(all, mine.expand({world(), 4, 4})));
 }

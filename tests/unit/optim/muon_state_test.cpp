@@ -175,6 +175,19 @@ TEST_CASE("Muon refuses a matrix that was replaced", "[optim]") {
                  "parameter tall was replaced"));
 }
 
+TEST_CASE("A load that Muon refuses for a replaced matrix changes nothing", "[optim]") {
+  const NamedParameters saved = muon_layers();
+  auto of_saved = ddp::make_optimizer(saved, muon_options());
+  run_muon(*of_saved, 0, 1, {.lr = kLr});
+  const NamedParameters parameters = muon_layers();
+  auto optimizer = ddp::make_optimizer(parameters, muon_options());
+  parameters[2].tensor.set_data(parameters[2].tensor.detach().to(at::kDouble));
+  CHECK(contains(
+      message_of<ddp::SettingsError>([&] { optimizer->load_state_dict(of_saved->state_dict()); }),
+      "parameter square was replaced"));
+  CHECK(optimizer->state_dict().tensors.empty());
+}
+
 TEST_CASE("Muon's settings are checked", "[optim]") {
   const auto message = [](const OptimizerOptions& options,
                           const NamedParameters& parameters = muon_layers()) {
@@ -249,6 +262,24 @@ TEST_CASE("Embeddings, first and last layers are left to AdamW", "[optim]") {
   auto options = muon_options();
   options.muon.adamw_parameters = {};
   CHECK_FALSE(is_left_to_adamw("lm_head.weight", options));
+}
+
+TEST_CASE("A shared weight is left to AdamW if any of its names is", "[optim]") {
+  const at::Tensor shared = at::zeros({4, 4});
+  const at::Tensor hidden = at::zeros({4, 4});
+  for (const bool embedding_first : {true, false}) {
+    NamedParameters parameters{{"embed.weight", shared}, {"output.weight", shared}};
+    if (!embedding_first) {
+      std::swap(parameters[0], parameters[1]);
+    }
+    parameters.insert(parameters.end(), {{"hidden", hidden}, {"hidden_again", hidden}});
+    const auto settings = ddp::detail::settings_of_parameters(parameters, muon_options());
+    const auto split = ddp::detail::split_for_muon(settings, muon_options());
+    REQUIRE(split.matrices.size() == 1);
+    CHECK(split.matrices[0].parameter.name == "hidden");
+    REQUIRE(split.rest.size() == 1);
+    CHECK(split.rest[0].parameter.name == parameters[0].name);
+  }
 }
 
 TEST_CASE("The log names the matrices that are left to AdamW", "[optim]") {

@@ -15,7 +15,8 @@ struct ModelTensors {
   NamedParameters parameters = {};  ///< in registration order, also frozen parameters
   NamedParameters buffers = {};     ///< in registration order
   std::function<NamedParameters()> read_buffers = {};  ///< for modules that replace buffers
-  /// The module's parameters now, so that a save refuses those that were registered too late.
+  /// The module's parameters now, shared ones under each name. A save refuses those that were
+  /// registered too late, and Muon leaves a weight to AdamW by any of its names.
   std::function<NamedParameters()> read_parameters = {};
   std::function<bool()> is_training{};         ///< empty: always in training mode
   std::function<uint64_t()> training_modes{};  ///< hash of all submodules' training flags

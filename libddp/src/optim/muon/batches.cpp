@@ -29,6 +29,13 @@ bool is_matrix(const ParameterSettings& settings) {
   return settings.parameter.tensor.dim() >= 2;
 }
 
+// A head that shares the weight of an embedding may have any name, and may be registered first.
+bool is_left_to_adamw(const ParameterSettings& settings, const MuonOptions& options) {
+  return matches_any(settings.parameter.name, options.adamw_parameters) ||
+         std::any_of(settings.other_names.begin(), settings.other_names.end(),
+                     [&](const auto& name) { return matches_any(name, options.adamw_parameters); });
+}
+
 double lr_factor_of(int64_t rows, int64_t cols, MuonScale scale) {
   if (rows == 0 || cols == 0) {
     return 1.0;
@@ -84,8 +91,7 @@ MuonSplit split_for_muon(const std::vector<ParameterSettings>& parameters,
                          const OptimizerOptions& options) {
   MuonSplit split;
   for (const ParameterSettings& settings : parameters) {
-    const bool muon =
-        is_matrix(settings) && !matches_any(settings.parameter.name, options.muon.adamw_parameters);
+    const bool muon = is_matrix(settings) && !is_left_to_adamw(settings, options.muon);
     (muon ? split.matrices : split.rest).push_back(settings);
   }
   if (split.matrices.empty()) {

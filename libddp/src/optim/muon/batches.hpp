@@ -22,7 +22,7 @@ struct MuonSplit {
   std::vector<ParameterSettings> rest;      ///< updated by AdamW
 };
 
-/// Muon takes parameters with two or more dimensions whose names match none of
+/// Muon takes parameters with two or more dimensions of which no name matches one of
 /// MuonOptions::adamw_parameters. Throws SettingsError if there is none, and for settings that
 /// contradict Muon.
 MuonSplit split_for_muon(const std::vector<ParameterSettings>& parameters,

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <exception>
 #include <set>
 #include <utility>
 
@@ -27,6 +28,15 @@ using Tensors = std::map<StateKey, at::Tensor>;
 
 bool has_gradient(const ParameterState& member) {
   return member.leaf.grad().defined();
+}
+
+// Throws if no state can be made for the member.
+void require_stateable(const ParameterState& member) {
+  refuse_to_make_while_capturing(concat("optimizer state of ", member.name));
+  check_leaf(member);
+  if (member.leaf.sizes() != member.memory.layout.sizes()) {
+    refuse_replaced(member.name);
+  }
 }
 
 // The slots of one matrix.
@@ -179,11 +189,7 @@ void MuonOptimizer::prepare_members() {
 // gets the layout that its leaf must keep.
 void MuonOptimizer::make_state(MuonBatch& batch, size_t index) const {
   ParameterState& member = batch.members[index];
-  refuse_to_make_while_capturing(concat("optimizer state of ", member.name));
-  check_leaf(member);
-  if (member.leaf.sizes() != member.memory.layout.sizes()) {
-    refuse_replaced(member.name);
-  }
+  require_stateable(member);
   member.memory = memory_of(member.leaf);
   member.updated = member.leaf;
   if (!owns(batch)) {
@@ -226,16 +232,28 @@ void MuonOptimizer::step(const StepScalars& scalars) {
   for (Exchange& exchange : exchanges_) {
     start(exchange);
   }
+  std::exception_ptr refusal;
+  try {
+    step_rest(scalars);
+  } catch (...) {
+    refusal = std::current_exception();
+  }
+  for (Exchange& exchange : exchanges_) {  // a refusal, too, leaves equal matrices on all ranks
+    finish(exchange);
+  }
+  bump_versions(matrices_);
+  if (refusal) {
+    std::rethrow_exception(refusal);
+  }
+}
+
+void MuonOptimizer::step_rest(const StepScalars& scalars) {
   if (rest_) {
     const ReplicaCheck::Hold hold;  // require_means() checked all parameters
     const int64_t version = rest_->capture_version();
     rest_->step(scalars);
     capture_version_ += rest_->capture_version() - version;
   }
-  for (Exchange& exchange : exchanges_) {
-    finish(exchange);
-  }
-  bump_versions(matrices_);
 }
 
 // The order of operations is that of torch.optim.Muon. Rates are tensors in eager and in captured
@@ -365,6 +383,9 @@ void MuonOptimizer::load_state_dict(const StateDict& state) {
     for (const ParameterState& member : batch.members) {
       if (check.all_or_none(expected_of(member), /*needs_all_parts=*/owns(batch))) {
         found.insert(member.name);
+        if (!member.updated.defined()) {
+          require_stateable(member);  // on all ranks, not only where load_member() makes its state
+        }
       }
     }
   }

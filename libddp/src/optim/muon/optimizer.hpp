@@ -78,6 +78,7 @@ class MuonOptimizer final : public Optimizer {
   void update(const MuonBatch& batch, const StepScalars& scalars) const;
   void start(Exchange& exchange) const;
   void finish(Exchange& exchange) const;
+  void step_rest(const StepScalars& scalars);
   at::Tensor slot_of(const Exchange& exchange, const Exchange::Piece& piece) const;
   StateDict take_rest(StateDict& state) const;
 

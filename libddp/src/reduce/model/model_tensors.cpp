@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collects the tensors of a torch::nn or TorchScript module, each once.
+// Collects the tensors of a torch::nn or TorchScript module, each once but for read_parameters.
 #include <torch/nn/modules/embedding.h>
 
 #include <algorithm>
@@ -39,6 +39,24 @@ NamedParameters collect_jit(const Entries& entries) {
   std::unordered_set<const void*> seen;
   for (const auto& entry : entries) {
     append_once(list, seen, entry.name, entry.value);
+  }
+  return list;
+}
+
+// Lists a shared parameter under each of its names.
+NamedParameters all_names_of(const std::shared_ptr<torch::nn::Module>& module) {
+  NamedParameters list;
+  for (const auto& entry : module->named_parameters()) {
+    if (entry.value().defined()) {
+      list.push_back({entry.key(), entry.value()});
+    }
+  }
+  return list;
+}
+NamedParameters all_names_of(const torch::jit::Module& module) {
+  NamedParameters list;
+  for (const auto& entry : module.named_parameters()) {
+    list.push_back({entry.name, entry.value});
   }
   return list;
 }
@@ -90,7 +108,7 @@ ModelTensors tensors_of(const std::shared_ptr<torch::nn::Module>& module) {
   return {.parameters = std::move(parameters),
           .buffers = collect_nn(module->named_buffers()),
           .read_buffers = [module] { return collect_nn(module->named_buffers()); },
-          .read_parameters = [module] { return collect_nn(module->named_parameters()); },
+          .read_parameters = [module] { return all_names_of(module); },
           .is_training = [module] { return module->is_training(); },
           .training_modes = [modules] { return hash_modes(modules); },
           .has_collective_forward =
@@ -112,7 +130,7 @@ ModelTensors tensors_of(const torch::jit::Module& module) {
   return {.parameters = collect_jit(module.named_parameters()),
           .buffers = collect_jit(module.named_buffers()),
           .read_buffers = [module] { return collect_jit(module.named_buffers()); },
-          .read_parameters = [module] { return collect_jit(module.named_parameters()); },
+          .read_parameters = [module] { return all_names_of(module); },
           .is_training = [module] { return module.is_training(); },
           .training_modes = [modules] { return hash_modes(modules); },
           .has_collective_forward = false};
