@@ -43,7 +43,12 @@ COMMON = [
     "loader.num_workers=1",
 ]
 REPLAYED = [f"train.replay_check_every={REPLAY_EVERY}", "train.deterministic=true"]
-RESNET = ["data.path=data/cifar10-sample", "data.image_size=16", "train.batch_size=4", "optimizer.momentum=0.9"]
+RESNET = [
+    "data.path=data/cifar10-sample",
+    "data.image_size=16",
+    "train.batch_size=4",
+    "optimizer.momentum=0.9",
+]
 
 
 def trainer(name, *words):
@@ -59,7 +64,11 @@ JOBS = {
         3,
         400,
     ),
-    "lora": (trainer("lora_ddp", "--config=lora_tiny", "train.max_steps=60", "tokens.max_seq_len=128"), 2, 60),
+    "lora": (
+        trainer("lora_ddp", "--config=lora_tiny", "train.max_steps=60", "tokens.max_seq_len=128"),
+        2,
+        60,
+    ),
     "bert": (trainer("bert_ddp", "--config=bert_sample", "train.max_steps=400"), 2, 400),
     "own loop, slow loader": (
         [
@@ -95,12 +104,23 @@ class Job:
             if word.startswith("--config="):
                 words[i] = f"--config=examples/configs/{word[9:]}.yaml"
         words.append(f"metrics.dir={folder}/metrics")
-        launch = [os.path.join(build, LAUNCHER), "--ranks", str(self.num_ranks), "--timeout", "1500", "--verbose", "--"]
+        launch = [
+            os.path.join(build, LAUNCHER),
+            "--ranks",
+            str(self.num_ranks),
+            "--timeout",
+            "1500",
+            "--verbose",
+            "--",
+        ]
         self.log = os.path.join(folder, "launch.log")
         self.asked = 0  # reports
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [*launch, os.path.join(build, words[0]), *words[1:]], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+                [*launch, os.path.join(build, words[0]), *words[1:]],
+                cwd=ROOT,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
         self.program = os.path.basename(words[0])
 
@@ -171,7 +191,8 @@ class Tormentor:
             job.signal([self.rng.choice(ranks)], signal.SIGUSR2)
         elif kind == "load":
             loads = [
-                subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(self.rng.randint(1, 4))
+                subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                for _ in range(self.rng.randint(1, 4))
             ]
             time.sleep(self.rng.uniform(0.5, 6))
             for load in loads:
@@ -230,7 +251,9 @@ class Runs:
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--build", default="build", help="the build folder")
     parser.add_argument("--minutes", type=float, default=5, help="no job begins after this time")
     parser.add_argument("--jobs", type=int, default=2, help="jobs at a time")

@@ -16,7 +16,12 @@ build, program = sys.argv[1:]
 
 def wake(victim):
     with tempfile.TemporaryDirectory() as folder:
-        faults = ["fault.phase=forward", "fault.signal=STOP", f"fault.victim={victim}", f"fault.folder={folder}"]
+        faults = [
+            "fault.phase=forward",
+            "fault.signal=STOP",
+            f"fault.victim={victim}",
+            f"fault.folder={folder}",
+        ]
         words = [program, *SETTINGS, "metrics.dir=", f"checkpoint.dir={folder}/checkpoint"]
         start = Start(build, folder, [*words, *faults], timeout=40)
         while start.running() and not start.deed():

@@ -207,6 +207,10 @@ TEST_CASE("Muon's settings are checked", "[optim]") {
   CHECK(contains(message(options), "optimizer.type=muon has no matrix to update"));
   CHECK(contains(message(muon_options(), {{"bias", leaf_of({4}, 1)}}), "set optimizer.type=adamw"));
   options = muon_options();
+  options.muon.adamw_parameters = {"*", "hed.*"};
+  CHECK(contains(message(options),
+                 "optimizer.muon.adamw_parameters: \"hed.*\" matches no parameter"));
+  options = muon_options();
   options.groups = {{.patterns = {"nothing"}, .lr_scale = 0.5}};
   CHECK(contains(message(options), "takes no parameter"));
 }
@@ -244,7 +248,12 @@ TEST_CASE("Embeddings, first and last layers are left to AdamW", "[optim]") {
                            "conv_stem.weight",
                            "shared.weight",
                            "score.weight",
-                           "qa_outputs.weight"}) {
+                           "qa_outputs.weight",
+                           "features.0.0.weight",
+                           "features.conv0.weight",
+                           "features.1.0.layer_scale",
+                           "features.1.0.attn.relative_position_bias_table",
+                           "cls.seq_relationship.weight"}) {
     INFO(name);
     CHECK(is_left_to_adamw(name));
   }

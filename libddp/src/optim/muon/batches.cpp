@@ -36,6 +36,23 @@ bool is_left_to_adamw(const ParameterSettings& settings, const MuonOptions& opti
                      [&](const auto& name) { return matches_any(name, options.adamw_parameters); });
 }
 
+// The default list is for many models. In another one such a pattern is a mistake.
+void refuse_unused_patterns(const std::vector<ParameterSettings>& parameters,
+                            const MuonOptions& options) {
+  if (options.adamw_parameters == MuonOptions().adamw_parameters) {
+    return;
+  }
+  for (const std::string& pattern : options.adamw_parameters) {
+    const MuonOptions alone{.adamw_parameters = {pattern}};
+    if (std::none_of(parameters.begin(), parameters.end(), [&](const ParameterSettings& settings) {
+          return is_left_to_adamw(settings, alone);
+        })) {
+      throw SettingsError(concat("optimizer.muon.adamw_parameters: \"", pattern,
+                                 "\" matches no parameter; fix: correct or remove the pattern"));
+    }
+  }
+}
+
 double lr_factor_of(int64_t rows, int64_t cols, MuonScale scale) {
   if (rows == 0 || cols == 0) {
     return 1.0;
@@ -89,6 +106,7 @@ MuonBatch batch_of(const ParameterSettings& settings, const MuonOptions& options
 
 MuonSplit split_for_muon(const std::vector<ParameterSettings>& parameters,
                          const OptimizerOptions& options) {
+  refuse_unused_patterns(parameters, options.muon);
   MuonSplit split;
   for (const ParameterSettings& settings : parameters) {
     const bool muon = is_matrix(settings) && !is_left_to_adamw(settings, options.muon);
