@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Disturbs healthy CPU jobs and expects that no check calls them sick.
 
-Two jobs run at a time, each one of JOBS, with the sentinel in every step and the replay check in every tenth.
-Meanwhile ranks are stopped for less than the time after which a silent one counts as lost, all ranks of a job are
-stopped for longer (scontrol suspend), reports are asked for (SIGUSR2), processes that only compute take the cores,
-and a loader sleeps. It holds that
+Two jobs run at a time, each one of JOBS, with the sentinel in every step and the replay check in every
+tenth. Meanwhile ranks are stopped for less than the time after which a silent one counts as lost, all ranks
+of a job are stopped for longer (scontrol suspend), reports are asked for (SIGUSR2), processes that only
+compute take the cores, and a loader sleeps. It holds that
 
 - each job ends with 0, and with the bits of the first job of its name;
 - no job prints a first cause, a difference, or a verdict that nobody asked for.
