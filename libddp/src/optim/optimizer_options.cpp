@@ -126,6 +126,30 @@ void require_beta(const std::string& setting, double value) {
 
 }  // namespace
 
+std::vector<std::string> MuonOptions::first_and_last_layers() {
+  return {"*embed*",
+          "*wte.weight",
+          "*wpe.weight",
+          "*_token",
+          "*shared.weight",
+          "conv1.weight",
+          "conv_proj.*",
+          "*stem*",
+          "fc.*",
+          "head.*",
+          "heads.*",
+          "*lm_head*",
+          "*classifier*",
+          "score.weight",
+          "qa_outputs.*",
+          "*predictions.decoder.*",
+          "features.0.*",
+          "features.conv0.*",
+          "*layer_scale*",
+          "*relative*bias*",
+          "*seq_relationship*"};
+}
+
 void describe_fields(MuonOptions& o, FieldVisitor& v) {
   v.field({.name = "momentum",
            .doc = "Decay of the running mean of a matrix's gradients.",

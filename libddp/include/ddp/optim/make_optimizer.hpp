@@ -43,27 +43,9 @@ struct MuonOptions {
   MuonScale scale = MuonScale::MatchRmsAdamW;  ///< factor of the learning rate
   /// Shell patterns of names that AdamW updates although they have two or more dimensions. The
   /// default has first and last layers of libddp's, torchvision's, timm's and transformers' models.
-  std::vector<std::string> adamw_parameters{"*embed*",
-                                            "*wte.weight",
-                                            "*wpe.weight",
-                                            "*_token",
-                                            "*shared.weight",
-                                            "conv1.weight",
-                                            "conv_proj.*",
-                                            "*stem*",
-                                            "fc.*",
-                                            "head.*",
-                                            "heads.*",
-                                            "*lm_head*",
-                                            "*classifier*",
-                                            "score.weight",
-                                            "qa_outputs.*",
-                                            "*predictions.decoder.*",
-                                            "features.0.*",
-                                            "features.conv0.*",
-                                            "*layer_scale*",
-                                            "*relative*bias*",
-                                            "*seq_relationship*"};
+  std::vector<std::string> adamw_parameters = first_and_last_layers();
+
+  static std::vector<std::string> first_and_last_layers();
 };
 void describe_fields(MuonOptions& options, FieldVisitor& visitor);
 
