@@ -112,8 +112,10 @@ std::string section_line(const SettingRows& rows) {
 std::string details(const SettingRow& row, std::size_t width) {
   constexpr std::size_t kIndent = 6;
   const std::string unit = row.field.unit.empty() ? "" : concat(" (", row.field.unit, ")");
-  return concat("  ", row.key, "=", row.text(), "\n", std::string(kIndent, ' '),
-                wrapped(row.field.doc, kIndent, kIndent, width), "\n", std::string(kIndent, ' '),
+  const std::string term = concat("  ", row.key, "=", row.text());
+  return concat(columns_of(term) > width ? "  " + wrapped(term, 2, kIndent, width) : term, "\n",
+                std::string(kIndent, ' '), wrapped(row.field.doc, kIndent, kIndent, width), "\n",
+                std::string(kIndent, ' '),
                 wrapped(concat("Allowed: ", row.allowed(), unit), kIndent, kIndent, width), "\n");
 }
 
