@@ -41,10 +41,10 @@ struct MuonOptions {
   bool nesterov = true;                        ///< the update looks one gradient ahead
   int64_t ns_steps = 5;                        ///< Newton-Schulz steps per update
   MuonScale scale = MuonScale::MatchRmsAdamW;  ///< factor of the learning rate
-  /// Shell patterns of names that AdamW updates although they have two or more dimensions. The
-  /// default has first and last layers of libddp's, torchvision's, timm's and transformers' models.
+  /// Shell patterns of names that AdamW updates although they have two or more dimensions.
   std::vector<std::string> adamw_parameters = first_and_last_layers();
 
+  /// Names of libddp's, torchvision's, timm's and transformers' models, embeddings among them.
   static std::vector<std::string> first_and_last_layers();
 };
 void describe_fields(MuonOptions& options, FieldVisitor& visitor);
