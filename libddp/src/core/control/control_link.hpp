@@ -111,8 +111,7 @@ struct RankState {
     FailureCause own;
     own.message =
         concat("this process was stopped for ", stopped.count() / 1000, " s, and rank ", cause.rank,
-               " closed its connection meanwhile: ranks give up one that is "
-               "silent for ",
+               " closed its connection meanwhile: ranks give up one that is silent for ",
                dead_after().count(), " ms");
     own.exit_code = cause.exit_code;
     return complete(std::move(own));

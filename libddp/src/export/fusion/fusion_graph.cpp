@@ -78,23 +78,10 @@ bool meet(const std::set<std::size_t>& a, const std::set<std::size_t>& b) {
 }  // namespace
 
 FusionGraph::FusionGraph(Graph& graph, const GraphMemory& memory)
-    : graph_(graph), memory_(memory), removed_(graph.nodes.size(), false) {
-  for (const auto& input : graph.inputs) {
-    visit_names(input, [&](const std::string& name) { values_[name]; });
-  }
-  for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
-    const auto& node = graph.nodes[i];
-    for (const auto& input : node.inputs) {
-      visit_names(input.value, [&](const std::string& name) { values_[name].readers.insert(i); });
-    }
-    for (const auto& output : node.outputs) {
-      visit_names(output, [&](const std::string& name) { values_[name].source = i; });
-    }
-  }
-  for (const auto& output : graph.outputs) {
-    visit_names(output, [&](const std::string& name) { values_[name].is_result = true; });
-  }
-}
+    : graph_(graph),
+      memory_(memory),
+      values_(uses_of(graph)),
+      removed_(graph.nodes.size(), false) {}
 
 std::optional<std::size_t> FusionGraph::source(const Argument* value) const {
   const auto* name = value ? value->name() : nullptr;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "export/fusion/graph_memory.hpp"
+#include "export/fusion/value_uses.hpp"
 #include "export/graph.hpp"
 
 namespace ddp::detail {
@@ -66,12 +67,6 @@ class FusionGraph {
   std::map<std::string, int> finish();
 
  private:
-  struct Value {
-    std::optional<std::size_t> source = {};   // no node: an input of the graph
-    std::multiset<std::size_t> readers = {};  // one entry for each mention
-    bool is_result = false;
-  };
-
   bool may_move(const std::vector<std::size_t>& matched) const;
   /// The tensors that the node reads, by the name that their gradient has.
   std::set<std::string> tensors_read(std::size_t i) const;
@@ -84,7 +79,7 @@ class FusionGraph {
 
   Graph& graph_;
   const GraphMemory& memory_;
-  std::map<std::string, Value> values_;
+  std::map<std::string, ValueUses> values_;
   std::vector<bool> removed_;
   std::map<std::string, int> counts_;
 };

@@ -87,7 +87,7 @@ int join_selections(Graph& graph, const GraphMemory& memory) {
       parts.push_back(graph.nodes[i].outputs[0]);
       removed.insert(i);
     }
-    const auto first = uses.readers.front();  // it runs before all that read a part
+    const auto first = *uses.readers.begin();  // it runs before all that read a part
     removed.erase(first);
     auto& node = graph.nodes[first];
     node.target = "torch.ops.libddp.select_each.default";

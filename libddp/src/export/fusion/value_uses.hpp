@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
-#include <vector>
 
 #include "export/graph.hpp"
 
@@ -13,9 +13,9 @@ namespace ddp::detail {
 
 /// Where a value of a graph is made and read.
 struct ValueUses {
-  std::optional<std::size_t> source = {};  ///< no node: an input of the graph
-  std::vector<std::size_t> readers = {};   ///< ascending, one entry for each mention
-  bool is_result = false;                  ///< of the graph
+  std::optional<std::size_t> source = {};   ///< no node: an input of the graph
+  std::multiset<std::size_t> readers = {};  ///< one entry for each mention
+  bool is_result = false;                   ///< of the graph
 };
 
 inline std::map<std::string, ValueUses> uses_of(const Graph& graph) {
@@ -25,7 +25,7 @@ inline std::map<std::string, ValueUses> uses_of(const Graph& graph) {
   }
   for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
     for (const auto& input : graph.nodes[i].inputs) {
-      visit_names(input.value, [&](const std::string& name) { uses[name].readers.push_back(i); });
+      visit_names(input.value, [&](const std::string& name) { uses[name].readers.insert(i); });
     }
     for (const auto& output : graph.nodes[i].outputs) {
       visit_names(output, [&](const std::string& name) { uses[name].source = i; });

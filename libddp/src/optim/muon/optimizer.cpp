@@ -5,10 +5,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <exception>
 #include <set>
 #include <utility>
 
+#include "comm/first_problem.hpp"
 #include "core/log/trace_recorder.hpp"
 #include "ddp/core/error.hpp"
 #include "ddp/core/logging.hpp"
@@ -232,19 +232,13 @@ void MuonOptimizer::step(const StepScalars& scalars) {
   for (Exchange& exchange : exchanges_) {
     start(exchange);
   }
-  std::exception_ptr refusal;
-  try {
-    step_rest(scalars);
-  } catch (...) {
-    refusal = std::current_exception();
-  }
+  FirstProblem refusal;
+  refusal.attempt([&] { step_rest(scalars); });
   for (Exchange& exchange : exchanges_) {  // a refusal, too, leaves equal matrices on all ranks
     finish(exchange);
   }
   bump_versions(matrices_);
-  if (refusal) {
-    std::rethrow_exception(refusal);
-  }
+  refusal.rethrow();
 }
 
 void MuonOptimizer::step_rest(const StepScalars& scalars) {
