@@ -83,6 +83,7 @@ const Settings::Values kDefaults = {{"model", "qwen2-7b"},
                                     {"powersgd_rank", "1"},
                                     {"fp32_grads", "true"},
                                     {"clip", "1"},
+                                    {"optimizer", "adamw"},
                                     {"lr", "1e-4"},
                                     {"weight_decay", "0"},
                                     {"step", "eager"},
@@ -302,7 +303,8 @@ class Trainer {
       }
     }
     ddp::OptimizerOptions rule;
-    rule.type = ddp::OptimizerType::AdamW;
+    rule.type = settings.choice<ddp::OptimizerType>(
+        "optimizer", {{"adamw", ddp::OptimizerType::AdamW}, {"muon", ddp::OptimizerType::Muon}});
     rule.weight_decay = settings.real("weight_decay");
     optimizer_ = model_ ? ddp::make_optimizer(*model_, rule) : ddp::make_optimizer(trained_, rule);
     if (settings.choice<bool>("step", {{"eager", false}, {"graph", true}})) {

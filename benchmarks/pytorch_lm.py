@@ -12,7 +12,8 @@ lora_dtype=fp32 keeps the adapters in fp32 under autocast. lora_rank=0 trains al
 parameters under autocast; `dropout` is of all three kinds. A bert model is trained likewise, as plain modules
 (pytorch_bert.py, without transformers), on the loss over all positions; so is cluster_check's reference
 encoder (model=encoder, pytorch_encoder.py). Bodies are randomly initialised on the device; one resident
-random batch is trained on. A step accumulates its gradient `accumulate` times. Settings are key=value (see
+random batch is trained on. A step accumulates its gradient `accumulate` times. optimizer=muon updates the
+matrices of the layers by torch.optim.Muon and the rest by AdamW. Settings are key=value (see
 DEFAULTS). Rank 0 prints one JSON line. ms is the median of `rounds` means over `steps` steps; tokens_s counts
 the tokens of all ranks; peak_mib is device-wide (cudaMemGetInfo), read after the warm-up.
 """
@@ -49,6 +50,7 @@ DEFAULTS = dict(
     comm_hook="none",
     powersgd_rank=1,
     clip=1.0,
+    optimizer="adamw",
     lr=1e-4,
     weight_decay=0.0,
     steps=10,
@@ -194,13 +196,44 @@ def needs_autocast(o):
     return o.dtype if o.model in GPT2 or is_plain(o) or (is_lora(o) and o.lora_dtype == "fp32") else "off"
 
 
+class MuonWithAdamW:
+    """torch.optim.Muon takes matrices alone. Embeddings, heads, norms and biases have an AdamW beside it."""
+
+    def __init__(self, named, lr, weight_decay):
+        is_matrix = {
+            n: p.ndim == 2 and not any(part in n for part in ("wte", "wpe", "embed", "head"))
+            for n, p in named
+        }
+        matrices = [p for n, p in named if is_matrix[n]]
+        rest = [p for n, p in named if not is_matrix[n]]
+        self.optimizers = [
+            torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"),
+            torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, fused=True),
+        ]
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def zero_grad(self, set_to_none):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+
+def make_optimizer(o, model):
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    if o.optimizer == "muon":
+        return MuonWithAdamW(named, o.lr, o.weight_decay)
+    return torch.optim.AdamW([p for _, p in named], lr=o.lr, weight_decay=o.weight_decay, fused=True)
+
+
 class Trainer:
     def __init__(self, o, device):
         self.o, self.device = o, device
         torch.manual_seed(o.seed)
         self.model = build(o, device)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(self.trained, lr=o.lr, weight_decay=o.weight_decay, fused=True)
+        self.optimizer = make_optimizer(o, self.model)
         vocabulary = min(vocabulary_size(o), 50257)  # a padded vocabulary's further words never occur
         generator = torch.Generator().manual_seed(1 + (dist.get_rank() if dist.is_initialized() else 0))
         self.input_ids = torch.randint(vocabulary, (o.batch_size, o.seq_len), generator=generator).to(device)
