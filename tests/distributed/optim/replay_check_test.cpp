@@ -383,7 +383,7 @@ struct Gan {
     }
     first_optimizer->step(scalars);
     second_optimizer->step(scalars);
-    return at::zeros({1});
+    return batch.new_zeros({1});
   }
   std::vector<at::Tensor> tensors() {
     std::vector<at::Tensor> all;
@@ -469,7 +469,7 @@ TEST_CASE("gradients that accumulate over several calls are checked where they a
                 trainer.optimizer->step(scalars);
                 trainer.model->zero_grad();
               }
-              return at::zeros({1});
+              return batch.new_zeros({1});
             },
             GraphedStepOptions{.mode = CudaGraph::Off, .replay_check_every = check_every});
         for (; i < 24; ++i) {

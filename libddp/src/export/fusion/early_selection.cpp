@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -43,6 +44,13 @@ struct Rows {
   int64_t rank = 0;
 };
 
+// x[:], as torch.export writes the first index of x[:, 0].
+bool is_whole_slice(const Node& node) {
+  constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
+  return is_call_of(node, "slice.Tensor") && integer_of(node.input("start"), 0) == 0 &&
+         integer_of(node.input("end"), kEnd) == kEnd && integer_of(node.input("step"), 1) == 1;
+}
+
 // The arguments of which the operator reads only one row for a row of its result. Empty: it may
 // read others.
 std::vector<const char*> row_arguments(const Node& node, const Rows& rows) {
@@ -56,6 +64,9 @@ std::vector<const char*> row_arguments(const Node& node, const Rows& rows) {
   };
   if (is_call_of(node, "linear.default") || is_call_of(node, "dropout.default")) {
     return {"input"};
+  }
+  if (is_whole_slice(node)) {
+    return {"self"};
   }
   if (is_call_of(node, "layer_norm.default")) {
     const auto* shape = node.input("normalized_shape");

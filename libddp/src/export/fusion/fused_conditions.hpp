@@ -8,11 +8,23 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/ivalue.h>
 
+#include <cstdint>
+#include <vector>
+
 namespace ddp::detail::fused {
 
 /// In a checkpointed block a value from outside may be a number.
 inline at::Tensor tensor_of(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::native::wrapped_scalar_tensor(value.toScalar());
+}
+
+/// Of a list of sizes, as a program's lists of sizes are.
+inline std::vector<int64_t> integers_at(const c10::IValue& list) {
+  std::vector<int64_t> integers;
+  for (const auto& item : list.toListRef()) {
+    integers.push_back(item.toInt());
+  }
+  return integers;
 }
 
 /// Autocast leaves float64 alone, and the ops do not.

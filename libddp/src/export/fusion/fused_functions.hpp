@@ -46,6 +46,12 @@ void swiglu(Stack& stack);  ///< gate, up, whether silu(gate) is the first facto
 /// x, cos, sin, dimension of which x is cut, where it is cut
 void apply_rotary(Stack& stack);
 
+void reshape(Stack& stack);     ///< x, shape
+void contiguous(Stack& stack);  ///< x
+void roll(Stack& stack);        ///< x, shifts, dims
+void pad_nothing(Stack& stack);  ///< x, pad: zeros
+void matmul(Stack& stack);      ///< a, b, factor of a
+
 // 0.5 x (1 + tanh(kSqrt2OverPi (x + kGeluCubic x³)))
 inline constexpr double kSqrt2OverPi = 0.7978845608028654, kGeluCubic = 0.044715;
 

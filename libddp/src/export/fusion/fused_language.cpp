@@ -19,14 +19,6 @@ at::Tensor tensor_or_none(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
-std::vector<int64_t> sizes_of(const c10::IValue& value) {
-  std::vector<int64_t> sizes;
-  for (const auto& size : value.toListRef()) {
-    sizes.push_back(size.toInt());
-  }
-  return sizes;
-}
-
 struct Layer {
   at::Tensor input, weight, bias;
   bool transposed = false;
@@ -41,7 +33,7 @@ Layer layer_at(const Stack& stack) {
                  .bias = tensor_or_none(stack[2]),
                  .transposed = stack[3].toBool()};
   if (!stack[4].isNone()) {
-    layer.sizes = sizes_of(stack[4]);
+    layer.sizes = integers_at(stack[4]);
   }
   return layer;
 }
@@ -359,15 +351,15 @@ void attention(Stack& stack) {
 
 void multihead_attention(Stack& stack) {
   const MultiheadAttention call = {.layer = layer_at(stack),
-                                   .rows = sizes_of(stack[kLayer]),
-                                   .heads = sizes_of(stack[kLayer + 1]),
-                                   .flat = sizes_of(stack[kLayer + 4]),
+                                   .rows = integers_at(stack[kLayer]),
+                                   .heads = integers_at(stack[kLayer + 1]),
+                                   .flat = integers_at(stack[kLayer + 4]),
                                    .dropout_p = stack[kLayer + 2].toDouble(),
                                    .is_causal = stack[kLayer + 3].toBool(),
                                    .out = {.input = {},
                                            .weight = stack[kLayer + 5].toTensor(),
                                            .bias = tensor_or_none(stack[kLayer + 6]),
-                                           .sizes = sizes_of(stack[kLayer + 7])}};
+                                           .sizes = integers_at(stack[kLayer + 7])}};
   stack = {runs_op(call) ? attend(call) : attend_in_parts(call)};
 }
 

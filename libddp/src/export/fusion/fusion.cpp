@@ -42,7 +42,8 @@ std::map<std::string, int> fuse_graph(Graph& graph, const GraphMemory& memory) {
     // First the patterns with a linear layer, which fuse_language would replace alone.
     if (!fusion.is_removed(i)) {
       fuse_vision(fusion, i) || fuse_loss(fusion, i) || fuse_attention(fusion, i) ||
-          fuse_norm(fusion, i) || fuse_language(fusion, i) || fuse_decoder(fusion, i);
+          fuse_norm(fusion, i) || fuse_language(fusion, i) || fuse_decoder(fusion, i) ||
+          fuse_layout(fusion, i);
     }
   }
   auto counts = fusion.finish();

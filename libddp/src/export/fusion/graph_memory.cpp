@@ -54,6 +54,11 @@ bool depends_on_strides(const Node& node) {
          is_call_of(node, "flatten.using_ints") || is_call_of(node, "contiguous.default");
 }
 
+bool makes_single_pixels(const Node& node) {
+  return is_call_of(node, "adaptive_avg_pool2d.default") &&
+         integers_of(node.input("output_size"), 2, kNoInteger) == Integers{1, 1};
+}
+
 std::vector<const Graph*> graphs_of(const Node& node) {
   std::vector<const Graph*> graphs;
   for (const auto& input : node.inputs) {
@@ -175,11 +180,21 @@ class MemoryAnalysis {
     return all;
   }
 
+  // Any strides of such a value allow the view.
+  bool is_flat_pixel(const Node& node, const Scope& scope) {
+    const auto* x = node.input("self");
+    return is_call_of(node, "flatten.using_ints") && integer_of(node.input("start_dim"), 0) == 1 &&
+           x != nullptr && single_pixels_.contains(value_of(x->name(), scope));
+  }
+
   Values visit_operator(const Node& node, Scope& scope) {
     Step step{.reads = values_of(all_of(node).operands, scope),
               .results = add_results(node, scope),
               .written = values_of(all_written_arguments(node), scope),
-              .depends_on_strides = depends_on_strides(node)};
+              .depends_on_strides = depends_on_strides(node) && !is_flat_pixel(node, scope)};
+    if (makes_single_pixels(node)) {
+      single_pixels_.insert(step.results.begin(), step.results.end());
+    }
     if (draws(node)) {
       step.written.push_back(kRandomState);
     }
@@ -312,6 +327,7 @@ class MemoryAnalysis {
 
   std::vector<Value> parents_ = {kUnknown, kRandomState};
   std::vector<Step> steps_;
+  std::set<Value> single_pixels_;  // [batch, channels, 1, 1]
   std::map<const Graph*, Scope> scopes_;
 };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "export/fusion/joined_selections.hpp"
 
-#include <ATen/Functions.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -13,24 +12,14 @@
 
 #include "export/fusion/pattern_arguments.hpp"
 #include "export/fusion/value_uses.hpp"
+#include "ops/layout/layout.hpp"
 
 namespace ddp::detail {
 namespace {
 
-// x[0] … x[count - 1] along `dim`, which may have more.
-std::vector<at::Tensor> select_each(const at::Tensor& x, int64_t dim, int64_t count) {
-  if (x.size(dim) == count) {
-    return x.unbind(dim);
-  }
-  std::vector<at::Tensor> parts;
-  for (int64_t i = 0; i < count; ++i) {
-    parts.push_back(x.select(dim, i));
-  }
-  return parts;
-}
-
 TORCH_LIBRARY_FRAGMENT(libddp, library) {
-  library.def("select_each(Tensor(a) self, int dim, int count) -> Tensor(a)[]", select_each);
+  library.def("select_each(Tensor(a) self, int dim, int count) -> Tensor(a)[]",
+              ops::detail::select_rows);
 }
 
 // The nodes that read the value, by the index that each selects along one dimension. Empty: they do

@@ -22,5 +22,7 @@ bool fuse_attention(FusionGraph& graph, std::size_t i);
 bool fuse_loss(FusionGraph& graph, std::size_t i);
 /// SwiGLU and rotary positions, as transformers composes them.
 bool fuse_decoder(FusionGraph& graph, std::size_t i);
+/// Copies of permuted values, rolls, and products of permuted matrices.
+bool fuse_layout(FusionGraph& graph, std::size_t i);
 
 }  // namespace ddp::detail

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "export/fusion/fused_functions.hpp"
+#include "export/fusion/pattern_arguments.hpp"
+#include "export/fusion/patterns.hpp"
+
+namespace ddp::detail {
+namespace {
+
+bool is_permuted(const FusionGraph& graph, const Argument* value) {
+  const auto source = graph.source(value);
+  return source && (is_call_of(graph.at(*source), "permute.default") ||
+                    is_call_of(graph.at(*source), "transpose.int"));
+}
+
+// Part of a value that holds query, key and value has its strides.
+bool is_permuted_or_part(const FusionGraph& graph, const Argument* value) {
+  const auto source = graph.source(value);
+  return is_permuted(graph, value) || (source && is_call_of(graph.at(*source), "select.int"));
+}
+
+// The result may be a view, which a later node must not write: readers of a fused node's result do
+// not expect that.
+bool fuse_copy(FusionGraph& graph, std::size_t i) {
+  const auto& node = graph.at(i);
+  const bool is_reshape = is_call_of(node, "reshape.default");
+  const bool is_copy = is_reshape || (is_call_of(node, "contiguous.default") &&
+                                      node.input("memory_format") == nullptr);
+  if (!is_copy || !is_permuted(graph, node.input("self")) || node.outputs.size() != 1 ||
+      !is_value(&node.outputs[0]) || graph.is_written_later(node.outputs[0].name()->name)) {
+    return false;
+  }
+  std::vector<NamedArgument> inputs = {{"self", *node.input("self")}};
+  if (is_reshape) {
+    inputs.push_back({"shape", *node.input("shape")});
+  }
+  return graph.replace({i}, {.name = is_reshape ? "reshape" : "contiguous",
+                             .function = is_reshape ? fused::reshape : fused::contiguous,
+                             .inputs = std::move(inputs)});
+}
+
+bool is_list_of_integers(const Argument* argument) {
+  const auto* list = argument != nullptr ? argument->list() : nullptr;
+  return list != nullptr && !list->empty() &&
+         std::none_of(list->begin(), list->end(), [](const Argument& item) {
+           return integer_of(&item, kNoInteger) == kNoInteger;
+         });
+}
+
+bool fuse_roll(FusionGraph& graph, std::size_t i) {
+  const auto& node = graph.at(i);
+  if (!is_call_of(node, "roll.default") || !is_value(node.input("self")) ||
+      !is_list_of_integers(node.input("shifts")) || !is_list_of_integers(node.input("dims"))) {
+    return false;
+  }
+  return graph.replace({i}, {.name = "roll",
+                             .function = fused::roll,
+                             .inputs = {{"self", *node.input("self")},
+                                        {"shifts", *node.input("shifts")},
+                                        {"dims", *node.input("dims")}}});
+}
+
+// A pad of zeros all round is a copy. Without it the value and its copy share memory, so neither
+// may be written, nor become a result.
+bool fuse_pad(FusionGraph& graph, std::size_t i) {
+  const auto& node = graph.at(i);
+  const bool is_pad = is_call_of(node, "pad.default") && is_list_of_integers(node.input("pad")) &&
+                      is_value(node.input("self"));
+  if (!is_pad || graph.private_source(&node.outputs[0]) != i ||
+      graph.is_written_later(node.outputs[0].name()->name) ||
+      graph.is_written_later(node.input("self")->name()->name)) {
+    return false;
+  }
+  const auto& pads = *node.input("pad")->list();
+  const bool pads_nothing = std::all_of(pads.begin(), pads.end(), [](const Argument& pad) {
+    return integer_of(&pad, kNoInteger) == 0;
+  });
+  if (!pads_nothing) {
+    return false;
+  }
+  return graph.replace({i},
+                       {.name = "pad",
+                        .function = fused::pad_nothing,
+                        .inputs = {{"self", *node.input("self")}, {"pad", *node.input("pad")}},
+                        .changes_strides = true});
+}
+
+// Optionally with a constant factor of the first matrices.
+bool fuse_matmul(FusionGraph& graph, std::size_t i) {
+  const auto& node = graph.at(i);
+  const auto *a = node.input("self"), *b = node.input("other");
+  if (!is_call_of(node, "matmul.default") || !is_value(a) || !is_value(b)) {
+    return false;
+  }
+  std::vector<std::size_t> nodes = {i};
+  double factor = 1;
+  if (const auto mul = graph.private_call(a, "mul.Tensor")) {
+    const auto* other = graph.at(*mul).input("other");
+    if (is_value(graph.at(*mul).input("self")) && !is_value(other) &&
+        number_of(other, 1) == number_of(other, 1)) {
+      factor = number_of(other, 1);
+      a = graph.at(*mul).input("self");
+      nodes = {*mul, i};
+    }
+  }
+  if (!is_permuted_or_part(graph, a) && !is_permuted_or_part(graph, b)) {
+    return false;
+  }
+  return graph.replace(nodes, {.name = "matmul",
+                               .function = fused::matmul,
+                               .inputs = {{"self", *a},
+                                          {"other", *b},
+                                          {"factor", {c10::IValue(factor)}}},
+                               .changes_strides = true});
+}
+
+}  // namespace
+
+bool fuse_layout(FusionGraph& graph, std::size_t i) {
+  return fuse_copy(graph, i) || fuse_roll(graph, i) || fuse_pad(graph, i) || fuse_matmul(graph, i);
+}
+
+}  // namespace ddp::detail
