@@ -19,7 +19,7 @@ using namespace lm_test;
 
 namespace {
 
-constexpr auto kLast = torch::MemoryFormat::ChannelsLast;
+constexpr auto kChannelsLast = torch::MemoryFormat::ChannelsLast;
 constexpr auto kDtypes = {torch::kFloat, torch::kBFloat16, torch::kHalf};
 
 /// x and a scale, and gradients of both results. The numbers are not centred, so that means and
@@ -31,9 +31,9 @@ struct Gate {
     const auto draw = [&](torch::IntArrayRef sizes) {
       return (torch::randn(sizes, torch::kCUDA) + 0.5).to(dtype);
     };
-    x = draw(shape).contiguous(kLast).requires_grad_();
+    x = draw(shape).contiguous(kChannelsLast).requires_grad_();
     scale = draw({shape[0], shape[1], 1, 1}).requires_grad_();
-    grad = draw(shape).contiguous(kLast);
+    grad = draw(shape).contiguous(kChannelsLast);
     grad_means = draw({shape[0], shape[1], 1, 1});
   }
   Gate in_double() const {
@@ -99,7 +99,7 @@ TEST_CASE("squeeze and excitation by kernels gives what ATen gives", "[gpu]") {
       const auto exact = run(gate.in_double(), /*by_aten=*/true);
       const auto ours = run(gate, /*by_aten=*/false);
       check_near(ours, exact, tolerance_of(dtype));
-      CHECK(ours[1].is_contiguous(kLast));
+      CHECK(ours[1].is_contiguous(kChannelsLast));
       CHECK(ours[3].scalar_type() == dtype);
       CHECK(torch::equal(ours[1], gate.x * gate.scale));  // one rounding each
     }
