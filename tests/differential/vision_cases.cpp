@@ -2,6 +2,7 @@
 
 #include "ddp/ops/vision.hpp"
 #include "differential/cases.hpp"
+#include "ops/vision/channel_scale.hpp"
 
 namespace differential {
 namespace {
@@ -80,6 +81,26 @@ Case pooled_linear(Draw& draw) {
   };
   one.text = text_of(dtype, one.autocast ? "autocast" : "", "x", one.inputs[0].sizes(), "classes",
                      classes);
+  return one;
+}
+
+Case channel_scale(Draw& draw) {
+  Case one;
+  const auto dtype = draw.dtype();
+  // The means and the scale are rounded too, and their errors go through the gradients.
+  one.tolerance = 4 * rounding_of(dtype);
+  const int64_t batch = draw.number(1, 20);
+  const int64_t channels = draw.chance(0.7) ? 8 * draw.number(1, 40) : draw.size(40);
+  one.add(images(draw, {batch, channels, draw.number(1, 9), draw.number(1, 9)}, dtype));
+  one.add(draw.normal({channels, 1, 1}, dtype), true);
+  one.op = [](const Tensors& in) {
+    const auto of = ddp::ops::detail::channel_means(in[0]);
+    return Tensors{ddp::ops::detail::scale_channels(of, torch::sigmoid(of.means * in[1]))};
+  };
+  one.twin = [](const Tensors& in) {
+    return Tensors{in[0] * torch::sigmoid(in[0].mean({2, 3}, true) * in[1])};
+  };
+  one.text = text_of(dtype, "x", one.inputs[0].sizes(), one.inputs[0].strides());
   return one;
 }
 
@@ -259,6 +280,7 @@ const std::vector<Row>& vision_rows() {
   static const std::vector<Row> rows = {{"conv2d", conv2d},
                                         {"stem_convolution", stem_convolution},
                                         {"pooled_linear", pooled_linear},
+                                        {"channel_scale", channel_scale},
                                         {"cross_entropy", cross_entropy},
                                         {"batch_norm", batch_norm}};
   return rows;

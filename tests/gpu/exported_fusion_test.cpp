@@ -2,6 +2,7 @@
 // Exported programs with the ops' kernels in place of LibTorch's operators: both beside the program
 // in float64. A fused one may be at most twice as far from it.
 #include "unit/export/fused_network.hpp"
+#include "unit/export/gated_network.hpp"
 
 using namespace export_test;
 
@@ -52,6 +53,19 @@ TEST_CASE("a fused network with silu", "[gpu][export]") {
   check_near(silu_network(16), silu_network(16, at::kDouble),
              images(16).contiguous(at::MemoryFormat::ChannelsLast), autocasts,
              {{"conv2d", 3}, {"batch_norm_silu", 2}, {"batch_norm", 1}});
+}
+
+TEST_CASE("fused squeeze and excitation", "[gpu][export]") {
+  const auto form = GENERATE(GateForm{}, timm_gate(), GateForm{.gate = "hardsigmoid.default"});
+  const bool autocasts = GENERATE(false, true);
+  const auto type = autocasts ? at::kFloat : GENERATE(at::kFloat, at::kBFloat16);
+  check_near(gated_network(form, 16, type), gated_network(form, 16, at::kDouble),
+             images(16).contiguous(at::MemoryFormat::ChannelsLast), autocasts,
+             {{"channel_means", 2},
+              {"scale_channels", 2},
+              {"batch_norm_silu", 2},
+              {"batch_norm", 2},
+              {"conv2d", 8}});
 }
 
 TEST_CASE("a fused block of GPT-2", "[gpu][export]") {

@@ -21,6 +21,10 @@ void batch_norm_add_relu(Stack& stack);       ///< x, norm, residual, in place?,
 void two_batch_norms_add_relu(Stack& stack);  ///< x, norm, z, norm, in place?, x first?
 void convolution(Stack& stack);               ///< x, weight, bias or None, stride, padding
 void pooled_linear(Stack& stack);             ///< x, weight, bias
+/// x, whether by mean.dim. The second result is for scale_channels alone: x, or a list of x and its
+/// scale's slot.
+void channel_means(Stack& stack);
+void scale_channels(Stack& stack);  ///< that second result, scale, whether the scale comes first
 
 // A layer is five arguments: input, weight, bias or None, whether the weight is [in, out], and the
 // sizes of its result or None. Without a weight the input is the layer's result.

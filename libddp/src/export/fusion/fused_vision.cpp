@@ -6,6 +6,7 @@
 #include "ddp/ops/language.hpp"
 #include "ddp/ops/vision.hpp"
 #include "export/fusion/fused_conditions.hpp"
+#include "ops/vision/channel_scale.hpp"
 
 namespace ddp::detail::fused {
 namespace {
@@ -151,6 +152,31 @@ void pooled_linear(Stack& stack) {
                    fits_bias(weight.size(0), bias)
                ? ops::pooled_linear(x, weight, bias)
                : at::linear(at::adaptive_avg_pool2d(x, 1).flatten(1), weight, bias)};
+}
+
+void channel_means(Stack& stack) {
+  const auto x = stack[0].toTensor();
+  const bool by_mean = stack[1].toBool();
+  if (ops::detail::fits_channel_kernels(x)) {
+    const auto made = ops::detail::channel_means(x);
+    stack = {made.means, c10::IValue(std::vector<at::Tensor>{made.x, made.scale_slot})};
+  } else {
+    stack = {by_mean ? at::mean(x, {2, 3}, /*keepdim=*/true) : at::adaptive_avg_pool2d(x, {1, 1}),
+             x};
+  }
+}
+
+void scale_channels(Stack& stack) {
+  const auto scale = stack[1].toTensor();
+  const bool scale_first = stack[2].toBool();
+  if (stack[0].isTensorList()) {
+    const auto parts = stack[0].toTensorVector();
+    stack = {
+        ops::detail::scale_channels({.means = {}, .x = parts[0], .scale_slot = parts[1]}, scale)};
+  } else {
+    const auto x = stack[0].toTensor();
+    stack = {scale_first ? scale * x : x * scale};
+  }
 }
 
 }  // namespace ddp::detail::fused

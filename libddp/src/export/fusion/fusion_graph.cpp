@@ -117,6 +117,15 @@ bool FusionGraph::is_read_only_by(const Argument* value,
                      [&](std::size_t reader) { return contains(nodes, reader); });
 }
 
+std::vector<std::size_t> FusionGraph::all_readers(const Argument* value) const {
+  const auto* name = value ? value->name() : nullptr;
+  const auto found = name ? values_.find(name->name) : values_.end();
+  if (found == values_.end() || found->second.is_result) {
+    return {};
+  }
+  return {found->second.readers.begin(), found->second.readers.end()};
+}
+
 bool FusionGraph::are_independent(std::size_t a, std::size_t b) const {
   const auto used_by = [this](std::size_t i) {
     std::set<std::string> names;

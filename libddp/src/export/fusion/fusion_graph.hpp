@@ -51,6 +51,10 @@ class FusionGraph {
   /// Whether only these nodes read the value, and it is no result of the graph.
   bool is_read_only_by(const Argument* value, const std::vector<std::size_t>& nodes) const;
 
+  /// The nodes that read the value, one entry for each mention, ascending. Empty if the graph
+  /// returns it.
+  std::vector<std::size_t> all_readers(const Argument* value) const;
+
   /// Whether the value is a size or another number, or unknown.
   bool is_number(const Argument& value) const;
   /// Whether neither node writes what the other reads or writes.

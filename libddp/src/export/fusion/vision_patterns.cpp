@@ -197,11 +197,56 @@ bool fuse_head(FusionGraph& graph, std::size_t linear) {
                                                               {"bias", *node.input("bias")}}});
 }
 
+bool is_global_pool(const Node& node) {
+  if (is_call_of(node, "mean.dim")) {
+    return integers_of(node.input("dim"), 2, kNoInteger) == Integers{2, 3} &&
+           truth_of(node.input("keepdim"), false) == true && is_none(node.input("dtype"));
+  }
+  return is_call_of(node, "adaptive_avg_pool2d.default") &&
+         integers_of(node.input("output_size"), 2, 0) == Integers{1, 1};
+}
+
+bool makes_gate(const Node& node) {
+  return is_call_of(node, "sigmoid.default") || is_call_of(node, "sigmoid_.default") ||
+         is_call_of(node, "hardsigmoid.default") || is_call_of(node, "hardsigmoid_.default");
+}
+
+// Squeeze and excitation: x times a gate. The other reader of x is a global pool in front of the
+// product. Both nodes keep their places, so on the CPU nothing changes.
+bool fuse_channel_scale(FusionGraph& graph, std::size_t product) {
+  const auto& node = graph.at(product);
+  if (!is_call_of(node, "mul.Tensor") || !has_values(node, {"self", "other"})) {
+    return false;
+  }
+  for (const bool scale_first : {true, false}) {
+    const auto scale = *node.input(scale_first ? "self" : "other");
+    const auto x = *node.input(scale_first ? "other" : "self");
+    const auto gate = graph.source(&scale);
+    const auto readers = graph.all_readers(&x);
+    if (!gate || !makes_gate(graph.at(*gate)) || readers.size() != 2 ||
+        !is_global_pool(graph.at(readers[0])) || graph.is_written_later(x.name()->name)) {
+      continue;
+    }
+    const bool by_mean = is_call_of(graph.at(readers[0]), "mean.dim");
+    const FusedCall scaling = {
+        .name = "scale_channels",
+        .function = fused::scale_channels,
+        .inputs = {{"x", x}, {"scale", scale}, {"scale_first", {c10::IValue(scale_first)}}},
+        .changes_strides = true};
+    const FusedCall pooling = {.name = "channel_means",
+                               .function = fused::channel_means,
+                               .inputs = {{"x", x}, {"by_mean", {c10::IValue(by_mean)}}},
+                               .passes_on = x.name()->name};
+    return graph.replace({product}, scaling) && graph.replace({readers[0]}, pooling);
+  }
+  return false;
+}
+
 }  // namespace
 
 bool fuse_vision(FusionGraph& graph, std::size_t i) {
   return fuse_max_pool(graph, i) || fuse_relu(graph, i) || fuse_silu_or_norm(graph, i) ||
-         fuse_convolution(graph, i) || fuse_head(graph, i);
+         fuse_convolution(graph, i) || fuse_head(graph, i) || fuse_channel_scale(graph, i);
 }
 
 }  // namespace ddp::detail
