@@ -30,8 +30,8 @@ float share_of_pixel(const ChannelShape& shape) {
 
 at::Tensor sums_over_pixels(const at::Tensor& a, const at::Tensor& b, bool means) {
   const auto shape = shape_of(a.sizes(), a.scalar_type());
-  const auto sums = at::empty({a.size(0), a.size(1), 1, 1}, a.options().requires_grad(false),
-                              at::MemoryFormat::ChannelsLast);
+  const auto sums =
+      at::empty({a.size(0), a.size(1), 1, 1}, a.options(), at::MemoryFormat::ChannelsLast);
   C10_CUDA_CHECK(launch_channel_sums(shape, a.const_data_ptr(), data_or_null(b),
                                      means ? share_of_pixel(shape) : 1.0F, sums.mutable_data_ptr(),
                                      stream_of(a)));
@@ -42,8 +42,9 @@ at::Tensor in_layout_of_images(const at::Tensor& grad) {
   return grad.defined() ? aligned(grad.contiguous(at::MemoryFormat::ChannelsLast)) : grad;
 }
 
-// Three outputs: means, x and the scale's slot. A gradient of the slot is no gradient but the scale
-// itself. With it, the gradient of the second output still lacks the scale as a factor.
+// Three outputs: means, x and the scale's slot. The slot's gradient is not a gradient but the scale
+// itself, sent by ScaleChannels. Then the gradient of the second output lacks the factor scale.
+// Autograd carries both, so nothing outlives a backward, and a retained graph can run again.
 class ChannelMeansFunction : public torch::autograd::Function<ChannelMeansFunction> {
  public:
   static variable_list forward(AutogradContext* ctx, const at::Tensor& x) {

@@ -139,6 +139,15 @@ TEST_CASE("a gate of another shape or dtype is multiplied as the program does", 
         "mean.dim", {{"self", tensor(means)}, {"dim", integers({0})}, {"keepdim", truth(true)}});
     net.returns(net.multiply(x, net.unary("sigmoid.default", all)));
   }
+  SECTION("of a video, which has one more dimension") {
+    Network video({4, 8, 8, 2});
+    const auto frames = video.multiply("x", video.weight({4, 8, 8, 2}));
+    const auto gate = video.unary("sigmoid.default", global_pool(video, frames, /*by_mean=*/true));
+    video.returns(video.multiply(gate, frames));
+    CHECK(num_replaced(video) == 1);
+    check_equal(video, at::randn({3, 4, 8, 8, 2}));
+    return;
+  }
   SECTION("frozen") {
     const auto still = net.unary("detach.default", means);
     net.returns(net.multiply(net.unary("sigmoid.default", still), x));

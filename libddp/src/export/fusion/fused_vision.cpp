@@ -151,7 +151,7 @@ void pooled_linear(Stack& stack) {
   stack = {x.dim() == 4 && weight.dim() == 2 && has_dtype_of(x, weight) &&
                    fits_bias(weight.size(0), bias)
                ? ops::pooled_linear(x, weight, bias)
-               : at::linear(at::adaptive_avg_pool2d(x, 1).flatten(1), weight, bias)};
+               : at::linear(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1), weight, bias)};
 }
 
 void channel_means(Stack& stack) {

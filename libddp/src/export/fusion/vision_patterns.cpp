@@ -211,8 +211,8 @@ bool makes_gate(const Node& node) {
          is_call_of(node, "hardsigmoid.default") || is_call_of(node, "hardsigmoid_.default");
 }
 
-// Squeeze and excitation: x times a gate. The other reader of x is a global pool, from whose means
-// the gate is computed. Both nodes keep their places.
+// Squeeze and excitation: x times a gate. The other reader of x is a global pool in front of the
+// product. Both nodes keep their places, so on the CPU nothing changes.
 bool fuse_channel_scale(FusionGraph& graph, std::size_t product) {
   const auto& node = graph.at(product);
   if (!is_call_of(node, "mul.Tensor") || !has_values(node, {"self", "other"})) {
@@ -223,7 +223,7 @@ bool fuse_channel_scale(FusionGraph& graph, std::size_t product) {
     const auto x = *node.input(scale_first ? "other" : "self");
     const auto gate = graph.source(&scale);
     const auto readers = graph.all_readers(&x);
-    if (!gate || !makes_gate(graph.at(*gate)) || readers.size() != 2 || readers[1] != product ||
+    if (!gate || !makes_gate(graph.at(*gate)) || readers.size() != 2 ||
         !is_global_pool(graph.at(readers[0])) || graph.is_written_later(x.name()->name)) {
       continue;
     }
