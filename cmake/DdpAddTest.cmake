@@ -81,6 +81,12 @@ function(ddp_set_ranks test ranks)
   endif()
 endfunction()
 
+# ddp_start_early(test…): long tests of one process. They start after those of several ranks, beside them: last, each
+# would leave the other cores idle.
+function(ddp_start_early)
+  set_tests_properties(${ARGN} PROPERTIES COST 1)
+endfunction()
+
 # ddp_add_launch(NAME test PROGRAM target [ARGUMENTS …] RANKS n [OPTIONS …] [LABELS …] [TIMEOUT seconds] [UNHURRIED])
 #
 # One ctest test: PROGRAM as n ranks through ddp_test_launch with its OPTIONS (--expect-exit, --launch …).
