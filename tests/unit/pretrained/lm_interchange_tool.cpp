@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs libddp for lm_interchange.py; every result is a file that Python reads. Between "--" stand any number of:
+// Runs libddp for lm_interchange.py; every result is a file that Python reads. Any number of these
+// commands, with "--" between them:
 //
 //   lm_interchange_tool logits MODEL BATCH OUT [ADAPTER]   logits of the batch's input_ids
 //   lm_interchange_tool train MODEL BATCH ADAPTER STEPS    trains a new adapter, saves it
@@ -86,9 +87,13 @@ void save(const Arguments& arguments) {
 
 void run(const Arguments& arguments) {
   const std::string command = arguments.at(0);
-  command == "logits"  ? logits(arguments)
-  : command == "train" ? train(arguments)
-                       : save(arguments);
+  if (command == "logits") {
+    logits(arguments);
+  } else if (command == "train") {
+    train(arguments);
+  } else {
+    save(arguments);
+  }
 }
 
 }  // namespace
