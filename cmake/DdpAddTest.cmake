@@ -81,14 +81,21 @@ function(ddp_set_ranks test ranks)
   endif()
 endfunction()
 
-# ddp_add_launch(NAME test PROGRAM target [ARGUMENTS …] RANKS n [OPTIONS …] [LABELS …] [TIMEOUT seconds])
+# ddp_start_early(test…): long tests of one process. They start after those of several ranks, beside them: last, each
+# would leave the other cores idle.
+function(ddp_start_early)
+  set_tests_properties(${ARGN} PROPERTIES COST 1)
+endfunction()
+
+# ddp_add_launch(NAME test PROGRAM target [ARGUMENTS …] RANKS n [OPTIONS …] [LABELS …] [TIMEOUT seconds] [UNHURRIED])
 #
 # One ctest test: PROGRAM as n ranks through ddp_test_launch with its OPTIONS (--expect-exit, --launch …).
 # The label gpu starts them without MPI, one GPU a rank, and skips where fewer are seen; such tests
 # have the GPUs for themselves. Several CPU ranks are skipped in a build without MPI, unless OPTIONS
-# start them without it.
+# start them without it. Ranks with --expect-exit have the cores for themselves, except UNHURRIED ones: they may end
+# late, and no heartbeat of theirs is shorter than the default.
 function(ddp_add_launch)
-  cmake_parse_arguments(arg "" "NAME;PROGRAM;RANKS;TIMEOUT" "ARGUMENTS;OPTIONS;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "UNHURRIED" "NAME;PROGRAM;RANKS;TIMEOUT" "ARGUMENTS;OPTIONS;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -109,7 +116,7 @@ function(ddp_add_launch)
   math(EXPR _limit "${arg_TIMEOUT} + 20")
   set_tests_properties(${arg_NAME} PROPERTIES TIMEOUT ${_limit} SKIP_RETURN_CODE 77)
   ddp_set_ranks(${arg_NAME} ${arg_RANKS})
-  if("--expect-exit" IN_LIST arg_OPTIONS AND arg_RANKS GREATER 1)
+  if("--expect-exit" IN_LIST arg_OPTIONS AND arg_RANKS GREATER 1 AND NOT arg_UNHURRIED)
     # How ranks end within a time: on cores of their own, of which test.sh counts one too many.
     math(EXPR _slots "${arg_RANKS} + 1")
     set_tests_properties(${arg_NAME} PROPERTIES PROCESSORS ${_slots})

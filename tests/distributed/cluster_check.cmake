@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cluster_check as a user runs it. Its target follows later, from tools/.
-foreach(_case full:1 full:2 full:4 quick:2 fails:1 fails:2 thresholds:2 refuses:1)
+foreach(_case full:1 full:4 quick:2 fails:1 fails:2 thresholds:2 refuses:1)
   string(REPLACE ":" ";" _case ${_case})
   list(GET _case 0 _scenario)
   list(GET _case 1 _ranks)

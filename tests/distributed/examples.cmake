@@ -11,7 +11,7 @@ function(ddp_add_example name program ranks)
       list(APPEND _options --expect-output ${_text})
     endforeach()
     ddp_add_launch(NAME ${name}_r${ranks} PROGRAM ${program} ARGUMENTS ${arg_ARGUMENTS} RANKS ${ranks}
-                   OPTIONS ${_options})
+                   OPTIONS ${_options} UNHURRIED)
   endif()
 endfunction()
 set(_small context.device=cpu data.path=${PROJECT_SOURCE_DIR}/data/cifar10-sample data.num_samples=80

@@ -2,7 +2,7 @@
 """exported_ddp gives the numbers of Python's own training: each kind of exported model with the features of
 the matrix in docs/exported_results.md.
 
-usage: exported_matrix_test.py PROGRAM RANKS KIND
+usage: exported_matrix_test.py PROGRAM RANKS KIND…
 
 The reference is one process of Python on the batches of all ranks. It sums the losses of all targets and
 divides by their number, so it also is the reference of uneven batches, micro-batches and ranks.
@@ -29,8 +29,8 @@ except ImportError as error:
     sys.exit(77)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KIND, RANKS = sys.argv.pop(), int(sys.argv.pop())
-PROGRAM = os.path.abspath(sys.argv.pop())
+PROGRAM, RANKS, KINDS = os.path.abspath(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+del sys.argv[1:]
 STEPS, BATCH, LENGTH = 6, 10, 16
 LR, IGNORED = 0.05, -100
 RANK, ALPHA = 4, 8  # of adapters
@@ -297,13 +297,15 @@ def train_in_python(kind, features):
     return losses, averages
 
 
-class Matrix(unittest.TestCase):
+class Matrix:
+    """The tests of one kind: a class below adds `make`, which makes it in the working folder."""
+
     @classmethod
     def setUpClass(cls):
         torch.set_num_threads(1)
         cls.folder = tempfile.TemporaryDirectory()
         os.chdir(cls.folder.name)
-        cls.kind = globals()[KIND]()
+        cls.kind = cls.make()
 
     @classmethod
     def tearDownClass(cls):
@@ -387,7 +389,7 @@ class Matrix(unittest.TestCase):
         self.run_and_check(self.all_features("model.dtype=bf16", dtype=torch.bfloat16, tolerance=2**-7))
 
     def test_batch_norms_over_all_ranks(self):
-        if KIND != "images":
+        if self.make is not images:
             self.skipTest("has no batch norm")
         self.run_and_check(Features(["model.sync_batch_norm=true"], batch=9, sync_batch_norm=True))
 
@@ -397,6 +399,10 @@ class Matrix(unittest.TestCase):
         output = self.run_program("averages", Features(["model.ema_decay=0.5"]), code=64)
         self.assertIn("model.ema_decay is not available for tokens", output)
 
+
+for name in KINDS:
+    bases, members = (Matrix, unittest.TestCase), {"make": staticmethod(globals()[name])}
+    globals()[f"Matrix_{name}"] = type(f"Matrix_{name}", bases, members)
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

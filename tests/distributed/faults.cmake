@@ -47,7 +47,7 @@ function(ddp_add_exit name ranks arguments codes)
     list(APPEND _options --expect-output ${_text})
   endforeach()
   ddp_add_launch(NAME exit_${name}_r${ranks} PROGRAM exit_program ARGUMENTS ${arguments} RANKS ${ranks}
-                 TIMEOUT 20 OPTIONS ${_options})
+                 TIMEOUT 20 OPTIONS ${_options} UNHURRIED)
 endfunction()
 foreach(_ranks 1 2)
   ddp_add_exit(function ${_ranks} "function;3;all" "*:3" "0:left")

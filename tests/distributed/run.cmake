@@ -10,7 +10,7 @@ function(ddp_add_run name codes)
     list(APPEND _options --expect-output ${_text})
   endforeach()
   ddp_add_launch(NAME run_${name} PROGRAM run_program ARGUMENTS program.fault=${name} RANKS 3
-                 TIMEOUT 20 OPTIONS ${_options})
+                 TIMEOUT 20 OPTIONS ${_options} UNHURRIED)
 endfunction()
 ddp_add_run(none "*:0" "0:3 ranks on 1 node (mpirun), cpu, mpi")
 ddp_add_run(throw "*:1" "0:first cause: rank 1 (" "0:at step 5 in forward: my bug")
@@ -19,7 +19,7 @@ ddp_add_run(stop "*:75" "0:stopped after step 5")
 # The rank without its GPU reports it to the others, which would otherwise wait for it.
 ddp_add_run(lost_gpu "*:64" "0:rank 1 (" "0:finds no usable GPU on" "0:CUDA_VISIBLE_DEVICES is set (7777)" "2:finds no usable GPU on")
 ddp_add_run(loads "*:75" "0:a stop was requested, and there is nothing to save yet")
-ddp_add_launch(NAME run_after_save PROGRAM run_program ARGUMENTS program.fault=after_save RANKS 2 TIMEOUT 20
+ddp_add_launch(NAME run_after_save PROGRAM run_program ARGUMENTS program.fault=after_save RANKS 2 TIMEOUT 20 UNHURRIED
                OPTIONS --expect-exit "*:65" --expect-output "0:the copy failed"
                        --expect-output "0:before the stop: 0 steps" --expect-output "1:before the stop: 0 steps")
 ddp_add_run(settings "*:70"

@@ -8,8 +8,6 @@ import os
 import pathlib
 import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 import unittest
 import unittest.mock
@@ -383,20 +381,27 @@ class Files(unittest.TestCase):
             export(model, inputs, path="full.pt2", modes="train")
 
     def test_disk_that_is_full_while_writing(self):
-        """A limit of the file's size ends the writing as a full disk does."""
-        command = [sys.executable, os.path.join(ROOT, "tools", "export_model.py"), "limited.pt2"]
-        command += ["--from", "own_models:Wide", "--input", "input=float32[4,600]"]
+        """A limit of the file's size ends the writing as a full disk does. It is that of a copy of this
+        process, which starts sooner than the command."""
+        command = ("limited.pt2", "--from", "own_models:Wide", "--input", "input=float32[4,600]")
         for mode in ("train", "both"):
             for limit in (1 << 20, 1456000):  # within the weights, and behind them
-                result = subprocess.run(
-                    [*command, "--mode", mode],
-                    capture_output=True,
-                    text=True,
-                    check=False,
-                    preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-                )
-                self.assertEqual(result.returncode, 73, result.stderr)
-                self.assertIn("limited.pt2: cannot write: File too large; fix: ", result.stderr)
+                with tempfile.TemporaryFile("w+") as printed:
+                    child = os.fork()
+                    if child == 0:
+                        code = 1
+                        try:
+                            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+                            code, text = call(*command, "--mode", mode)
+                            printed.write(text)
+                            printed.flush()
+                        finally:
+                            os._exit(code)
+                    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                    printed.seek(0)
+                    text = printed.read()
+                self.assertEqual(code, 73, text)
+                self.assertIn("limited.pt2: cannot write: File too large; fix: ", text)
                 self.assertEqual(
                     [name for name in os.listdir() if "limited" in name or ".export" in name], []
                 )

@@ -3,11 +3,10 @@
 // step, and sees that the parameters moved. With arguments it is a training program of its own:
 //
 //   consumer train.max_steps=3 train.batch_size=4 lr_schedule.lr=0.01
-#include <torch/torch.h>
 
+// torch/torch.h and ddp/ddp.hpp are in the precompiled header of ddp::pch alone.
 #include <iostream>
 
-#include "ddp/ddp.hpp"
 #include "models/resnet.hpp"
 #include "models/simple_cnn.hpp"
 #include "models/tokens/token_dataset.hpp"

@@ -127,34 +127,65 @@ def load_strictly(folder):
     return model
 
 
-def ours_of(folder, model, batch_file, *adapter):
-    run(TOOL, "logits", model, batch_file, folder / "out.safetensors", *adapter)
-    return load_file(folder / "out.safetensors")["logits"]
+def run_tool(commands):
+    """One start of the program, which takes as long as all that it does."""
+    return run(TOOL, *[word for command in commands for word in ("--", *command)][1:])
+
+
+def ours_of(file):
+    return load_file(file)["logits"]
 
 
 def check_model(name, model, folder):
     randomize(model)
-    model.save_pretrained(folder / "base", max_shard_size="30KB")
+    base, ours = folder / "base", folder / "ours"
+    model.save_pretrained(base, max_shard_size="30KB")
     batch = {"input_ids": torch.randint(0, 61, (1, model.config.max_position_embeddings - 8))}
     batch_file = folder / "batch.safetensors"
     save_file(batch, batch_file)
+    commands = [("logits", base, batch_file, folder / "out"), ("save", base, folder / "saved")]
+    peft = None
+    if name not in ("gpt2", "bert"):
+        peft = make_adapter(name, base)
+        peft.save_pretrained(folder / "theirs")
+        commands += [
+            ("train", base, batch_file, ours, 8),
+            ("logits", base, batch_file, folder / "out_ours", ours),
+            ("logits", base, batch_file, folder / "out_theirs", folder / "theirs"),
+        ]
+    print(f"{name}:", run_tool(commands))
     theirs = logits_of(model, batch)
-    check(f"{name}: their model here", ours_of(folder, folder / "base", batch_file), theirs)
-    run(TOOL, "save", folder / "base", folder / "saved")
+    check(f"{name}: their model here", ours_of(folder / "out"), theirs)
     back = load_strictly(folder / "saved")
     check(f"{name}: our full checkpoint there", logits_of(back, batch), theirs)
     for key, value in model.state_dict().items():
         assert torch.equal(back.state_dict()[key], value), key
-    if name not in ("gpt2", "bert"):
-        check_adapters(name, folder, batch, batch_file)
+    if peft is not None:
+        check(f"{name}: PEFT's adapter here", ours_of(folder / "out_theirs"), logits_of(peft, batch))
+        check_our_adapter(name, folder, batch)
 
 
-def check_adapters(name, folder, batch, batch_file):
+def make_adapter(name, base):
+    """Of PEFT, with random values."""
+    config = LoraConfig(
+        r=5,
+        lora_alpha=7,
+        target_modules="all-linear" if name == "mistral" else ["v_proj", "up_proj"],
+        task_type="CAUSAL_LM",
+    )
+    adapted = get_peft_model(load_strictly(base), config)
+    with torch.no_grad():
+        for key, p in adapted.named_parameters():
+            if "lora_" in key:
+                p.normal_(0, 0.2)
+    return adapted
+
+
+def check_our_adapter(name, folder, batch):
+    """Trained here, loaded and merged there."""
     base, ours, merged = folder / "base", folder / "ours", folder / "merged"
-    # Trained here, loaded and merged there.
-    print(f"{name}:", run(TOOL, "train", base, batch_file, ours, 8))
-    expected = ours_of(folder, base, batch_file, ours)
-    assert (expected - ours_of(folder, base, batch_file)).abs().max() > 0.1, "the adapter does nothing"
+    expected = ours_of(folder / "out_ours")
+    assert (expected - ours_of(folder / "out")).abs().max() > 0.1, "the adapter does nothing"
     peft = PeftModel.from_pretrained(load_strictly(base), ours)
     there = {k: v for k, v in peft.state_dict().items() if "lora_" in k}
     stored = load_file(ours / "adapter_model.safetensors")
@@ -162,24 +193,6 @@ def check_adapters(name, folder, batch, batch_file):
     check(f"{name}: our adapter in PEFT", expected, logits_of(peft, batch))
     run(MERGE, base, ours, merged, "--max-shard-gb", "0.00003")
     check(f"{name}: our merged checkpoint there", logits_of(load_strictly(merged), batch), expected)
-    # Made there, loaded here.
-    config = LoraConfig(
-        r=5,
-        lora_alpha=7,
-        target_modules="all-linear" if name == "mistral" else ["v_proj", "up_proj"],
-        task_type="CAUSAL_LM",
-    )
-    theirs = get_peft_model(load_strictly(base), config)
-    with torch.no_grad():
-        for key, p in theirs.named_parameters():
-            if "lora_" in key:
-                p.normal_(0, 0.2)
-    theirs.save_pretrained(folder / "theirs")
-    check(
-        f"{name}: PEFT's adapter here",
-        ours_of(folder, base, batch_file, folder / "theirs"),
-        logits_of(theirs, batch),
-    )
 
 
 torch.manual_seed(7)

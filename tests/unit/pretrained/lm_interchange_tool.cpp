@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs libddp for lm_interchange.py; every result is a file that Python reads.
+// Runs libddp for lm_interchange.py; every result is a file that Python reads. Any number of these
+// commands, with "--" between them:
 //
 //   lm_interchange_tool logits MODEL BATCH OUT [ADAPTER]   logits of the batch's input_ids
 //   lm_interchange_tool train MODEL BATCH ADAPTER STEPS    trains a new adapter, saves it
@@ -84,15 +85,32 @@ void save(const Arguments& arguments) {
                           {.max_shard_bytes = 20'000});
 }
 
+void run(const Arguments& arguments) {
+  const std::string command = arguments.at(0);
+  if (command == "logits") {
+    logits(arguments);
+  } else if (command == "train") {
+    train(arguments);
+  } else {
+    save(arguments);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    const Arguments arguments(argv + 1, argv + argc);
-    const std::string command = arguments.at(0);
-    command == "logits"  ? logits(arguments)
-    : command == "train" ? train(arguments)
-                         : save(arguments);
+    std::vector<Arguments> commands(1);
+    for (int i = 1; i < argc; ++i) {
+      if (const std::string word = argv[i]; word == "--") {
+        commands.emplace_back();
+      } else {
+        commands.back().push_back(word);
+      }
+    }
+    for (const auto& arguments : commands) {
+      run(arguments);
+    }
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
