@@ -14,6 +14,7 @@ void convolution(Stack&) {}
 void pooled_linear(Stack&) {}
 void channel_means(Stack&) {}
 void scale_channels(Stack&) {}
+void scale_samples(Stack&) {}
 void linear(Stack&) {}
 void gelu(Stack&) {}
 void add_branch(Stack&) {}

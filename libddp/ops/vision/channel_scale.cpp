@@ -111,7 +111,56 @@ class ScaleChannels : public torch::autograd::Function<ScaleChannels> {
   }
 };
 
+// Each sample is one row of pixels with eight channels.
+at::Tensor scaled_samples(const at::Tensor& x, const at::Tensor& scale) {
+  const c10::cuda::CUDAGuard device(x.device());
+  const ChannelShape shape = {.batch = static_cast<int>(x.size(0)),
+                              .pixels = static_cast<int>(x.numel() / x.size(0) / 8),
+                              .channels = 8,
+                              .element = element_of(x.scalar_type())};
+  const auto scales = scale.reshape({-1, 1}).expand({-1, 8}).contiguous();
+  const auto y = at::empty_strided(x.sizes(), x.strides(), x.options());
+  C10_CUDA_CHECK(launch_channel_scale(shape, x.const_data_ptr(), scales.const_data_ptr(), nullptr,
+                                      0, y.mutable_data_ptr(), stream_of(x)));
+  return y;
+}
+
+class ScaleSamples : public torch::autograd::Function<ScaleSamples> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& scale) {
+    ctx->save_for_backward({scale});
+    ctx->saved_data["strides"] = x.strides().vec();
+    return scaled_samples(x, scale);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    check_differentiated_once("scale_samples");
+    const auto strides = ctx->saved_data["strides"].toIntVector();
+    auto grad = grads[0];
+    if (grad.strides() != at::IntArrayRef(strides) || !is_aligned(grad)) {
+      grad = at::empty_strided(grad.sizes(), strides, grad.options()).copy_(grad);
+    }
+    return {scaled_samples(grad, ctx->get_saved_variables()[0]), at::Tensor()};
+  }
+};
+
+bool fits_sample_kernel(const at::Tensor& x, const at::Tensor& scale) {
+  constexpr int64_t kMaxVectors = int64_t{1} << 30;  // of 8 values
+  const auto dtype = x.scalar_type();
+  return runs_own_code(x) &&
+         (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && x.dim() > 1 &&
+         x.numel() > 0 && x.numel() / x.size(0) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
+         x.is_non_overlapping_and_dense() && x.stride(0) == x.numel() / x.size(0) &&
+         is_aligned(x) && scale.dim() == x.dim() && scale.size(0) == x.size(0) &&
+         scale.numel() == x.size(0) && scale.scalar_type() == dtype &&
+         scale.device() == x.device() && !scale.requires_grad();
+}
+
 }  // namespace
+
+at::Tensor scale_samples(const at::Tensor& x, const at::Tensor& scale) {
+  return fits_sample_kernel(x, scale) ? ScaleSamples::apply(x, scale) : x * scale;
+}
 
 bool fits_channel_kernels(const at::Tensor& x) {
   constexpr int64_t kMaxVectors = int64_t{1} << 30;  // of 8 channels
@@ -140,6 +189,10 @@ at::Tensor scale_channels(const ChannelMeans& of, const at::Tensor& scale) {
 }
 
 #else
+
+at::Tensor scale_samples(const at::Tensor& x, const at::Tensor& scale) {
+  return x * scale;
+}
 
 bool fits_channel_kernels(const at::Tensor&) {
   return false;

@@ -15,6 +15,7 @@ using ddp::ops::detail::channel_means;
 using ddp::ops::detail::ChannelMeans;
 using ddp::ops::detail::fits_channel_kernels;
 using ddp::ops::detail::scale_channels;
+using ddp::ops::detail::scale_samples;
 using namespace lm_test;
 
 namespace {
@@ -231,5 +232,33 @@ TEST_CASE("squeeze and excitation refuses a changed input and a second derivativ
   SECTION("differentiated again") {
     CHECK_THROWS_WITH(torch::autograd::grad({y}, {gate.x}, {gate.grad}, true, true),
                       Catch::Contains("cannot be differentiated again"));
+  }
+}
+
+TEST_CASE("samples are scaled as by ATen", "[gpu]") {
+  const auto dtype = GENERATE(from_range(kDtypes));
+  for (const auto& shape : std::vector<std::vector<int64_t>>{
+           {5, 16, 7, 9}, {1, 8, 1, 1}, {6, 49, 96}, {3, 8}, {300, 24, 5, 5}, {4, 3, 5, 7}}) {
+    for (const bool channels_last : {false, true}) {
+      CAPTURE(shape, dtype, channels_last);
+      auto x = torch::randn(shape, torch::kCUDA).to(dtype);
+      if (channels_last && shape.size() == 4) {
+        x = x.contiguous(kChannelsLast);
+      }
+      std::vector<int64_t> sizes(shape.size(), 1);
+      sizes[0] = shape[0];
+      const auto scale = (torch::rand(sizes, torch::kCUDA) * 3).to(dtype);
+      const auto run = [&](const auto& function) {
+        const auto leaf = x.detach().clone().requires_grad_();
+        const auto y = function(leaf);
+        y.backward(torch::ones_like(y) * 0.3 * x);
+        return std::vector<torch::Tensor>{y.detach(), leaf.grad()};
+      };
+      const auto ours = run([&](const auto& leaf) { return scale_samples(leaf, scale); });
+      const auto theirs = run([&](const auto& leaf) { return leaf * scale; });
+      CHECK(torch::equal(ours[0], theirs[0]));
+      CHECK(torch::equal(ours[1], theirs[1]));
+      CHECK(ours[0].strides() == theirs[0].strides());
+    }
   }
 }

@@ -169,3 +169,33 @@ TEST_CASE("a gate in evaluation keeps its numbers", "[export]") {
   auto plain = load(net, {.fuse = false}), replaced = load(net, {.fuse = true});
   CHECK(at::equal(forward(plain, images(), {}), forward(replaced, images(), {})));
 }
+
+namespace {
+
+// x times numbers that are drawn for its samples, over the probability that they are 1.
+Network stochastic_depth(bool scale_first, const std::string& division) {
+  Network net;
+  const auto branch = net.norm(net.conv("x", 3));
+  const auto probe = net.call("mean.dim", {{"self", tensor("x")},
+                                           {"dim", integers({1, 2, 3})},
+                                           {"keepdim", truth(true)}});
+  const auto drawn =
+      net.call("bernoulli.p", {{"self", tensor(probe)}, {"p", number(0.5)}});
+  const auto scale = net.call(division, {{"self", tensor(drawn)}, {"other", number(0.5)}});
+  net.returns(net.add(product_of(net, scale, branch, scale_first), branch));
+  return net;
+}
+
+}  // namespace
+
+TEST_CASE("stochastic depth is replaced, and its numbers stay", "[export]") {
+  const auto net = stochastic_depth(GENERATE(false, true), GENERATE("div_.Tensor", "div.Tensor"));
+  CHECK(fused(net) == Counts{{"conv2d", 1}, {"batch_norm", 1}, {"scale_samples", 1}});
+  check_equal(net, images());
+}
+
+TEST_CASE("a product with other numbers than drawn quotients stays", "[export]") {
+  const auto net = stochastic_depth(false, "mul.Tensor");
+  CHECK(fused(net).count("scale_samples") == 0);
+  check_equal(net, images());
+}

@@ -50,6 +50,7 @@ void swiglu(Stack& stack);  ///< gate, up, whether silu(gate) is the first facto
 /// x, cos, sin, dimension of which x is cut, where it is cut
 void apply_rotary(Stack& stack);
 
+void scale_samples(Stack& stack);  ///< x, scale, whether the scale is the first factor
 void reshape(Stack& stack);     ///< x, shape
 void contiguous(Stack& stack);  ///< x
 void roll(Stack& stack);        ///< x, shifts, dims

@@ -242,11 +242,43 @@ bool fuse_channel_scale(FusionGraph& graph, std::size_t product) {
   return false;
 }
 
+bool is_drawn(const FusionGraph& graph, const Argument* value) {
+  const auto source = graph.source(value);
+  return source && (is_call_of(graph.at(*source), "bernoulli_.float") ||
+                    is_call_of(graph.at(*source), "bernoulli.p"));
+}
+
+// Stochastic depth as torchvision and timm write it: x times drawn numbers over a probability.
+bool fuse_sample_scale(FusionGraph& graph, std::size_t product) {
+  const auto& node = graph.at(product);
+  if (!is_call_of(node, "mul.Tensor") || !has_values(node, {"self", "other"})) {
+    return false;
+  }
+  for (const bool scale_first : {false, true}) {
+    const auto scale = *node.input(scale_first ? "self" : "other");
+    const auto x = *node.input(scale_first ? "other" : "self");
+    const auto division = graph.source(&scale);
+    const bool is_scale = division && !graph.is_number(x) &&
+                          (is_call_of(graph.at(*division), "div_.Tensor") ||
+                           is_call_of(graph.at(*division), "div.Tensor")) &&
+                          is_drawn(graph, graph.at(*division).input("self"));
+    if (is_scale) {
+      const FusedCall scaling = {
+          .name = "scale_samples",
+          .function = fused::scale_samples,
+          .inputs = {{"x", x}, {"scale", scale}, {"scale_first", {c10::IValue(scale_first)}}}};
+      return graph.replace({product}, scaling);
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 bool fuse_vision(FusionGraph& graph, std::size_t i) {
   return fuse_max_pool(graph, i) || fuse_relu(graph, i) || fuse_silu_or_norm(graph, i) ||
-         fuse_convolution(graph, i) || fuse_head(graph, i) || fuse_channel_scale(graph, i);
+         fuse_convolution(graph, i) || fuse_head(graph, i) || fuse_channel_scale(graph, i) ||
+         fuse_sample_scale(graph, i);
 }
 
 }  // namespace ddp::detail
