@@ -105,17 +105,16 @@ TEST_CASE("windows are cut out of an image and put back", "[gpu][layout]") {
       const auto windows = shifted.view({2, 2, 7, 3, 7, 96}).permute({0, 1, 3, 2, 4, 5});
       const auto rows = reshape(windows, std::vector<int64_t>{12, -1, 96});
       const auto image = (rows * 3).view({2, 2, 3, 7, 7, 96}).permute({0, 1, 3, 2, 4, 5});
-      return roll(reshape(image, std::vector<int64_t>{2, 14, 21, 96}),
-                  std::vector<int64_t>{3, -31}, std::vector<int64_t>{1, 2});
+      return roll(reshape(image, std::vector<int64_t>{2, 14, 21, 96}), std::vector<int64_t>{3, -31},
+                  std::vector<int64_t>{1, 2});
     };
   };
-  require_same(with([](const auto& a, const auto& b) { return layout::reshape_rows(a, b); },
-                    [](const auto& a, const auto& b, const auto& c) {
-                      return layout::roll_rows(a, b, c);
-                    }),
-               with([](const auto& a, const auto& b) { return a.reshape(b); },
-                    [](const auto& a, const auto& b, const auto& c) { return at::roll(a, b, c); }),
-               {x});
+  require_same(
+      with([](const auto& a, const auto& b) { return layout::reshape_rows(a, b); },
+           [](const auto& a, const auto& b, const auto& c) { return layout::roll_rows(a, b, c); }),
+      with([](const auto& a, const auto& b) { return a.reshape(b); },
+           [](const auto& a, const auto& b, const auto& c) { return at::roll(a, b, c); }),
+      {x});
 }
 
 TEST_CASE("attention composed of products of parts", "[gpu][layout]") {
@@ -127,8 +126,8 @@ TEST_CASE("attention composed of products of parts", "[gpu][layout]") {
       const auto heads = in[0].view({6, 49, 3, 3, 32}).permute({2, 0, 3, 1, 4});
       const auto parts = select(heads, used);
       const auto scores = matmul(parts[0], parts[1].transpose(-2, -1), 0.25);
-      const auto values = used == 3 ? matmul(scores.softmax(-1), parts[2], 1.0)
-                                    : matmul(scores, parts[0], 1.0);
+      const auto values =
+          used == 3 ? matmul(scores.softmax(-1), parts[2], 1.0) : matmul(scores, parts[0], 1.0);
       return reshape(values.transpose(1, 2), std::vector<int64_t>{6, 49, 96});
     };
   };
@@ -150,11 +149,14 @@ TEST_CASE("attention composed of products of parts", "[gpu][layout]") {
 }
 
 TEST_CASE("products of what rows do not fit are LibTorch's", "[gpu][layout]") {
-  const auto twin = [](const std::vector<at::Tensor>& in) { return at::matmul(in[0] * 0.5, in[1]); };
+  const auto twin = [](const std::vector<at::Tensor>& in) {
+    return at::matmul(in[0] * 0.5, in[1]);
+  };
   const auto ours = [](const std::vector<at::Tensor>& in) {
     return layout::matmul_rows(in[0], in[1], 0.5);
   };
-  require_same(ours, twin, {numbers({2, 3, 4, 5}, at::kFloat), numbers({3, 5, 6}, at::kFloat)}, 1e-5);
+  require_same(ours, twin, {numbers({2, 3, 4, 5}, at::kFloat), numbers({3, 5, 6}, at::kFloat)},
+               1e-5);
   require_same(ours, twin, {numbers({4, 5}, at::kFloat), numbers({5, 6}, at::kFloat)}, 1e-5);
   require_same(ours, twin, {numbers({2, 1, 4, 5}, at::kFloat), numbers({2, 3, 5, 6}, at::kFloat)},
                1e-5);

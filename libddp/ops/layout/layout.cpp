@@ -147,8 +147,8 @@ at::Tensor reshape_rows(const at::Tensor& x, at::IntArrayRef shape) {
 }
 
 at::Tensor roll_rows(const at::Tensor& x, at::IntArrayRef shifts, at::IntArrayRef dims) {
-  const bool is_own = runs_own_code(x) && x.numel() > 0 && shifts.size() == dims.size() &&
-                      !dims.empty();
+  const bool is_own =
+      runs_own_code(x) && x.numel() > 0 && shifts.size() == dims.size() && !dims.empty();
   if (!is_own) {
     return at::roll(x, shifts, dims);
   }

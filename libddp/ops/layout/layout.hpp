@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Operators that move values, as LibTorch's compute them, with copies by rows (row_copy.hpp) forward
-// and backward. Gradients have the strides of the values that they belong to, so that the operators
-// before, which permute these, find them contiguous. Without rows, LibTorch's operators run.
+// Operators that move values, as LibTorch's compute them, with copies by rows (row_copy.hpp)
+// forward and backward. Gradients have the strides of the values that they belong to, so that the
+// operators before, which permute these, find them contiguous. Without rows, LibTorch's operators
+// run.
 #pragma once
 
 #include <ATen/core/Tensor.h>

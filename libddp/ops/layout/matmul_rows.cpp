@@ -18,9 +18,7 @@ bool is_transposed(const at::Tensor& x) {
 
 // [batches, rows, columns] for at::bmm(), which takes transposed matrices as they are.
 at::Tensor as_matrices(const at::Tensor& x) {
-  const auto flat = [](const at::Tensor& rows) {
-    return contiguous_copy(rows).flatten(0, -3);
-  };
+  const auto flat = [](const at::Tensor& rows) { return contiguous_copy(rows).flatten(0, -3); };
   return is_transposed(x) ? flat(x.transpose(-2, -1)).transpose(1, 2) : flat(x);
 }
 
@@ -34,9 +32,8 @@ at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& b, double scale
 
 // scale * a b, itself or, for a transposed result, as a transposed view of its transpose.
 at::Tensor product_as(bool is_transposed, const at::Tensor& a, const at::Tensor& b, double scale) {
-  return is_transposed
-             ? scaled_product(b.transpose(1, 2), a.transpose(1, 2), scale).transpose(1, 2)
-             : scaled_product(a, b, scale);
+  return is_transposed ? scaled_product(b.transpose(1, 2), a.transpose(1, 2), scale).transpose(1, 2)
+                       : scaled_product(a, b, scale);
 }
 
 class MatmulRows : public torch::autograd::Function<MatmulRows> {
@@ -59,8 +56,8 @@ class MatmulRows : public torch::autograd::Function<MatmulRows> {
     const auto grad = as_matrices(grads[0]);
     variable_list results(3);
     if (ctx->needs_input_grad(0)) {
-      results[0] = product_as(is_transposed(left), grad, right.transpose(1, 2), scale)
-                       .unflatten(0, batches);
+      results[0] =
+          product_as(is_transposed(left), grad, right.transpose(1, 2), scale).unflatten(0, batches);
     }
     if (ctx->needs_input_grad(1)) {
       results[1] =

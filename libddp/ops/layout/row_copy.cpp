@@ -102,8 +102,8 @@ void copy_rows(const at::Tensor& to, const at::Tensor& from) {
   if (may_launch(to, from)) {
     if (const auto copy = plan_copy(to, from)) {
       const c10::cuda::CUDAGuard guard(to.device());
-      C10_CUDA_CHECK(launch_row_copy(*copy, to.mutable_data_ptr(), from.const_data_ptr(),
-                                     stream_of(to)));
+      C10_CUDA_CHECK(
+          launch_row_copy(*copy, to.mutable_data_ptr(), from.const_data_ptr(), stream_of(to)));
       return;
     }
   }

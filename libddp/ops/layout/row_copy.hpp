@@ -9,8 +9,8 @@
 namespace ddp::ops::detail {
 
 /// to.copy_(from) outside of autograd, for tensors of the same sizes and dtype. On CUDA rows whose
-/// values lie side by side in both are copied as vectors, which LibTorch's strided copy does not do.
-/// No two elements of `to` may share memory.
+/// values lie side by side in both are copied as vectors, which LibTorch's strided copy does not
+/// do. No two elements of `to` may share memory.
 void copy_rows(const at::Tensor& to, const at::Tensor& from);
 
 /// Whether a copy of `x` to contiguous memory would be made of rows: LibTorch's kernels are as fast

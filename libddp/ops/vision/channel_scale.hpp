@@ -28,8 +28,8 @@ ChannelMeans channel_means(const at::Tensor& x);
 /// for x, each rounded once. Their results do not depend on timing.
 at::Tensor scale_channels(const ChannelMeans& of, const at::Tensor& scale);
 
-/// x * scale, where `scale` [batch, 1, …, 1] has no gradient: stochastic depth. The kernel takes an x
-/// of any dense layout whose samples follow each other.
+/// x * scale, where `scale` [batch, 1, …, 1] has no gradient: stochastic depth. The kernel takes an
+/// x of any dense layout whose samples follow each other.
 at::Tensor scale_samples(const at::Tensor& x, const at::Tensor& scale);
 
 }  // namespace ddp::ops::detail

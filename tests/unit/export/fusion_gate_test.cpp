@@ -176,11 +176,9 @@ namespace {
 Network stochastic_depth(bool scale_first, const std::string& division) {
   Network net;
   const auto branch = net.norm(net.conv("x", 3));
-  const auto probe = net.call("mean.dim", {{"self", tensor("x")},
-                                           {"dim", integers({1, 2, 3})},
-                                           {"keepdim", truth(true)}});
-  const auto drawn =
-      net.call("bernoulli.p", {{"self", tensor(probe)}, {"p", number(0.5)}});
+  const auto probe = net.call(
+      "mean.dim", {{"self", tensor("x")}, {"dim", integers({1, 2, 3})}, {"keepdim", truth(true)}});
+  const auto drawn = net.call("bernoulli.p", {{"self", tensor(probe)}, {"p", number(0.5)}});
   const auto scale = net.call(division, {{"self", tensor(drawn)}, {"other", number(0.5)}});
   net.returns(net.add(product_of(net, scale, branch, scale_first), branch));
   return net;

@@ -51,11 +51,11 @@ void swiglu(Stack& stack);  ///< gate, up, whether silu(gate) is the first facto
 void apply_rotary(Stack& stack);
 
 void scale_samples(Stack& stack);  ///< x, scale, whether the scale is the first factor
-void reshape(Stack& stack);     ///< x, shape
-void contiguous(Stack& stack);  ///< x
-void roll(Stack& stack);        ///< x, shifts, dims
-void pad_nothing(Stack& stack);  ///< x, pad: zeros
-void matmul(Stack& stack);      ///< a, b, factor of a
+void reshape(Stack& stack);        ///< x, shape
+void contiguous(Stack& stack);     ///< x
+void roll(Stack& stack);           ///< x, shifts, dims
+void pad_nothing(Stack& stack);    ///< x, pad: zeros
+void matmul(Stack& stack);         ///< a, b, factor of a
 
 // 0.5 x (1 + tanh(kSqrt2OverPi (x + kGeluCubic x³)))
 inline constexpr double kSqrt2OverPi = 0.7978845608028654, kGeluCubic = 0.044715;

@@ -18,8 +18,8 @@ void contiguous(Stack& stack) {
 }
 
 void roll(Stack& stack) {
-  stack = {ops::detail::roll_rows(stack[0].toTensor(), integers_at(stack[1]),
-                                  integers_at(stack[2]))};
+  stack = {
+      ops::detail::roll_rows(stack[0].toTensor(), integers_at(stack[1]), integers_at(stack[2]))};
 }
 
 void pad_nothing(Stack& stack) {

@@ -182,7 +182,7 @@ void scale_channels(Stack& stack) {
 void scale_samples(Stack& stack) {
   const auto x = tensor_of(stack[0]), scale = tensor_of(stack[1]);
   const bool scale_first = stack[2].toBool();
-  stack = {x.is_cuda() ? ops::detail::scale_samples(x, scale)
+  stack = {x.is_cuda()   ? ops::detail::scale_samples(x, scale)
            : scale_first ? scale * x
                          : x * scale};
 }

@@ -82,11 +82,10 @@ bool fuse_pad(FusionGraph& graph, std::size_t i) {
   if (!pads_nothing) {
     return false;
   }
-  return graph.replace({i},
-                       {.name = "pad",
-                        .function = fused::pad_nothing,
-                        .inputs = {{"self", *node.input("self")}, {"pad", *node.input("pad")}},
-                        .changes_strides = true});
+  return graph.replace({i}, {.name = "pad",
+                             .function = fused::pad_nothing,
+                             .inputs = {{"self", *node.input("self")}, {"pad", *node.input("pad")}},
+                             .changes_strides = true});
 }
 
 // Optionally with a constant factor of the first matrices.
@@ -110,12 +109,11 @@ bool fuse_matmul(FusionGraph& graph, std::size_t i) {
   if (!is_permuted_or_part(graph, a) && !is_permuted_or_part(graph, b)) {
     return false;
   }
-  return graph.replace(nodes, {.name = "matmul",
-                               .function = fused::matmul,
-                               .inputs = {{"self", *a},
-                                          {"other", *b},
-                                          {"factor", {c10::IValue(factor)}}},
-                               .changes_strides = true});
+  return graph.replace(nodes,
+                       {.name = "matmul",
+                        .function = fused::matmul,
+                        .inputs = {{"self", *a}, {"other", *b}, {"factor", {c10::IValue(factor)}}},
+                        .changes_strides = true});
 }
 
 }  // namespace
