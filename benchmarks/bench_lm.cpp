@@ -56,39 +56,18 @@ using bench::Loop;
 using bench::Settings;
 using ModelPtr = std::shared_ptr<models::LanguageModel>;
 
-const Settings::Values kDefaults = {{"model", "qwen2-7b"},
-                                    {"archive", ""},
-                                    {"fuse", "false"},
-                                    {"in_graph", "false"},
-                                    {"seq_len", "4096"},
-                                    {"batch_size", "2"},
-                                    {"dtype", "bf16"},
-                                    {"param_dtype", "auto"},
-                                    {"vocab_size", "0"},
-                                    {"num_layers", "0"},
-                                    {"hidden_size", "0"},
-                                    {"num_heads", "0"},
-                                    {"dropout", "0"},
-                                    {"attention", "auto"},
-                                    {"lora_rank", "64"},
-                                    {"lora_alpha", "128"},
-                                    {"lora_dropout", "0.05"},
-                                    {"lora_dtype", "fp32"},
-                                    {"base_dtype", "dtype"},
-                                    {"accumulate", "1"},
-                                    {"checkpoint_every", "0"},
-                                    {"loss_chunk_tokens", "0"},
-                                    {"bucket_cap_mb", "25"},
-                                    {"comm_hook", "none"},
-                                    {"powersgd_rank", "1"},
-                                    {"fp32_grads", "true"},
-                                    {"clip", "1"},
-                                    {"optimizer", "adamw"},
-                                    {"lr", "1e-4"},
-                                    {"weight_decay", "0"},
-                                    {"step", "eager"},
-                                    {"steps", "10"},
-                                    {"warmup", "3"}};
+const Settings::Values kDefaults = {
+    {"model", "qwen2-7b"},      {"archive", ""},          {"fuse", "false"},
+    {"in_graph", "false"},      {"seq_len", "4096"},      {"batch_size", "2"},
+    {"dtype", "bf16"},          {"param_dtype", "auto"},  {"vocab_size", "0"},
+    {"num_layers", "0"},        {"hidden_size", "0"},     {"num_heads", "0"},
+    {"dropout", "0"},           {"attention", "auto"},    {"lora_rank", "64"},
+    {"lora_alpha", "128"},      {"lora_dropout", "0.05"}, {"lora_dtype", "fp32"},
+    {"base_dtype", "dtype"},    {"accumulate", "1"},      {"checkpoint_every", "0"},
+    {"loss_chunk_tokens", "0"}, {"bucket_cap_mb", "25"},  {"comm_hook", "none"},
+    {"powersgd_rank", "1"},     {"fp32_grads", "true"},   {"clip", "1"},
+    {"optimizer", "adamw"},     {"lr", "1e-4"},           {"weight_decay", "0"},
+    {"step", "eager"},          {"steps", "10"},          {"warmup", "3"}};
 
 /// The loss of BERT and of the encoder covers all positions, each with its own id.
 bool predicts_own_ids(const Settings& settings) {
