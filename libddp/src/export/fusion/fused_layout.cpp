@@ -18,8 +18,8 @@ void contiguous(Stack& stack) {
 }
 
 void roll(Stack& stack) {
-  stack = {ops::detail::roll_rows(stack[0].toTensor(), integers_at(stack[1]),
-                                  integers_at(stack[2]))};
+  stack = {
+      ops::detail::roll_rows(stack[0].toTensor(), integers_at(stack[1]), integers_at(stack[2]))};
 }
 
 void pad_nothing(Stack& stack) {
@@ -28,7 +28,10 @@ void pad_nothing(Stack& stack) {
 }
 
 void matmul(Stack& stack) {
-  stack = {ops::detail::matmul_rows(tensor_of(stack[0]), tensor_of(stack[1]), stack[2].toDouble())};
+  const auto a = tensor_of(stack[0]), b = tensor_of(stack[1]);
+  const auto factor = stack[2].toScalar();
+  stack = {at::isFloatingType(a.scalar_type()) ? ops::detail::matmul_rows(a, b, factor.toDouble())
+                                               : at::matmul(a * factor, b)};
 }
 
 }  // namespace ddp::detail::fused

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -64,15 +65,19 @@ bool fuse_roll(FusionGraph& graph, std::size_t i) {
                                         {"dims", *node.input("dims")}}});
 }
 
-// A pad of zeros all round is a copy. Without it the value and its copy share memory, so neither
-// may be written, nor become a result.
+// Nobody writes the value's memory behind the node that makes it, nor can a caller do that.
+bool keeps_values(const FusionGraph& graph, const Argument& value) {
+  const auto& name = value.name()->name;
+  return !graph.is_written_later(name) && !graph.is_shared_outside(name);
+}
+
+// A pad of zeros all round is a copy. Without it the value and its copy share memory.
 bool fuse_pad(FusionGraph& graph, std::size_t i) {
   const auto& node = graph.at(i);
   const bool is_pad = is_call_of(node, "pad.default") && is_list_of_integers(node.input("pad")) &&
                       is_value(node.input("self"));
   if (!is_pad || graph.private_source(&node.outputs[0]) != i ||
-      graph.is_written_later(node.outputs[0].name()->name) ||
-      graph.is_written_later(node.input("self")->name()->name)) {
+      !keeps_values(graph, node.outputs[0]) || !keeps_values(graph, *node.input("self"))) {
     return false;
   }
   const auto& pads = *node.input("pad")->list();
@@ -82,11 +87,10 @@ bool fuse_pad(FusionGraph& graph, std::size_t i) {
   if (!pads_nothing) {
     return false;
   }
-  return graph.replace({i},
-                       {.name = "pad",
-                        .function = fused::pad_nothing,
-                        .inputs = {{"self", *node.input("self")}, {"pad", *node.input("pad")}},
-                        .changes_strides = true});
+  return graph.replace({i}, {.name = "pad",
+                             .function = fused::pad_nothing,
+                             .inputs = {{"self", *node.input("self")}, {"pad", *node.input("pad")}},
+                             .changes_strides = true});
 }
 
 // Optionally with a constant factor of the first matrices.
@@ -97,12 +101,12 @@ bool fuse_matmul(FusionGraph& graph, std::size_t i) {
     return false;
   }
   std::vector<std::size_t> nodes = {i};
-  double factor = 1;
+  c10::IValue factor = 1;
   if (const auto mul = graph.private_call(a, "mul.Tensor")) {
     const auto* other = graph.at(*mul).input("other");
-    if (is_value(graph.at(*mul).input("self")) && !is_value(other) &&
-        number_of(other, 1) == number_of(other, 1)) {
-      factor = number_of(other, 1);
+    const bool is_factor = other != nullptr && !std::isnan(number_of(other, 1));
+    if (is_factor && is_value(graph.at(*mul).input("self"))) {
+      factor = *other->constant();
       a = graph.at(*mul).input("self");
       nodes = {*mul, i};
     }
@@ -112,9 +116,7 @@ bool fuse_matmul(FusionGraph& graph, std::size_t i) {
   }
   return graph.replace(nodes, {.name = "matmul",
                                .function = fused::matmul,
-                               .inputs = {{"self", *a},
-                                          {"other", *b},
-                                          {"factor", {c10::IValue(factor)}}},
+                               .inputs = {{"self", *a}, {"other", *b}, {"factor", {factor}}},
                                .changes_strides = true});
 }
 
