@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nothing runs a program here, so the fuzzers do without ddp::ops.
 #include "export/fusion/fused_functions.hpp"
+#include "ops/layout/layout.hpp"
 
 namespace ddp::detail::fused {
 
@@ -15,6 +16,12 @@ void pooled_linear(Stack&) {}
 void channel_means(Stack&) {}
 void scale_channels(Stack&) {}
 void scale_samples(Stack&) {}
+void reshape(Stack&) {}
+void contiguous(Stack&) {}
+void roll(Stack&) {}
+void pad_nothing(Stack&) {}
+void matmul(Stack&) {}
+void space_to_depth(Stack&) {}
 void linear(Stack&) {}
 void gelu(Stack&) {}
 void add_branch(Stack&) {}
@@ -29,3 +36,11 @@ void swiglu(Stack&) {}
 void apply_rotary(Stack&) {}
 
 }  // namespace ddp::detail::fused
+
+namespace ddp::ops::detail {
+
+std::vector<at::Tensor> select_rows(const at::Tensor&, int64_t, int64_t) {
+  return {};
+}
+
+}  // namespace ddp::ops::detail

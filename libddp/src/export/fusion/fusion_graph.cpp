@@ -205,6 +205,16 @@ bool FusionGraph::is_written_later(const std::string& value) const {
   return memory_.of(value).is_written_later;
 }
 
+bool FusionGraph::is_shared_outside(const std::string& value) const {
+  std::set<std::string> names;
+  for (const auto* arguments : {&graph_.inputs, &graph_.outputs}) {
+    for (const auto& argument : *arguments) {
+      visit_names(argument, [&](const std::string& name) { names.insert(name); });
+    }
+  }
+  return groups_of(memory_, names).contains(memory_.of(value).group);
+}
+
 bool FusionGraph::replace(const std::vector<std::size_t>& matched, FusedCall call) {
   const auto last = matched.back();
   const auto& results = graph_.nodes[last].outputs;

@@ -61,6 +61,8 @@ class FusionGraph {
   bool are_independent(std::size_t a, std::size_t b) const;
   /// Whether a node behind the one that makes the value may write its memory.
   bool is_written_later(const std::string& value) const;
+  /// Whether the value may share memory with an input or a result of the graph.
+  bool is_shared_outside(const std::string& value) const;
 
   /// Replaces the nodes `matched` by the call. They must be ascending; the last one gives the
   /// result its name. Returns false and does nothing if that would move one of them across a node

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -64,15 +66,19 @@ bool fuse_roll(FusionGraph& graph, std::size_t i) {
                                         {"dims", *node.input("dims")}}});
 }
 
-// A pad of zeros all round is a copy. Without it the value and its copy share memory, so neither
-// may be written, nor become a result.
+// Nobody writes the value's memory behind the node that makes it, nor can a caller do that.
+bool keeps_values(const FusionGraph& graph, const Argument& value) {
+  const auto& name = value.name()->name;
+  return !graph.is_written_later(name) && !graph.is_shared_outside(name);
+}
+
+// A pad of zeros all round is a copy. Without it the value and its copy share memory.
 bool fuse_pad(FusionGraph& graph, std::size_t i) {
   const auto& node = graph.at(i);
   const bool is_pad = is_call_of(node, "pad.default") && is_list_of_integers(node.input("pad")) &&
                       is_value(node.input("self"));
   if (!is_pad || graph.private_source(&node.outputs[0]) != i ||
-      graph.is_written_later(node.outputs[0].name()->name) ||
-      graph.is_written_later(node.input("self")->name()->name)) {
+      !keeps_values(graph, node.outputs[0]) || !keeps_values(graph, *node.input("self"))) {
     return false;
   }
   const auto& pads = *node.input("pad")->list();
@@ -96,12 +102,12 @@ bool fuse_matmul(FusionGraph& graph, std::size_t i) {
     return false;
   }
   std::vector<std::size_t> nodes = {i};
-  double factor = 1;
+  c10::IValue factor = 1;
   if (const auto mul = graph.private_call(a, "mul.Tensor")) {
     const auto* other = graph.at(*mul).input("other");
-    if (is_value(graph.at(*mul).input("self")) && !is_value(other) &&
-        number_of(other, 1) == number_of(other, 1)) {
-      factor = number_of(other, 1);
+    const bool is_factor = other != nullptr && !std::isnan(number_of(other, 1));
+    if (is_factor && is_value(graph.at(*mul).input("self"))) {
+      factor = *other->constant();
       a = graph.at(*mul).input("self");
       nodes = {*mul, i};
     }
@@ -109,17 +115,79 @@ bool fuse_matmul(FusionGraph& graph, std::size_t i) {
   if (!is_permuted_or_part(graph, a) && !is_permuted_or_part(graph, b)) {
     return false;
   }
-  return graph.replace(nodes,
-                       {.name = "matmul",
-                        .function = fused::matmul,
-                        .inputs = {{"self", *a}, {"other", *b}, {"factor", {c10::IValue(factor)}}},
-                        .changes_strides = true});
+  return graph.replace(nodes, {.name = "matmul",
+                               .function = fused::matmul,
+                               .inputs = {{"self", *a}, {"other", *b}, {"factor", {factor}}},
+                               .changes_strides = true});
+}
+
+// x[:, start::2] along one dimension, by a node whose result has one reader.
+struct EverySecond {
+  std::size_t node;
+  Argument x;
+  int64_t dim, start;
+};
+std::optional<EverySecond> every_second(const FusionGraph& graph, const Argument* value) {
+  constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
+  const auto slice = graph.private_call(value, "slice.Tensor");
+  if (!slice || !is_value(graph.at(*slice).input("self"))) {
+    return std::nullopt;
+  }
+  const auto& node = graph.at(*slice);
+  const EverySecond found = {*slice, *node.input("self"), integer_of(node.input("dim"), 0),
+                             integer_of(node.input("start"), 0)};
+  const bool fits = integer_of(node.input("end"), kEnd) == kEnd &&
+                    integer_of(node.input("step"), 1) == 2 && found.dim >= 0 &&
+                    (found.start == 0 || found.start == 1);
+  return fits ? std::optional(found) : std::nullopt;
+}
+
+// The four pixels of each block of 2 x 2 behind one another, as Swin merges patches: slices of x
+// along one dimension, then along another, in the order of their starts.
+bool fuse_space_to_depth(FusionGraph& graph, std::size_t i) {
+  const auto& node = graph.at(i);
+  const auto* parts = is_call_of(node, "cat.default") ? node.input("tensors") : nullptr;
+  if (parts == nullptr || !parts->list() || parts->list()->size() != 4 ||
+      integer_of(node.input("dim"), 0) != -1) {
+    return false;
+  }
+  std::vector<EverySecond> first, second;
+  std::vector<std::size_t> nodes;
+  for (const auto& part : *parts->list()) {
+    const auto outer = every_second(graph, &part);
+    const auto inner = outer ? every_second(graph, &outer->x) : std::nullopt;
+    if (!inner || inner->dim == outer->dim) {
+      return false;
+    }
+    first.push_back(*inner);
+    second.push_back(*outer);
+    nodes.insert(nodes.end(), {inner->node, outer->node});
+  }
+  nodes.push_back(i);
+  const bool first_fastest = first[1].start == 1;
+  for (int64_t part = 0; part < 4; ++part) {
+    const auto &a = first[static_cast<std::size_t>(part)],
+               &b = second[static_cast<std::size_t>(part)];
+    if (!is_same_value(&a.x, &first[0].x) || a.dim != first[0].dim || b.dim != second[0].dim ||
+        a.start != (first_fastest ? part % 2 : part / 2) ||
+        b.start != (first_fastest ? part / 2 : part % 2)) {
+      return false;
+    }
+  }
+  return graph.replace(nodes, {.name = "space_to_depth",
+                               .function = fused::space_to_depth,
+                               .inputs = {{"x", first[0].x},
+                                          {"first", {c10::IValue(first[0].dim)}},
+                                          {"second", {c10::IValue(second[0].dim)}},
+                                          {"first_fastest", {c10::IValue(first_fastest)}}},
+                               .changes_strides = true});
 }
 
 }  // namespace
 
 bool fuse_layout(FusionGraph& graph, std::size_t i) {
-  return fuse_copy(graph, i) || fuse_roll(graph, i) || fuse_pad(graph, i) || fuse_matmul(graph, i);
+  return fuse_copy(graph, i) || fuse_roll(graph, i) || fuse_pad(graph, i) ||
+         fuse_matmul(graph, i) || fuse_space_to_depth(graph, i);
 }
 
 }  // namespace ddp::detail
