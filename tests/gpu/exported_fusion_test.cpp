@@ -169,3 +169,15 @@ TEST_CASE("views around checkpointed blocks of a fused network in bf16", "[gpu][
     CHECK(distance(computed_again[i], kept[i]) <= 4e-3);
   }
 }
+
+TEST_CASE("fused merging of patches", "[gpu][export]") {
+  PatchMerging merging;
+  merging.first_fastest = GENERATE(true, false);
+  if (GENERATE(true, false)) {
+    std::swap(merging.first, merging.second);
+  }
+  const auto type = GENERATE(at::kFloat, at::kBFloat16);
+  at::manual_seed(2);
+  check_near(merged_patches(merging, type), merged_patches(merging, at::kDouble),
+             at::randn({3, 8, 8, 8}), false, {{"linear", 1}, {"space_to_depth", 1}});
+}

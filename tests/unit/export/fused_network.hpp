@@ -315,6 +315,36 @@ inline void check_equal(const Network& net, const at::Tensor& x,
   }
 }
 
+/// How Swin merges patches of x [batch, 8, 8, 8]: the slices that it joins, and what differs from
+/// it.
+struct PatchMerging {
+  bool first_fastest = true;
+  int64_t step = 2, end = std::numeric_limits<int64_t>::max(), dim = -1;
+  bool repeats = false;  // the last slice starts where the third does
+  int64_t first = 1, second = 2;
+};
+inline Network merged_patches(const PatchMerging& merging = {}, at::ScalarType type = at::kFloat) {
+  Network net({8, 8, 8}, type);
+  const auto x = net.linear_layer("x", 8, 8, true);
+  const auto sliced = [&](const std::string& value, int64_t dim, int64_t start) {
+    return net.call("slice.Tensor", {{"self", tensor(value)},
+                                     {"dim", integer(dim)},
+                                     {"start", integer(start)},
+                                     {"end", integer(merging.end)},
+                                     {"step", integer(merging.step)}});
+  };
+  Json parts = Json::array();
+  for (int64_t part = 0; part < 4; ++part) {
+    const int64_t place = merging.repeats && part == 3 ? 2 : part;
+    const auto fast = place % 2, slow = place / 2;
+    const auto rows = sliced(x, merging.first, merging.first_fastest ? fast : slow);
+    parts.push_back({{"name", sliced(rows, merging.second, merging.first_fastest ? slow : fast)}});
+  }
+  const auto joined = net.call(
+      "cat.default", {{"tensors", {{"as_tensors", parts}}}, {"dim", integer(merging.dim)}});
+  return net.returns(net.unary("gelu.default", joined));
+}
+
 // A stem and two residual blocks, the second with a convolution in its shortcut.
 inline Network residual_network(int64_t channels = 4, at::ScalarType type = at::kFloat) {
   Network net({channels, 8, 8}, type);

@@ -389,3 +389,22 @@ TEST_CASE("a dropped pixel for each channel keeps no strides", "[export]") {
   CHECK(fused(net) == counts);
   check_equal(net, images());
 }
+
+TEST_CASE("patches are merged, and their numbers stay", "[export]") {
+  PatchMerging merging;
+  merging.first_fastest = GENERATE(true, false);
+  if (GENERATE(true, false)) {
+    std::swap(merging.first, merging.second);
+  }
+  const auto net = merged_patches(merging);
+  CHECK(fused(net) == Counts{{"linear", 1}, {"space_to_depth", 1}});
+  at::manual_seed(2);
+  check_equal(net, at::randn({3, 8, 8, 8}));
+}
+
+TEST_CASE("other joined slices stay", "[export]") {
+  const auto merging =
+      GENERATE(PatchMerging{.step = 3}, PatchMerging{.end = 7}, PatchMerging{.dim = 3},
+               PatchMerging{.repeats = true}, PatchMerging{.step = 1}, PatchMerging{.second = 1});
+  CHECK(count_of(merged_patches(merging), "space_to_depth") == 0);
+}

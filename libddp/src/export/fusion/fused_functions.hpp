@@ -57,7 +57,7 @@ void roll(Stack& stack);           ///< x, shifts, dims
 void pad_nothing(Stack& stack);    ///< x, pad: zeros
 void matmul(Stack& stack);         ///< a, b, factor of a
 /// x, the dimensions of its pixels that are halved, whether those of the first follow each other
-void space_to_depth(Stack\& stack);
+void space_to_depth(Stack& stack);
 
 // 0.5 x (1 + tanh(kSqrt2OverPi (x + kGeluCubic x³)))
 inline constexpr double kSqrt2OverPi = 0.7978845608028654, kGeluCubic = 0.044715;
