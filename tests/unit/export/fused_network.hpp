@@ -320,7 +320,7 @@ inline void check_equal(const Network& net, const at::Tensor& x,
 struct PatchMerging {
   bool first_fastest = true;
   int64_t step = 2, end = std::numeric_limits<int64_t>::max(), dim = -1;
-  bool repeats = false;  // the last slice starts where the third does
+  int64_t last = 3;  // the place in a block of the last slice
   int64_t first = 1, second = 2;
 };
 inline Network merged_patches(const PatchMerging& merging = {}, at::ScalarType type = at::kFloat) {
@@ -335,7 +335,7 @@ inline Network merged_patches(const PatchMerging& merging = {}, at::ScalarType t
   };
   Json parts = Json::array();
   for (int64_t part = 0; part < 4; ++part) {
-    const int64_t place = merging.repeats && part == 3 ? 2 : part;
+    const int64_t place = part == 3 ? merging.last : part;
     const auto fast = place % 2, slow = place / 2;
     const auto rows = sliced(x, merging.first, merging.first_fastest ? fast : slow);
     parts.push_back({{"name", sliced(rows, merging.second, merging.first_fastest ? slow : fast)}});

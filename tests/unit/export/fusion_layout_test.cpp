@@ -405,6 +405,7 @@ TEST_CASE("patches are merged, and their numbers stay", "[export]") {
 TEST_CASE("other joined slices stay", "[export]") {
   const auto merging =
       GENERATE(PatchMerging{.step = 3}, PatchMerging{.end = 7}, PatchMerging{.dim = 3},
-               PatchMerging{.repeats = true}, PatchMerging{.step = 1}, PatchMerging{.second = 1});
+               PatchMerging{.last = 1}, PatchMerging{.last = 2}, PatchMerging{.step = 1},
+               PatchMerging{.second = 1});
   CHECK(count_of(merged_patches(merging), "space_to_depth") == 0);
 }
