@@ -2,6 +2,8 @@
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cmath>
+
 #include "ops/layout/layout.hpp"
 #include "ops/layout/row_copy.hpp"
 #include "ops/tensor_launch.hpp"
@@ -18,9 +20,7 @@ bool is_transposed(const at::Tensor& x) {
 
 // [batches, rows, columns] for at::bmm(), which takes transposed matrices as they are.
 at::Tensor as_matrices(const at::Tensor& x) {
-  const auto flat = [](const at::Tensor& rows) {
-    return contiguous_copy(rows).flatten(0, -3);
-  };
+  const auto flat = [](const at::Tensor& rows) { return contiguous_copy(rows).flatten(0, -3); };
   return is_transposed(x) ? flat(x.transpose(-2, -1)).transpose(1, 2) : flat(x);
 }
 
@@ -34,9 +34,8 @@ at::Tensor scaled_product(const at::Tensor& a, const at::Tensor& b, double scale
 
 // scale * a b, itself or, for a transposed result, as a transposed view of its transpose.
 at::Tensor product_as(bool is_transposed, const at::Tensor& a, const at::Tensor& b, double scale) {
-  return is_transposed
-             ? scaled_product(b.transpose(1, 2), a.transpose(1, 2), scale).transpose(1, 2)
-             : scaled_product(a, b, scale);
+  return is_transposed ? scaled_product(b.transpose(1, 2), a.transpose(1, 2), scale).transpose(1, 2)
+                       : scaled_product(a, b, scale);
 }
 
 class MatmulRows : public torch::autograd::Function<MatmulRows> {
@@ -45,9 +44,12 @@ class MatmulRows : public torch::autograd::Function<MatmulRows> {
                             double scale) {
     const auto left = as_matrices(a), right = as_matrices(b);
     ctx->save_for_backward({left, right});
-    ctx->saved_data["batches"] = a.sizes().slice(0, a.dim() - 2).vec();
+    auto sizes = a.sizes().slice(0, a.dim() - 2).vec();
+    ctx->saved_data["batches"] = sizes;
     ctx->saved_data["scale"] = scale;
-    return scaled_product(left, right, scale).unflatten(0, a.sizes().slice(0, a.dim() - 2));
+    sizes.insert(sizes.end(), {a.size(-2), b.size(-1)});
+    // Autograd lets nobody write a view that is a function's result.
+    return at::_unsafe_view(scaled_product(left, right, scale), sizes);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -59,8 +61,8 @@ class MatmulRows : public torch::autograd::Function<MatmulRows> {
     const auto grad = as_matrices(grads[0]);
     variable_list results(3);
     if (ctx->needs_input_grad(0)) {
-      results[0] = product_as(is_transposed(left), grad, right.transpose(1, 2), scale)
-                       .unflatten(0, batches);
+      results[0] =
+          product_as(is_transposed(left), grad, right.transpose(1, 2), scale).unflatten(0, batches);
     }
     if (ctx->needs_input_grad(1)) {
       results[1] =
@@ -88,7 +90,9 @@ bool fits(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 at::Tensor matmul_rows(const at::Tensor& a, const at::Tensor& b, double scale) {
-  if (fits(a, b) && (scale != 1 || needs_copy(a) || needs_copy(b))) {
+  // A factor of 0 would hide what is not finite.
+  const bool is_own = fits(a, b) && std::isnormal(scale);
+  if (is_own && (scale != 1 || needs_copy(a) || needs_copy(b))) {
     return MatmulRows::apply(a, b, scale);
   }
   return at::matmul(scale == 1 ? a : a * scale, b);
