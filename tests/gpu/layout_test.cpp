@@ -7,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "ops/layout/row_copy.hpp"
@@ -115,6 +116,40 @@ TEST_CASE("windows are cut out of an image and put back", "[gpu][layout]") {
       with([](const auto& a, const auto& b) { return a.reshape(b); },
            [](const auto& a, const auto& b, const auto& c) { return at::roll(a, b, c); }),
       {x});
+}
+
+TEST_CASE("rolls of one dimension follow each other", "[gpu][layout]") {
+  const std::vector<int64_t> shifts = {1, 2, -3}, dims = {2, -2, 1};
+  require_same(
+      [&](const std::vector<at::Tensor>& in) { return layout::roll_rows(in[0], shifts, dims); },
+      [&](const std::vector<at::Tensor>& in) { return at::roll(in[0], shifts, dims); },
+      {numbers({3, 5, 7, 32}, at::kFloat)});
+}
+
+TEST_CASE("results of copies and products may be written", "[gpu][layout]") {
+  const auto written = [](const auto& matmul, const auto& reshape) {
+    return [=](const std::vector<at::Tensor>& in) {
+      const auto a = in[0].transpose(1, 2), b = in[1].transpose(1, 2);
+      const auto scores = matmul(a, b.transpose(2, 3));
+      scores.add_(1).select(1, 0).mul_(2);
+      return reshape(matmul(scores, b).transpose(1, 2)).mul_(3);
+    };
+  };
+  require_same(written([](const auto& a, const auto& b) { return layout::matmul_rows(a, b, 0.5); },
+                       [](const auto& x) {
+                         return layout::reshape_rows(x, {2, 9, 96});
+                       }),
+               written([](const auto& a, const auto& b) { return at::matmul(a * 0.5, b); },
+                       [](const auto& x) {
+                         return x.reshape({2, 9, 96});
+                       }),
+               {numbers({2, 9, 3, 32}, at::kFloat), numbers({2, 9, 3, 32}, at::kFloat)}, 1e-5);
+}
+
+TEST_CASE("a factor of 0 keeps what is not finite", "[gpu][layout]") {
+  const auto a = numbers({2, 3, 4, 16}, at::kFloat), b = numbers({2, 3, 16, 5}, at::kFloat);
+  a[1][2][3][4] = std::numeric_limits<float>::infinity();
+  CHECK(at::equal(layout::matmul_rows(a, b, 0).isnan(), at::matmul(a * 0.0, b).isnan()));
 }
 
 TEST_CASE("attention composed of products of parts", "[gpu][layout]") {

@@ -4,8 +4,10 @@
 #include <ATen/Functions.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
+#include <ATen/WrapDimUtils.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <set>
 #include <utility>
 
 #include "ops/layout/row_copy.hpp"
@@ -122,6 +124,15 @@ class SelectedRows : public torch::autograd::Function<SelectedRows> {
   }
 };
 
+// Rolls of one dimension follow each other: they have no common parts.
+bool are_distinct(at::IntArrayRef dims, int64_t rank) {
+  std::set<int64_t> distinct;
+  for (const int64_t dim : dims) {
+    distinct.insert(at::maybe_wrap_dim(dim, rank));
+  }
+  return distinct.size() == dims.size();
+}
+
 bool is_recorded(const at::Tensor& x) {
   return at::GradMode::is_enabled() && x.requires_grad();
 }
@@ -143,12 +154,12 @@ at::Tensor reshape_rows(const at::Tensor& x, at::IntArrayRef shape) {
   if (at::detail::computeStride(x.sizes(), x.strides(), sizes)) {
     return x.view(sizes);
   }
-  return contiguous_rows(x).view(sizes);
+  return at::_unsafe_view(contiguous_rows(x), sizes);
 }
 
 at::Tensor roll_rows(const at::Tensor& x, at::IntArrayRef shifts, at::IntArrayRef dims) {
-  const bool is_own =
-      runs_own_code(x) && x.numel() > 0 && shifts.size() == dims.size() && !dims.empty();
+  const bool is_own = runs_own_code(x) && x.numel() > 0 && shifts.size() == dims.size() &&
+                      !dims.empty() && are_distinct(dims, x.dim());
   if (!is_own) {
     return at::roll(x, shifts, dims);
   }

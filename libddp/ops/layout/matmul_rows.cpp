@@ -2,6 +2,8 @@
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <cmath>
+
 #include "ops/layout/layout.hpp"
 #include "ops/layout/row_copy.hpp"
 #include "ops/tensor_launch.hpp"
@@ -42,9 +44,12 @@ class MatmulRows : public torch::autograd::Function<MatmulRows> {
                             double scale) {
     const auto left = as_matrices(a), right = as_matrices(b);
     ctx->save_for_backward({left, right});
-    ctx->saved_data["batches"] = a.sizes().slice(0, a.dim() - 2).vec();
+    auto sizes = a.sizes().slice(0, a.dim() - 2).vec();
+    ctx->saved_data["batches"] = sizes;
     ctx->saved_data["scale"] = scale;
-    return scaled_product(left, right, scale).unflatten(0, a.sizes().slice(0, a.dim() - 2));
+    sizes.insert(sizes.end(), {a.size(-2), b.size(-1)});
+    // Autograd lets nobody write a view that is a function's result.
+    return at::_unsafe_view(scaled_product(left, right, scale), sizes);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
@@ -85,7 +90,9 @@ bool fits(const at::Tensor& a, const at::Tensor& b) {
 }  // namespace
 
 at::Tensor matmul_rows(const at::Tensor& a, const at::Tensor& b, double scale) {
-  if (fits(a, b) && (scale != 1 || needs_copy(a) || needs_copy(b))) {
+  // A factor of 0 would hide what is not finite.
+  const bool is_own = fits(a, b) && std::isnormal(scale);
+  if (is_own && (scale != 1 || needs_copy(a) || needs_copy(b))) {
     return MatmulRows::apply(a, b, scale);
   }
   return at::matmul(scale == 1 ? a : a * scale, b);

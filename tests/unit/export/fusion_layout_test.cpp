@@ -306,7 +306,15 @@ TEST_CASE("a factor stays in front of a product", "[export]") {
     scaled = net.with("mul.Tensor", x, 0.5);
     net.relu(x, true);
     net.returns(net.add(net.matmul(scaled, y), x));
-    products = 0;
+  }
+  SECTION("if the value is written later") {
+    scaled = net.with("mul.Tensor", x, 0.5);
+    const auto product = net.matmul(scaled, y);
+    net.returns(net.add(product, net.relu(x, true)));
+  }
+  SECTION("if the value is one of the caller's") {
+    scaled = net.with("mul.Tensor", "x", 0.5);
+    net.returns(net.add(net.matmul(scaled, y), x));
   }
   auto program = ddp::detail::read_program(net.program().dump());
   CHECK(ddp::detail::fuse(program)["matmul"] == products);

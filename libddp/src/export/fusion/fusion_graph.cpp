@@ -78,10 +78,14 @@ bool meet(const std::set<std::size_t>& a, const std::set<std::size_t>& b) {
 }  // namespace
 
 FusionGraph::FusionGraph(Graph& graph, const GraphMemory& memory)
-    : graph_(graph),
-      memory_(memory),
-      values_(uses_of(graph)),
-      removed_(graph.nodes.size(), false) {}
+    : graph_(graph), memory_(memory), values_(uses_of(graph)), removed_(graph.nodes.size(), false) {
+  for (const auto* arguments : {&graph.inputs, &graph.outputs}) {
+    for (const auto& argument : *arguments) {
+      visit_names(argument,
+                  [&](const std::string& name) { outside_.insert(memory.of(name).group); });
+    }
+  }
+}
 
 std::optional<std::size_t> FusionGraph::source(const Argument* value) const {
   const auto* name = value ? value->name() : nullptr;
@@ -206,13 +210,7 @@ bool FusionGraph::is_written_later(const std::string& value) const {
 }
 
 bool FusionGraph::is_shared_outside(const std::string& value) const {
-  std::set<std::string> names;
-  for (const auto* arguments : {&graph_.inputs, &graph_.outputs}) {
-    for (const auto& argument : *arguments) {
-      visit_names(argument, [&](const std::string& name) { names.insert(name); });
-    }
-  }
-  return groups_of(memory_, names).contains(memory_.of(value).group);
+  return outside_.contains(memory_.of(value).group);
 }
 
 bool FusionGraph::replace(const std::vector<std::size_t>& matched, FusedCall call) {

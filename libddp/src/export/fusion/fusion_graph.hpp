@@ -86,6 +86,7 @@ class FusionGraph {
   Graph& graph_;
   const GraphMemory& memory_;
   std::map<std::string, ValueUses> values_;
+  std::set<std::size_t> outside_;  // memory of the graph's inputs and results, in groups
   std::vector<bool> removed_;
   std::map<std::string, int> counts_;
 };

@@ -105,10 +105,12 @@ bool fuse_matmul(FusionGraph& graph, std::size_t i) {
   c10::IValue factor = 1;
   if (const auto mul = graph.private_call(a, "mul.Tensor")) {
     const auto* other = graph.at(*mul).input("other");
+    const auto* unscaled = graph.at(*mul).input("self");
     const bool is_factor = other != nullptr && !std::isnan(number_of(other, 1));
-    if (is_factor && is_value(graph.at(*mul).input("self"))) {
+    // The backward reads what is multiplied, now without the factor.
+    if (is_factor && is_value(unscaled) && keeps_values(graph, *unscaled)) {
       factor = *other->constant();
-      a = graph.at(*mul).input("self");
+      a = unscaled;
       nodes = {*mul, i};
     }
   }
