@@ -146,6 +146,16 @@ TEST_CASE("results of copies and products may be written", "[gpu][layout]") {
                {numbers({2, 9, 3, 32}, at::kFloat), numbers({2, 9, 3, 32}, at::kFloat)}, 1e-5);
 }
 
+TEST_CASE("parts of negated and conjugated views keep their signs", "[gpu][layout]") {
+  const auto complex =
+      at::complex(numbers({3, 4, 32}, at::kFloat), numbers({3, 4, 32}, at::kFloat));
+  const auto conjugate = complex.requires_grad_().conj();
+  for (const auto& whole : {conjugate, at::imag(conjugate)}) {
+    const auto parts = layout::select_rows(whole, 0, 3);
+    CHECK(at::equal(parts[1].resolve_conj(), whole.select(0, 1).resolve_conj()));
+  }
+}
+
 TEST_CASE("a factor of 0 keeps what is not finite", "[gpu][layout]") {
   const auto a = numbers({2, 3, 4, 16}, at::kFloat), b = numbers({2, 3, 16, 5}, at::kFloat);
   a[1][2][3][4] = std::numeric_limits<float>::infinity();

@@ -167,7 +167,8 @@ at::Tensor roll_rows(const at::Tensor& x, at::IntArrayRef shifts, at::IntArrayRe
 }
 
 std::vector<at::Tensor> select_rows(const at::Tensor& x, int64_t dim, int64_t count) {
-  if (x.size(dim) >= count && runs_own_code(x) && is_recorded(x)) {
+  const bool is_plain = !x.is_conj() && !x.is_neg();  // an alias would lose that
+  if (is_plain && x.size(dim) >= count && runs_own_code(x) && is_recorded(x)) {
     return SelectedRows::apply(x, dim < 0 ? dim + x.dim() : dim, count);
   }
   if (x.size(dim) == count) {
