@@ -39,7 +39,8 @@ at::Tensor sums_over_pixels(const at::Tensor& a, const at::Tensor& b, bool means
 }
 
 at::Tensor in_layout_of_images(const at::Tensor& grad) {
-  return grad.defined() ? aligned(grad.contiguous(at::MemoryFormat::ChannelsLast)) : grad;
+  return grad.defined() ? aligned(grad.resolve_neg().contiguous(at::MemoryFormat::ChannelsLast))
+                        : grad;
 }
 
 // Three outputs: means, x and the scale's slot. The slot's gradient is not a gradient but the scale
@@ -64,7 +65,7 @@ class ChannelMeansFunction : public torch::autograd::Function<ChannelMeansFuncti
     const auto& any = grad_x.defined() ? grad_x : grad_means;
     const c10::cuda::CUDAGuard device(any.device());
     const auto grad = in_layout_of_images(grad_x);
-    const auto addend = grad_means.defined() ? dense(grad_means) : grad_means;
+    const auto addend = grad_means.defined() ? dense(grad_means.resolve_neg()) : grad_means;
     const auto factor = scale.defined() ? dense(scale) : scale;
     const auto sizes = ctx->saved_data["sizes"].toIntVector();
     const auto shape = shape_of(sizes, any.scalar_type());
@@ -137,7 +138,7 @@ class ScaleSamples : public torch::autograd::Function<ScaleSamples> {
     check_differentiated_once("scale_samples");
     const auto strides = ctx->saved_data["strides"].toIntVector();
     auto grad = grads[0];
-    if (grad.strides() != at::IntArrayRef(strides) || !is_aligned(grad)) {
+    if (grad.strides() != at::IntArrayRef(strides) || !is_aligned(grad) || grad.is_neg()) {
       grad = at::empty_strided(grad.sizes(), strides, grad.options()).copy_(grad);
     }
     return {scaled_samples(grad, ctx->get_saved_variables()[0]), at::Tensor()};
@@ -151,8 +152,8 @@ bool fits_sample_kernel(const at::Tensor& x, const at::Tensor& scale) {
          (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && x.dim() > 1 &&
          x.numel() > 0 && x.numel() / x.size(0) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
          x.is_non_overlapping_and_dense() && x.stride(0) == x.numel() / x.size(0) &&
-         is_aligned(x) && scale.dim() == x.dim() && scale.size(0) == x.size(0) &&
-         scale.numel() == x.size(0) && scale.scalar_type() == dtype &&
+         is_aligned(x) && !x.is_neg() && !scale.is_neg() && scale.dim() == x.dim() &&
+         scale.size(0) == x.size(0) && scale.numel() == x.size(0) && scale.scalar_type() == dtype &&
          scale.device() == x.device() && !scale.requires_grad();
 }
 
@@ -168,7 +169,7 @@ bool fits_channel_kernels(const at::Tensor& x) {
   return runs_own_code(x) &&
          (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && x.dim() == 4 &&
          x.numel() > 0 && x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
-         x.is_contiguous(at::MemoryFormat::ChannelsLast) && is_aligned(x);
+         x.is_contiguous(at::MemoryFormat::ChannelsLast) && is_aligned(x) && !x.is_neg();
 }
 
 ChannelMeans channel_means(const at::Tensor& x) {
@@ -184,7 +185,7 @@ at::Tensor scale_channels(const ChannelMeans& of, const at::Tensor& scale) {
   // Else autograd of ATen's op finishes the gradient of of.x, and the slot gets none.
   const bool fits = slot.defined() && scale.sizes() == slot.sizes() &&
                     scale.scalar_type() == slot.scalar_type() && scale.device() == slot.device() &&
-                    scale.is_contiguous() && is_aligned(scale);
+                    scale.is_contiguous() && is_aligned(scale) && !scale.is_neg();
   return fits ? ScaleChannels::apply(of.x, scale, slot) : of.x * scale;
 }
 

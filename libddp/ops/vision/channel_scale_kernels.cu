@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     scales[j] = 1;
-    added[j] = 0;
+    added[j] = -0.0F;  // keeps the sign of a zero
   }
   if (scale != nullptr) {
     load_vector8(scale + of_channels, scales);

@@ -48,7 +48,9 @@ at::Tensor blocks_behind_one_another(const at::Tensor& x, int64_t first, int64_t
   order.push_back(first_fastest ? of_second : of_first);
   order.push_back(first_fastest ? of_first : of_second);
   order.push_back(std::ssize(split) - 1);
-  return ops::detail::reshape_rows(x.reshape(split).permute(order), shape);
+  // Blocks that follow each other in memory already would be a view, and cat makes a copy.
+  const auto joined = ops::detail::reshape_rows(x.reshape(split).permute(order), shape);
+  return joined.is_alias_of(x) ? joined.clone(at::MemoryFormat::Contiguous) : joined;
 }
 
 }  // namespace
@@ -68,7 +70,9 @@ void roll(Stack& stack) {
 
 void pad_nothing(Stack& stack) {
   const auto x = stack[0].toTensor();
-  stack = {x.is_cuda() ? x : at::constant_pad_nd(x, integers_at(stack[1]))};
+  // The pad of a value with gaps has none, which a later view may need.
+  const bool is_alike = x.is_cuda() && x.is_non_overlapping_and_dense();
+  stack = {is_alike ? x : at::constant_pad_nd(x, integers_at(stack[1]))};
 }
 
 void matmul(Stack& stack) {
