@@ -32,6 +32,12 @@ inline bool runs_own_kernels(const at::Tensor& tensor, at::ScalarType dtype) {
   return (dtype == at::kBFloat16 || dtype == at::kHalf) && runs_own_code(tensor);
 }
 
+/// The same for its own dtype, of kernels that also have float32.
+inline bool runs_own_float_kernels(const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  return (dtype == at::kFloat && runs_own_code(tensor)) || runs_own_kernels(tensor, dtype);
+}
+
 /// Whether a product with `tensor` is a strict float32 product of the library's gemm().
 inline bool runs_float32_products(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat && runs_own_code(tensor) &&

@@ -137,13 +137,14 @@ bool is_recorded(const at::Tensor& x) {
   return at::GradMode::is_enabled() && x.requires_grad();
 }
 
+at::Tensor copied_by_rows(const at::Tensor& x) {
+  return is_recorded(x) ? ContiguousRows::apply(x) : contiguous_copy(x);
+}
+
 }  // namespace
 
 at::Tensor contiguous_rows(const at::Tensor& x) {
-  if (!has_rows(x)) {
-    return x.contiguous();
-  }
-  return is_recorded(x) ? ContiguousRows::apply(x) : contiguous_copy(x);
+  return has_rows(x) ? copied_by_rows(x) : x.contiguous();
 }
 
 at::Tensor reshape_rows(const at::Tensor& x, at::IntArrayRef shape) {
@@ -154,7 +155,7 @@ at::Tensor reshape_rows(const at::Tensor& x, at::IntArrayRef shape) {
   if (at::detail::computeStride(x.sizes(), x.strides(), sizes)) {
     return x.view(sizes);
   }
-  return at::_unsafe_view(contiguous_rows(x), sizes);
+  return at::_unsafe_view(copied_by_rows(x), sizes);
 }
 
 at::Tensor roll_rows(const at::Tensor& x, at::IntArrayRef shifts, at::IntArrayRef dims) {

@@ -79,11 +79,9 @@ bool needs_copy(const at::Tensor& x) {
 // Under autocast at::matmul() converts other dtypes.
 bool fits(const at::Tensor& a, const at::Tensor& b) {
   const auto type = a.scalar_type();
-  const bool is_own = (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) &&
-                      runs_own_code(a) && compute_dtype(a, type) == type;
-  return is_own && b.device() == a.device() && b.scalar_type() == type && a.dim() > 2 &&
-         b.dim() == a.dim() && a.numel() > 0 && b.numel() > 0 &&
-         a.sizes().slice(0, a.dim() - 2) == b.sizes().slice(0, a.dim() - 2) &&
+  return runs_own_float_kernels(a) && compute_dtype(a, type) == type && b.device() == a.device() &&
+         b.scalar_type() == type && a.dim() > 2 && b.dim() == a.dim() && a.numel() > 0 &&
+         b.numel() > 0 && a.sizes().slice(0, a.dim() - 2) == b.sizes().slice(0, a.dim() - 2) &&
          a.size(-1) == b.size(-2);
 }
 

@@ -147,14 +147,13 @@ class ScaleSamples : public torch::autograd::Function<ScaleSamples> {
 
 bool fits_sample_kernel(const at::Tensor& x, const at::Tensor& scale) {
   constexpr int64_t kMaxVectors = int64_t{1} << 30;  // of 8 values
-  const auto dtype = x.scalar_type();
-  return runs_own_code(x) &&
-         (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && x.dim() > 1 &&
-         x.numel() > 0 && x.numel() / x.size(0) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
+  return runs_own_float_kernels(x) && x.dim() > 1 && x.numel() > 0 &&
+         x.numel() / x.size(0) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
          x.is_non_overlapping_and_dense() && x.stride(0) == x.numel() / x.size(0) &&
          is_aligned(x) && !x.is_neg() && !scale.is_neg() && scale.dim() == x.dim() &&
-         scale.size(0) == x.size(0) && scale.numel() == x.size(0) && scale.scalar_type() == dtype &&
-         scale.device() == x.device() && !scale.requires_grad();
+         scale.size(0) == x.size(0) && scale.numel() == x.size(0) &&
+         scale.scalar_type() == x.scalar_type() && scale.device() == x.device() &&
+         !scale.requires_grad();
 }
 
 }  // namespace
@@ -165,11 +164,9 @@ at::Tensor scale_samples(const at::Tensor& x, const at::Tensor& scale) {
 
 bool fits_channel_kernels(const at::Tensor& x) {
   constexpr int64_t kMaxVectors = int64_t{1} << 30;  // of 8 channels
-  const auto dtype = x.scalar_type();
-  return runs_own_code(x) &&
-         (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) && x.dim() == 4 &&
-         x.numel() > 0 && x.size(1) % 8 == 0 && x.numel() / 8 < kMaxVectors &&
-         x.is_contiguous(at::MemoryFormat::ChannelsLast) && is_aligned(x) && !x.is_neg();
+  return runs_own_float_kernels(x) && x.dim() == 4 && x.numel() > 0 && x.size(1) % 8 == 0 &&
+         x.numel() / 8 < kMaxVectors && x.is_contiguous(at::MemoryFormat::ChannelsLast) &&
+         is_aligned(x) && !x.is_neg();
 }
 
 ChannelMeans channel_means(const at::Tensor& x) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <vector>
 
@@ -39,17 +38,12 @@ struct Part {
   int64_t dim, start, end;
 };
 std::optional<Part> part_of(const FusionGraph& graph, const Argument* value) {
-  constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
-  const auto slice = graph.private_call(value, "slice.Tensor");
-  if (!slice) {
+  const auto node = graph.private_source(value);
+  const auto slice = node ? slice_of(graph.at(*node)) : std::nullopt;
+  if (!slice || slice->step != 1) {
     return std::nullopt;
   }
-  const auto& node = graph.at(*slice);
-  if (!is_value(node.input("self")) || integer_of(node.input("step"), 1) != 1) {
-    return std::nullopt;
-  }
-  return Part{*slice, *node.input("self"), integer_of(node.input("dim"), 0),
-              integer_of(node.input("start"), 0), integer_of(node.input("end"), kEnd)};
+  return Part{*node, slice->x, slice->dim, slice->start, slice->end};
 }
 
 // cat([-x[half:], x[:half]], -1)
@@ -70,7 +64,7 @@ std::optional<RotatedHalf> rotated_half(const FusionGraph& graph, const Argument
   const auto first = part_of(graph, &parts->list()->back());
   if (!first || !second || !is_same_value(&first->x, &second->x) || first->dim != second->dim ||
       first->start != 0 || first->end <= 0 || second->start != first->end ||
-      second->end != std::numeric_limits<int64_t>::max()) {
+      second->end != Slice::kEnd) {
     return std::nullopt;
   }
   return RotatedHalf{{first->node, second->node, *neg, *cat}, first->x, first->dim, second->start};

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -46,9 +45,8 @@ struct Rows {
 
 // x[:], as torch.export writes the first index of x[:, 0].
 bool is_whole_slice(const Node& node) {
-  constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
-  return is_call_of(node, "slice.Tensor") && integer_of(node.input("start"), 0) == 0 &&
-         integer_of(node.input("end"), kEnd) == kEnd && integer_of(node.input("step"), 1) == 1;
+  const auto slice = slice_of(node);
+  return slice && slice->start == 0 && slice->end == Slice::kEnd && slice->step == 1;
 }
 
 // The arguments of which the operator reads only one row for a row of its result. Empty: it may

@@ -25,6 +25,7 @@ void pooled_linear(Stack& stack);             ///< x, weight, bias
 /// scale's slot.
 void channel_means(Stack& stack);
 void scale_channels(Stack& stack);  ///< that second result, scale, whether the scale comes first
+void scale_samples(Stack& stack);   ///< x, scale, whether the scale is the first factor
 
 // A layer is five arguments: input, weight, bias or None, whether the weight is [in, out], and the
 // sizes of its result or None. Without a weight the input is the layer's result.
@@ -50,12 +51,11 @@ void swiglu(Stack& stack);  ///< gate, up, whether silu(gate) is the first facto
 /// x, cos, sin, dimension of which x is cut, where it is cut
 void apply_rotary(Stack& stack);
 
-void scale_samples(Stack& stack);  ///< x, scale, whether the scale is the first factor
-void reshape(Stack& stack);        ///< x, shape
-void contiguous(Stack& stack);     ///< x
-void roll(Stack& stack);           ///< x, shifts, dims
-void pad_nothing(Stack& stack);    ///< x, pad: zeros
-void matmul(Stack& stack);         ///< a, b, factor of a
+void reshape(Stack& stack);      ///< x, shape
+void contiguous(Stack& stack);   ///< x
+void roll(Stack& stack);         ///< x, shifts, dims
+void pad_nothing(Stack& stack);  ///< x, pad: zeros
+void matmul(Stack& stack);       ///< a, b, factor of a
 /// x, the dimensions of its pixels that are halved, whether those of the first follow each other
 void space_to_depth(Stack& stack);
 

@@ -54,11 +54,6 @@ bool depends_on_strides(const Node& node) {
          is_call_of(node, "flatten.using_ints") || is_call_of(node, "contiguous.default");
 }
 
-bool makes_single_pixels(const Node& node) {
-  return is_call_of(node, "adaptive_avg_pool2d.default") &&
-         integers_of(node.input("output_size"), 2, kNoInteger) == Integers{1, 1};
-}
-
 std::vector<const Graph*> graphs_of(const Node& node) {
   std::vector<const Graph*> graphs;
   for (const auto& input : node.inputs) {
@@ -192,7 +187,7 @@ class MemoryAnalysis {
               .results = add_results(node, scope),
               .written = values_of(all_written_arguments(node), scope),
               .depends_on_strides = depends_on_strides(node) && !is_flat_pixel(node, scope)};
-    if (makes_single_pixels(node)) {
+    if (pools_to_one_pixel(node)) {
       single_pixels_.insert(step.results.begin(), step.results.end());
     }
     if (draws(node)) {

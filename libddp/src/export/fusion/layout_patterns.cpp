@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -75,22 +74,21 @@ bool keeps_values(const FusionGraph& graph, const Argument& value) {
 // A pad of zeros all round is a copy. Without it the value and its copy share memory.
 bool fuse_pad(FusionGraph& graph, std::size_t i) {
   const auto& node = graph.at(i);
-  const bool is_pad = is_call_of(node, "pad.default") && is_list_of_integers(node.input("pad")) &&
-                      is_value(node.input("self"));
-  if (!is_pad || graph.private_source(&node.outputs[0]) != i ||
-      !keeps_values(graph, node.outputs[0]) || !keeps_values(graph, *node.input("self"))) {
+  const auto* pads = is_call_of(node, "pad.default") ? node.input("pad") : nullptr;
+  if (!is_list_of_integers(pads) || !is_value(node.input("self")) ||
+      graph.private_source(&node.outputs[0]) != i || !keeps_values(graph, node.outputs[0]) ||
+      !keeps_values(graph, *node.input("self"))) {
     return false;
   }
-  const auto& pads = *node.input("pad")->list();
-  const bool pads_nothing = std::all_of(pads.begin(), pads.end(), [](const Argument& pad) {
-    return integer_of(&pad, kNoInteger) == 0;
-  });
+  const bool pads_nothing =
+      std::all_of(pads->list()->begin(), pads->list()->end(),
+                  [](const Argument& pad) { return integer_of(&pad, kNoInteger) == 0; });
   if (!pads_nothing) {
     return false;
   }
   return graph.replace({i}, {.name = "pad",
                              .function = fused::pad_nothing,
-                             .inputs = {{"self", *node.input("self")}, {"pad", *node.input("pad")}},
+                             .inputs = {{"self", *node.input("self")}, {"pad", *pads}},
                              .changes_strides = true});
 }
 
@@ -126,22 +124,14 @@ bool fuse_matmul(FusionGraph& graph, std::size_t i) {
 // x[:, start::2] along one dimension, by a node whose result has one reader.
 struct EverySecond {
   std::size_t node;
-  Argument x;
-  int64_t dim, start;
+  Slice slice;
 };
 std::optional<EverySecond> every_second(const FusionGraph& graph, const Argument* value) {
-  constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
-  const auto slice = graph.private_call(value, "slice.Tensor");
-  if (!slice || !is_value(graph.at(*slice).input("self"))) {
-    return std::nullopt;
-  }
-  const auto& node = graph.at(*slice);
-  const EverySecond found = {*slice, *node.input("self"), integer_of(node.input("dim"), 0),
-                             integer_of(node.input("start"), 0)};
-  const bool fits = integer_of(node.input("end"), kEnd) == kEnd &&
-                    integer_of(node.input("step"), 1) == 2 && found.dim >= 0 &&
-                    (found.start == 0 || found.start == 1);
-  return fits ? std::optional(found) : std::nullopt;
+  const auto node = graph.private_source(value);
+  const auto slice = node ? slice_of(graph.at(*node)) : std::nullopt;
+  const bool fits = slice && slice->end == Slice::kEnd && slice->step == 2 && slice->dim >= 0 &&
+                    (slice->start == 0 || slice->start == 1);
+  return fits ? std::optional(EverySecond{*node, *slice}) : std::nullopt;
 }
 
 // The four pixels of each block of 2 x 2 behind one another, as Swin merges patches: slices of x
@@ -153,26 +143,25 @@ bool fuse_space_to_depth(FusionGraph& graph, std::size_t i) {
       integer_of(node.input("dim"), 0) != -1) {
     return false;
   }
-  std::vector<EverySecond> first, second;
+  std::vector<Slice> first, second;
   std::vector<std::size_t> nodes;
   for (const auto& part : *parts->list()) {
     const auto outer = every_second(graph, &part);
-    const auto inner = outer ? every_second(graph, &outer->x) : std::nullopt;
-    if (!inner || inner->dim == outer->dim) {
+    const auto inner = outer ? every_second(graph, &outer->slice.x) : std::nullopt;
+    if (!inner || inner->slice.dim == outer->slice.dim) {
       return false;
     }
-    first.push_back(*inner);
-    second.push_back(*outer);
+    first.push_back(inner->slice);
+    second.push_back(outer->slice);
     nodes.insert(nodes.end(), {inner->node, outer->node});
   }
   nodes.push_back(i);
   const bool first_fastest = first[1].start == 1;
-  for (int64_t part = 0; part < 4; ++part) {
-    const auto &a = first[static_cast<std::size_t>(part)],
-               &b = second[static_cast<std::size_t>(part)];
+  for (std::size_t part = 0; part < 4; ++part) {
+    const int64_t fast = part % 2, slow = part / 2;
+    const auto &a = first[part], &b = second[part];
     if (!is_same_value(&a.x, &first[0].x) || a.dim != first[0].dim || b.dim != second[0].dim ||
-        a.start != (first_fastest ? part % 2 : part / 2) ||
-        b.start != (first_fastest ? part / 2 : part % 2)) {
+        a.start != (first_fastest ? fast : slow) || b.start != (first_fastest ? slow : fast)) {
       return false;
     }
   }

@@ -77,6 +77,20 @@ std::optional<bool> truth_of(const Argument* argument, bool otherwise) {
   return constant && constant->isBool() ? std::optional(constant->toBool()) : std::nullopt;
 }
 
+std::optional<Slice> slice_of(const Node& node) {
+  if (!is_call_of(node, "slice.Tensor") || !is_value(node.input("self"))) {
+    return std::nullopt;
+  }
+  return Slice{*node.input("self"), integer_of(node.input("dim"), 0),
+               integer_of(node.input("start"), 0), integer_of(node.input("end"), Slice::kEnd),
+               integer_of(node.input("step"), 1)};
+}
+
+bool pools_to_one_pixel(const Node& node) {
+  return is_call_of(node, "adaptive_avg_pool2d.default") &&
+         integers_of(node.input("output_size"), 2, kNoInteger) == Integers{1, 1};
+}
+
 bool is_plain_sum(const Node& node) {
   return (is_call_of(node, "add.Tensor") || is_call_of(node, "add_.Tensor")) &&
          has_values(node, {"self", "other"}) && integer_of(node.input("alpha"), 1) == 1;

@@ -40,6 +40,19 @@ double number_of(const Argument* argument, double otherwise);
 /// `otherwise` for a missing argument. Empty for one that is no constant bool.
 std::optional<bool> truth_of(const Argument* argument, bool otherwise);
 
+/// What a slice takes of its value. A negative number counts from the end, kNoInteger is unknown.
+struct Slice {
+  static constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
+
+  Argument x;
+  int64_t dim = 0, start = 0, end = kEnd, step = 1;
+};
+/// Empty for a node that is no slice of a value of the graph.
+std::optional<Slice> slice_of(const Node& node);
+
+/// Whether the node averages images to one pixel, by adaptive_avg_pool2d.
+bool pools_to_one_pixel(const Node& node);
+
 /// aten.add of two values of the graph, without a factor, also in place.
 bool is_plain_sum(const Node& node);
 /// p of aten.dropout, 0 outside training. Empty for other nodes.

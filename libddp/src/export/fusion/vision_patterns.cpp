@@ -184,10 +184,8 @@ bool fuse_head(FusionGraph& graph, std::size_t linear) {
       integer_of(graph.at(*flatten).input("end_dim"), -1) != -1) {
     return false;
   }
-  const auto pool =
-      graph.private_call(graph.at(*flatten).input("self"), "adaptive_avg_pool2d.default");
-  if (!pool || !is_value(graph.at(*pool).input("self")) ||
-      integers_of(graph.at(*pool).input("output_size"), 2, 0) != Integers{1, 1}) {
+  const auto pool = graph.private_source(graph.at(*flatten).input("self"));
+  if (!pool || !pools_to_one_pixel(graph.at(*pool)) || !is_value(graph.at(*pool).input("self"))) {
     return false;
   }
   return graph.replace({*pool, *flatten, linear}, {.name = "pooled_linear",
@@ -198,12 +196,10 @@ bool fuse_head(FusionGraph& graph, std::size_t linear) {
 }
 
 bool is_global_pool(const Node& node) {
-  if (is_call_of(node, "mean.dim")) {
-    return integers_of(node.input("dim"), 2, kNoInteger) == Integers{2, 3} &&
-           truth_of(node.input("keepdim"), false) == true && is_none(node.input("dtype"));
-  }
-  return is_call_of(node, "adaptive_avg_pool2d.default") &&
-         integers_of(node.input("output_size"), 2, 0) == Integers{1, 1};
+  return pools_to_one_pixel(node) ||
+         (is_call_of(node, "mean.dim") &&
+          integers_of(node.input("dim"), 2, kNoInteger) == Integers{2, 3} &&
+          truth_of(node.input("keepdim"), false) == true && is_none(node.input("dtype")));
 }
 
 bool makes_gate(const Node& node) {
@@ -211,33 +207,44 @@ bool makes_gate(const Node& node) {
          is_call_of(node, "hardsigmoid.default") || is_call_of(node, "hardsigmoid_.default");
 }
 
+// A product of two values, of which either may be the other's scale.
+struct Scaling {
+  Argument x, scale;
+  bool scale_first;
+
+  std::vector<NamedArgument> arguments() const {
+    return {{"x", x}, {"scale", scale}, {"scale_first", {c10::IValue(scale_first)}}};
+  }
+};
+std::vector<Scaling> scalings(const Node& node) {
+  if (!is_call_of(node, "mul.Tensor") || !has_values(node, {"self", "other"})) {
+    return {};
+  }
+  const auto &self = *node.input("self"), &other = *node.input("other");
+  return {{other, self, true}, {self, other, false}};
+}
+
 // Squeeze and excitation: x times a gate. The other reader of x is a global pool in front of the
 // product. Both nodes keep their places, so on the CPU nothing changes.
 bool fuse_channel_scale(FusionGraph& graph, std::size_t product) {
-  const auto& node = graph.at(product);
-  if (!is_call_of(node, "mul.Tensor") || !has_values(node, {"self", "other"})) {
-    return false;
-  }
-  for (const bool scale_first : {true, false}) {
-    const auto scale = *node.input(scale_first ? "self" : "other");
-    const auto x = *node.input(scale_first ? "other" : "self");
-    const auto gate = graph.source(&scale);
+  for (const auto& scaling : scalings(graph.at(product))) {
+    const auto& x = scaling.x;
+    const auto gate = graph.source(&scaling.scale);
     const auto readers = graph.all_readers(&x);
     if (!gate || !makes_gate(graph.at(*gate)) || readers.size() != 2 ||
         !is_global_pool(graph.at(readers[0])) || graph.is_written_later(x.name()->name)) {
       continue;
     }
     const bool by_mean = is_call_of(graph.at(readers[0]), "mean.dim");
-    const FusedCall scaling = {
-        .name = "scale_channels",
-        .function = fused::scale_channels,
-        .inputs = {{"x", x}, {"scale", scale}, {"scale_first", {c10::IValue(scale_first)}}},
-        .changes_strides = true};
     const FusedCall pooling = {.name = "channel_means",
                                .function = fused::channel_means,
                                .inputs = {{"x", x}, {"by_mean", {c10::IValue(by_mean)}}},
                                .passes_on = x.name()->name};
-    return graph.replace({product}, scaling) && graph.replace({readers[0]}, pooling);
+    return graph.replace({product}, {.name = "scale_channels",
+                                     .function = fused::scale_channels,
+                                     .inputs = scaling.arguments(),
+                                     .changes_strides = true}) &&
+           graph.replace({readers[0]}, pooling);
   }
   return false;
 }
@@ -250,24 +257,15 @@ bool is_drawn(const FusionGraph& graph, const Argument* value) {
 
 // Stochastic depth as torchvision and timm write it: x times drawn numbers over a probability.
 bool fuse_sample_scale(FusionGraph& graph, std::size_t product) {
-  const auto& node = graph.at(product);
-  if (!is_call_of(node, "mul.Tensor") || !has_values(node, {"self", "other"})) {
-    return false;
-  }
-  for (const bool scale_first : {false, true}) {
-    const auto scale = *node.input(scale_first ? "self" : "other");
-    const auto x = *node.input(scale_first ? "other" : "self");
-    const auto division = graph.source(&scale);
-    const bool is_scale = division && !graph.is_number(x) &&
-                          (is_call_of(graph.at(*division), "div_.Tensor") ||
-                           is_call_of(graph.at(*division), "div.Tensor")) &&
-                          is_drawn(graph, graph.at(*division).input("self"));
-    if (is_scale) {
-      const FusedCall scaling = {
-          .name = "scale_samples",
-          .function = fused::scale_samples,
-          .inputs = {{"x", x}, {"scale", scale}, {"scale_first", {c10::IValue(scale_first)}}}};
-      return graph.replace({product}, scaling);
+  for (const auto& scaling : scalings(graph.at(product))) {
+    const auto division = graph.source(&scaling.scale);
+    if (division && !graph.is_number(scaling.x) &&
+        (is_call_of(graph.at(*division), "div_.Tensor") ||
+         is_call_of(graph.at(*division), "div.Tensor")) &&
+        is_drawn(graph, graph.at(*division).input("self"))) {
+      return graph.replace({product}, {.name = "scale_samples",
+                                       .function = fused::scale_samples,
+                                       .inputs = scaling.arguments()});
     }
   }
   return false;
